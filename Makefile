@@ -31,17 +31,17 @@ help:  ## list the targets
 	@touch $@
 
 setup: .venv/.ready  ## make the virtual environment and fetch the real parts
-	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m deploy.standalone.debian_packages
 
 demo: .venv/.ready  ## a wedged worker is seen, freed, requeued and finished, by real parts (under 90 s)
-	@$(BIN)/python -m deploy.demo
+	@$(BIN)/python -m testbed.demo
 
 test: .venv/.ready  ## the tests that a change needs first, through real Prometheus, Docker and PostgreSQL (under 10 min)
-	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not slow and not nightly" $(PYTEST_ARGS)
 
 teeth: .venv/.ready  ## plant thousands of faults: which does no test catch? MUTATION_ARGS="--rules FILE" for one rule file
-	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
 check: .venv/.ready  ## style, types, import contracts, rules, configuration
@@ -52,7 +52,7 @@ check: .venv/.ready  ## style, types, import contracts, rules, configuration
 	@$(BIN)/python -m dashboards.render --check
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check
-	@$(BIN)/python -m deploy.check $(CHECK_ARGS)
+	@$(BIN)/python -m testbed.check_release $(CHECK_ARGS)
 
 # The import contract names the pure modules, a mark their tests.
 coverage: .venv/.ready  ## the pure modules' tests, which test every branch of these
@@ -68,7 +68,7 @@ covered:
 	@nice -n 19 $(MAKE) --no-print-directory --output-sync=target coverage
 
 tested:
-	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not nightly and not pure" --no-skips --junit-xml=.work/tests.xml $(PYTEST_ARGS)
 
 # A test of what ships runs the rules' own tests: they are not run here before it.
@@ -78,7 +78,7 @@ ci: .venv/.ready  ## what CI runs: the checks, coverage of the pure modules, all
 
 nightly: .venv/.ready  ## everything: the checks, every test, the planted faults (under 90 min)
 	@$(MAKE) --no-print-directory check coverage COVERAGE_ARGS="--hypothesis-profile=nightly"
-	@$(BIN)/python -m deploy.parts
+	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not pure" --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
 	@$(BIN)/python -m tools.mutation
 
@@ -86,7 +86,7 @@ bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
 
 up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
-	@$(BIN)/python -m deploy.up --data .work/up $(UP_ARGS)
+	@$(BIN)/python -m deploy.standalone.up --data .work/up $(UP_ARGS)
 
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --all-extras --strip-extras --allow-unsafe --no-header \

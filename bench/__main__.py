@@ -19,8 +19,8 @@ from bench import chain, corpus, exporter, queue, remediator, rules, scrape, ste
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, say, table
-from deploy.chain import CHECKOUT, ChainError
-from deploy.parts import PartMissing
+from deploy.standalone.debian_packages import PartMissing
+from deploy.standalone.stack import CHECKOUT, ChainError
 from gpuwarden import logs
 from gpuwarden.errors import GpuwardenError
 

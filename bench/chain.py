@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress, until
-from deploy.chain import Plan
-from deploy.config import Pace
-from deploy.demo.body import Script
-from deploy.engine import Engine, NoEngine, docker_engine
-from deploy.fleet import Habits
-from deploy.simulator import Slot
-from deploy.stage import FAST, Stage, stage
-from gpuwarden import statefile
+from deploy.standalone.config_files import Pace
+from deploy.standalone.stack import Plan
+from gpuwarden import state_file
 from gpuwarden.job import HEARTBEAT_S, STALL_TIMEOUT_S, State
 from remediator.plan import Outcome
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine, NoEngine, docker_engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import FAST, Stage, stage
+from testbed.workers import Habits
 
 SAMPLE_S: Final = 1.0  # the exporter's default
 SILENCE_S: Final = 3.0
@@ -131,7 +131,7 @@ def _play(work: Path, engine: Engine | NoEngine, *, begun: int, rounds: int) -> 
 
 def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
     job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=silence_s)
-    path = scene.chain.directory / WORKER / f"{WORKER}{statefile.JOB_SUFFIX}"
+    path = scene.chain.directory / WORKER / f"{WORKER}{state_file.JOB_SUFFIX}"
     last_beat_at = 0.0
 
     def mended() -> bool:
@@ -157,7 +157,7 @@ def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
 def _beat_at(path: Path, job_id: int) -> float:
     """When the job's first attempt last beat, Unix time; 0 before it did, and for what is not its file."""
     try:
-        found = statefile.parse_job(path.read_text(encoding="utf-8"))
+        found = state_file.parse_job(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return 0.0
     return found.beat.unix_s if (found.job_id, found.attempt) == (job_id, 1) and found.beat else 0.0

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from bench.crowd import crowd
 from bench.figures import Figure, Place, figure, progress, took_ms, until
-from deploy.chain import Chain, Plan
-from exporter.rendering import Renderer
+from deploy.standalone.stack import Chain, Plan
+from exporter.collectors.registry import SnapshotCollector
+from exporter.http.exposition import Renderer
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
-from exporter.scrape import SnapshotCollector
-from exporter.sources import simulated
-from exporter.thresholds import Thresholds
+from exporter.sources.gpu import simulated
 
 COUNTS: Final = (10, 100, 500)
 LOOKS: Final = 15

@@ -20,9 +20,9 @@ from typing import Final, TypeVar
 from bench.corpus import live, scenario
 from bench.corpus.judge import OURS, PEOPLE, Fired, JudgeError, Played, play
 from bench.figures import BenchError, Figure, Place, figure, progress
-from deploy import parts
-from deploy.chain import CHECKOUT
-from deploy.check import TESTS_GLOB
+from deploy.standalone import debian_packages
+from deploy.standalone.stack import CHECKOUT
+from testbed.check_release import TESTS_GLOB
 
 _T = TypeVar("_T")
 
@@ -39,7 +39,10 @@ def measure(place: Place) -> Iterator[Figure]:
         PartMissing: one of them cannot be had.
     """
     tests = sorted(CHECKOUT.glob(TESTS_GLOB))
-    both = {_version(each): each for each in (parts.find("promtool"), parts.find_newer("promtool", "promtool"))}
+    both = {
+        _version(each): each
+        for each in (debian_packages.find("promtool"), debian_packages.find_newer("promtool", "promtool"))
+    }
     for version, promtool in both.items():
         progress(f"versions, {len(tests)} files of tests on {version}")
         started_s = time.monotonic()
@@ -104,7 +107,7 @@ def _fired(fired: Fired) -> str:
 
 def _live(place: Place, otherwise: list[str]) -> Iterator[Figure]:
     """The live scenarios by the newer Prometheus, each by one of its own and all at the same time."""
-    program = parts.find_newer("prometheus", "prometheus")
+    program = debian_packages.find_newer("prometheus", "prometheus")
     version = _version(program)
     scenarios = _judged(partial(scenario.read, live.LIVE))
     progress(f"versions, {len(scenarios)} live scenarios on {version}")
@@ -141,7 +144,7 @@ def _run(promtool: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             [promtool, *arguments],
-            env=parts.env_for_parts(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
+            env=debian_packages.env_for_parts(), capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as late:
         raise BenchError(

@@ -8,7 +8,7 @@ from typing import Any, Final
 import httpx
 
 from bench.figures import BenchError, Figure, Place, figure, progress, took_ms, until
-from deploy.chain import Chain, Plan
+from deploy.standalone.stack import Chain, Plan
 
 POSTS: Final = 200
 LARGE: Final = 500

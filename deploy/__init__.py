@@ -1,1 +1,1 @@
-"""The rooms the programs are set up in: real parts found or unpacked, a Docker engine, a worker image."""
+"""Templates for a host, and `standalone`: the whole chain on one host."""

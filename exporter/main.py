@@ -16,25 +16,28 @@ import structlog
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 from pydantic import ValidationError
 
-from exporter.answered import AnsweredFile
+from exporter.collectors.registry import SnapshotCollector
 from exporter.doorkeeper import Doorkeeper
-from exporter.paused import PausedFile, Pauses
-from exporter.readings import NUMBERED, WITH_NODES, GpuReadings
+from exporter.http.server import Pages, server
+from exporter.model.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
-from exporter.scrape import SnapshotCollector
-from exporter.servers import Servers
 from exporter.settings import Settings, unknown_variables
-from exporter.sources import drm, kubelet, nvidia_host, nvml_library, simulated
-from exporter.sources.driver_parent import Apart
-from exporter.sources.driver_process import Driver
-from exporter.sources.engines import Engines, Sought
-from exporter.sources.listener import Listener
-from exporter.sources.pods import LOGS, Api, Pods
-from exporter.sources.probes import Prober
+from exporter.sources.containers import kubelet
+from exporter.sources.containers.discovery import Engines, Sought
+from exporter.sources.containers.kubernetes import LOGS, Api, Pods
+from exporter.sources.containers.poller import Listener
+from exporter.sources.containers.systemd import Units
+from exporter.sources.gpu import simulated
+from exporter.sources.gpu.drm import gpus as drm
+from exporter.sources.gpu.isolated.process import Driver
+from exporter.sources.gpu.isolated.supervisor import Apart
+from exporter.sources.gpu.nvml import library, presence
+from exporter.sources.process_io import allow_files
+from exporter.sources.servers.http_probe import Prober
+from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
-from exporter.sources.units import Units
-from exporter.sources.work import allow_files
-from exporter.web import Pages, server
+from exporter.state.answered_servers import AnsweredFile
+from exporter.state.pauses import PausedFile, Pauses
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.reporter import host_key
@@ -101,7 +104,7 @@ def serve(settings: Settings) -> None:
         units=Units(settings.systemd_unit),
         tasks=Tasks(settings.task_dir) if settings.task_dir else None,
         drivers={name: each.driver for name, each in sources.items() if each.driver is not None},
-        nvidia=nvidia_host.NvidiaHost(),
+        nvidia=presence.NvidiaHost(),
         met=engines.met,
         pauses=Pauses(PausedFile(settings.state_dir)) if settings.state_dir else None,
     )
@@ -162,7 +165,7 @@ def sought_by(settings: Settings) -> dict[str, Sought]:
 
 def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
     # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
-    from exporter.sources.containers import EngineContainers  # noqa: PLC0415
+    from exporter.sources.containers.docker import EngineContainers  # noqa: PLC0415
 
     return EngineContainers(base_url, settings.dir, kind=kind)
 
@@ -216,14 +219,14 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     because = "--nvml off"
     if settings.nvml != "off":
         try:
-            nvml_library.load()
-        except nvml_library.LibraryMissingError as error:
+            library.load()
+        except library.LibraryMissingError as error:
             if settings.nvml == "on":
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=nvml_library.LIBRARY)
-            driver = Apart(nvml_library.DRIVER, answer_s=settings.nvml_answer_s)
+            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=library.LIBRARY)
+            driver = Apart(library.DRIVER, answer_s=settings.nvml_answer_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 

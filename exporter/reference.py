@@ -12,12 +12,12 @@ from prometheus_client.core import Metric
 
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family
+from exporter.collectors.registry import SNAPSHOT_FRESH_S, SnapshotCollector
 from exporter.collectors.thresholds import GAUGES
-from exporter.patience import STAYS_MIN, STEPS_MIN
-from exporter.readings import GpuReadings, Snapshot, WorkerReadings
-from exporter.scrape import SNAPSHOT_FRESH_S, SnapshotCollector
+from exporter.model.readings import GpuReadings, Snapshot, WorkerReadings
+from exporter.model.thresholds import Thresholds
+from exporter.model.timeouts import STAYS_MIN, STEPS_MIN
 from exporter.settings import Settings
-from exporter.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.settings import table, write_pages
 

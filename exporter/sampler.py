@@ -14,11 +14,21 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from exporter import apart, evidence
-from exporter.evidence import ContainerHistory, CpuHistory, DeathHistory, GpuHistory, GpuUse, RamUse, WorkUse
-from exporter.lost import Losses, LossHistory
-from exporter.paused import Pauses
-from exporter.readings import (
+from exporter.evidence import container_history, process_ownership
+from exporter.evidence.container_history import (
+    ContainerHistory,
+    CpuHistory,
+    DeathHistory,
+    GpuHistory,
+    GpuUse,
+    RamUse,
+    WorkUse,
+)
+from exporter.evidence.gpu_loss import Losses, LossHistory
+from exporter.evidence.unread_gpu_metrics import UnwatchedHistory
+from exporter.evidence.vram_budgets import may_be_ranked
+from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.model.readings import (
     NUMBERED,
     WITH_NODES,
     Container,
@@ -34,21 +44,19 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
-from exporter.returning import ReturnHistory
-from exporter.servers import Servers
+from exporter.model.thresholds import Thresholds
 from exporter.sources import processes, workers
-from exporter.sources.cgroups import Places, Unlisted
-from exporter.sources.listener import Listing, NoListingError
-from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources.containers.cgroups import Places, Unlisted
+from exporter.sources.containers.poller import Listing, NoListingError
+from exporter.sources.containers.systemd import Units
+from exporter.sources.gpu.nvml.presence import NvidiaHost
+from exporter.sources.process_io import Work
+from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
-from exporter.sources.units import Units
-from exporter.sources.work import Work
-from exporter.tenancy import may_be_ranked
-from exporter.thresholds import Thresholds
-from exporter.unwatched import UnwatchedHistory
+from exporter.state.pauses import Pauses
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.statefile import Stamp
+from gpuwarden.state_file import Stamp
 
 log: Final = structlog.get_logger("exporter")
 
@@ -211,7 +219,7 @@ class Sampler:
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         # What is not told of now may be told of again, and is then still on the GPUs that it was on.
         silent = {kind for kind, listing in listings.items() if listing is None}
-        silent |= evidence.OUTSIDE if found_workers is None else frozenset()
+        silent |= container_history.OUTSIDE if found_workers is None else frozenset()
         self._histories = {
             incarnation: history
             for incarnation, history in self._histories.items()
@@ -228,7 +236,7 @@ class Sampler:
             for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
-        self._listed = self._listed.union({*listings, *evidence.OUTSIDE} - silent)
+        self._listed = self._listed.union({*listings, *container_history.OUTSIDE} - silent)
         if self._pauses is not None:
             keep = self._pauses.keep
             self._ask("paused", lambda: keep(found, now_s=now.boottime_s), health)
@@ -250,7 +258,7 @@ class Sampler:
             containers=found,
             sources=tuple(health),
             thresholds=self._thresholds,
-            ended=tuple(evidence.without_figures(each) for each in ended.values()),
+            ended=tuple(container_history.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
@@ -481,7 +489,7 @@ class Sampler:
             or history.wants_work(use, now_s=now_s, lost=self._losses.named)
             or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
         )
-        work = self._work_of(container, pids, now_s) if wanted else evidence.AS_IT_WAS
+        work = self._work_of(container, pids, now_s) if wanted else container_history.AS_IT_WAS
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=self._losses.named, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
@@ -490,7 +498,7 @@ class Sampler:
             return found, _NONE_APART
         own = {
             each.worker: each.history.observe(
-                container, each.use, _ram_of(each.pids), evidence.work_of(work, each.pids), now_s=now_s
+                container, each.use, _ram_of(each.pids), container_history.work_of(work, each.pids), now_s=now_s
             )
             for each in members
         }
@@ -501,7 +509,7 @@ class Sampler:
 
     def _count_unknown(self, found: ContainerEvidence) -> None:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
-            if unknown is not None and unknown.reason != evidence.NO_GPU:
+            if unknown is not None and unknown.reason != container_history.NO_GPU:
                 self._unknown[found.container.name, what, unknown.reason] += 1
 
     def _members(
@@ -517,7 +525,7 @@ class Sampler:
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
         first = container.pid if container.kind in BEGINNING_TOLD else None
-        own = apart.own(pids, processes.born(pids), workers, first=first)
+        own = process_ownership.own(pids, processes.born(pids), workers, first=first)
         members = []
         for each in sharing:
             name, pid = each.worker.worker, each.pid
@@ -527,7 +535,7 @@ class Sampler:
             if key not in self._apart_histories:
                 self._apart_histories[key] = self._new_history(container)
             self._told_apart.add(key)
-            use = evidence.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
+            use = container_history.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
         return members
 
@@ -535,7 +543,7 @@ class Sampler:
         """What processes in no container have of each GPU; nothing where any container's processes are not known."""
         if gpus is None or not self._all_placed:
             return ()
-        return tuple(evidence.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
+        return tuple(container_history.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
 
     def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
         """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
@@ -621,7 +629,7 @@ class Sampler:
             key = sighting.worker.worker, sighting.worker.incarnation
             place = places.get(sighting.container_id or "")
             if place is not None and place.paused:  # its time starts anew when the container goes on
-                self._unknown[place.name, "death", evidence.PAUSED.reason] += 1
+                self._unknown[place.name, "death", container_history.PAUSED.reason] += 1
                 continue
             histories[key] = self._deaths.get(key) or DeathHistory(self._thresholds)
             dead_s[sighting.worker.worker] = histories[key].observe(
@@ -635,7 +643,9 @@ class Sampler:
         by_id = {container.id: container for container in running.values()}
         histories: dict[tuple[int, int], CpuHistory] = {}
         workers_found = () if found is None else found.workers
-        stores = {each.pid for each in workers_found if each.job is not None and each.job.phase in evidence.STORES}
+        stores = {
+            each.pid for each in workers_found if each.job is not None and each.job.phase in container_history.STORES
+        }
         still_s: dict[int, float] = {}
         for sighting in workers_found:
             pid = sighting.pid
@@ -644,7 +654,7 @@ class Sampler:
             place = by_id.get(sighting.container_id or "")
             name = place.name if place else sighting.worker.worker
             if place is not None and place.paused:
-                self._unknown[name, "cpu", evidence.PAUSED.reason] += 1
+                self._unknown[name, "cpu", container_history.PAUSED.reason] += 1
                 continue
             if pid is None:
                 self._unknown[name, "cpu", "pid_unknown"] += 1
@@ -698,7 +708,7 @@ class Sampler:
             job = sighting.job
             if job is not None:
                 place = snapshot.container_of(sighting)
-                because = evidence.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
+                because = container_history.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:
@@ -713,7 +723,7 @@ class Sampler:
         dead_after_s = self._thresholds.dead_after_s
         for sighting in found.workers:
             job, still_s = sighting.job, snapshot.cpu_still_of(sighting)
-            if job and evidence.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
+            if job and container_history.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from exporter.patience import Patience
-from exporter.thresholds import Thresholds
+from exporter.model.thresholds import Thresholds
+from exporter.model.timeouts import Patience
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 

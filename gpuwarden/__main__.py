@@ -2,6 +2,6 @@
 
 import sys
 
-from gpuwarden.cli import main
+from gpuwarden.cli.main import main
 
 sys.exit(main())

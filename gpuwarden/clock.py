@@ -4,7 +4,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from gpuwarden.statefile import Stamp
+from gpuwarden.state_file import Stamp
 
 
 @cache

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Final, Self
 from uuid import uuid4
 
-from gpuwarden import clock, statefile
+from gpuwarden import clock, state_file
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
-from gpuwarden.pace import Pace, Stays, Steps
-from gpuwarden.statefile import JobFile, LongStep, WorkerFile
+from gpuwarden.state_file import JobFile, LongStep, WorkerFile
+from gpuwarden.step_timing import Pace, Stays, Steps
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
 STEP_WRITE_S: Final = 1.0
@@ -65,8 +65,8 @@ def host_key(directory: Path) -> str:
     """
     path = directory / "host"
     try:
-        return statefile.check_name(path.read_text(encoding="utf-8").strip(), what="host")
-    except (OSError, UnicodeDecodeError, statefile.StateFileError) as error:
+        return state_file.check_name(path.read_text(encoding="utf-8").strip(), what="host")
+    except (OSError, UnicodeDecodeError, state_file.StateFileError) as error:
         raise HostKeyError(
             f"no host key at {path} ({error}): write this host's name there, and mount the file into its containers"
         ) from None
@@ -92,8 +92,8 @@ class Reporter:
         subdirectory: str | None = None,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
-        statefile.check_name(worker)
-        self.folder = directory / statefile.check_name(subdirectory or worker, what="subdirectory")
+        state_file.check_name(worker)
+        self.folder = directory / state_file.check_name(subdirectory or worker, what="subdirectory")
         self.incarnation = uuid4().hex
         self.write_errors = 0
         self._heartbeat_s = heartbeat_s
@@ -131,8 +131,8 @@ class Reporter:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_fd = self._take_lock()
-            self._path(statefile.JOB_SUFFIX).unlink(missing_ok=True)
-            self._replace(statefile.WORKER_SUFFIX, statefile.render(self._worker))
+            self._path(state_file.JOB_SUFFIX).unlink(missing_ok=True)
+            self._replace(state_file.WORKER_SUFFIX, state_file.render(self._worker))
         except OSError as error:
             self._let_go()
             raise StateFolderError(
@@ -284,7 +284,7 @@ class Reporter:
         """The attempt is over and settled: its file goes."""
         with self._changing:
             self._job = None
-            self._remove(statefile.JOB_SUFFIX)
+            self._remove(state_file.JOB_SUFFIX)
         self.loop_seen()
 
     def close(self) -> None:
@@ -298,7 +298,7 @@ class Reporter:
         if self._thread.is_alive():
             self._thread.join(timeout=2.0)
         self.end_job()
-        self._remove(statefile.WORKER_SUFFIX)
+        self._remove(state_file.WORKER_SUFFIX)
         self._let_go()
 
     def __enter__(self) -> Self:
@@ -308,7 +308,7 @@ class Reporter:
         self.close()
 
     def _take_lock(self) -> int:
-        path = self._path(statefile.LOCK_SUFFIX)
+        path = self._path(state_file.LOCK_SUFFIX)
         held = LockHeldError(
             f"another live process is worker {self._worker.worker!r} (it holds {path}): stop it, or take another name"
         )
@@ -328,13 +328,13 @@ class Reporter:
 
     def _let_go(self) -> None:
         if self._lock_fd is not None:
-            _OPEN.discard((os.getpid(), os.path.realpath(self._path(statefile.LOCK_SUFFIX))))
+            _OPEN.discard((os.getpid(), os.path.realpath(self._path(state_file.LOCK_SUFFIX))))
             os.close(self._lock_fd)
             self._lock_fd = None
 
     def _beat_on(self) -> None:
         while not self._closing.wait(self._heartbeat_s):
-            self._write(statefile.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
+            self._write(state_file.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
     def _goes_on(self, phase: Phase) -> None:
         now_s = time.monotonic()
@@ -356,14 +356,14 @@ class Reporter:
                 longest=_told(pace.longest, awake_ahead_s),
                 stays=_told(self._stays.longest(self._job.phase), awake_ahead_s),
             )
-            self._write(statefile.JOB_SUFFIX, self._job)
+            self._write(state_file.JOB_SUFFIX, self._job)
 
     def _path(self, suffix: str) -> Path:
         return self._base.with_name(self._base.name + suffix)
 
     def _write(self, suffix: str, value: WorkerFile | JobFile) -> None:
         try:
-            self._replace(suffix, statefile.render(value))
+            self._replace(suffix, state_file.render(value))
         except (OSError, ValueError, TypeError):  # the last two: the job gave figures that JSON does not know
             self.write_errors += 1
 
@@ -395,6 +395,6 @@ def _is_patience(given: object) -> bool:
     if isinstance(given, bool | str | bytes | bytearray):
         return False
     try:
-        return 0 < float(given) < statefile.SECONDS_MAX  # type: ignore[arg-type]
+        return 0 < float(given) < state_file.SECONDS_MAX  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return False

@@ -15,7 +15,7 @@
 
     paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() gives the result
 
-and `gpuwarden worker tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
+and `gpuwarden worker tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker.worker`), and nothing more:
 what it does could be written by hand against that. A job may be run twice (its worker may die at any instruction), so a
 function must be able to write its output again.
 """
@@ -30,13 +30,13 @@ from typing import Any, Final, Generic, ParamSpec, Self, TypeVar
 
 import structlog
 
-from gpuwarden.database import NoAnswerError
+from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import kept
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, ResultError, Submission, check_result
+from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import Reporter
-from gpuwarden.stores import default_store
-from gpuwarden.text import kept
 
 log: Final = structlog.get_logger("job")
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
-from gpuwarden.statefile import TEXT_MAX as NAME_MAX
-from gpuwarden.statefile import is_text
+from gpuwarden.state_file import TEXT_MAX as NAME_MAX
+from gpuwarden.state_file import is_text
 from remediator.plan import Subject
 
 ALERTS_MAX: Final = 1000

@@ -6,7 +6,7 @@ import sys
 from pydantic import ValidationError
 
 from gpuwarden.settings import complaints, given
-from remediator.settings import ExecuteSettings, ServeSettings
+from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 
 def command(argv: list[str]) -> int:
@@ -28,11 +28,11 @@ def command(argv: list[str]) -> int:
         return 2
     # Neither loads what the other needs: the web's half takes as long to load as all else of the executor.
     if isinstance(wanted, ServeSettings):
-        from remediator.serving import serve  # noqa: PLC0415
+        from remediator.webhook.serve import serve  # noqa: PLC0415
 
         serve(wanted)
     else:
-        from remediator.executing import execute  # noqa: PLC0415
+        from remediator.executor.main import execute  # noqa: PLC0415
 
         execute(wanted)
     return 0

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal
 
-from gpuwarden.facts import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from gpuwarden.procfs import ProcessId
-from gpuwarden.tally import RunTally
+from gpuwarden.queue.items.tally import RunTally
 
 
 class Subject(StrEnum):

@@ -11,10 +11,10 @@ from typing import Final
 from pydantic_settings import BaseSettings
 
 from gpuwarden.settings import table, write_pages
-from remediator.ledger_metrics import SERIES, Series
-from remediator.queue_metrics import ANSWER_S, COUNT_WAIT_S
-from remediator.queue_metrics import SERIES as QUEUE_SERIES
-from remediator.settings import ExecuteSettings, ServeSettings
+from remediator.metrics.ledger import SERIES, Series
+from remediator.metrics.queue import ANSWER_S, COUNT_WAIT_S
+from remediator.metrics.queue import SERIES as QUEUE_SERIES
+from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
@@ -36,7 +36,7 @@ def settings_page() -> str:
         [
             "# Settings of the remediator",
             "",
-            "<!-- Written by `python -m remediator.reference`; change remediator/settings.py, not this page. -->",
+            "<!-- Written by `python -m remediator.reference`; change remediator/settings/settings.py, not this page. -->",
             "",
             "Two processes share one ledger: `gpuwarden remediator serve` receives alerts, and",
             "`gpuwarden remediator execute` acts on them. Each takes its settings as options or from the environment;",
@@ -54,7 +54,7 @@ def metrics_page() -> str:
         [
             "# Metrics of the remediator",
             "",
-            "<!-- Written by `python -m remediator.reference`; change remediator/ledger_metrics.py, not this page. -->",
+            "<!-- Written by `python -m remediator.reference`; change remediator/metrics/ledger.py, not this page. -->",
             "",
             "What `/metrics` of `gpuwarden remediator serve` publishes, of this host's share of the ledger and of",
             "itself. Unknown is an absent series, never a zero. What comes from the ledger goes on through",
@@ -74,7 +74,7 @@ def queue_page() -> str:
         [
             "# Metrics of the queue",
             "",
-            "<!-- Written by `python -m remediator.reference`; change remediator/queue_metrics.py, not this page. -->",
+            "<!-- Written by `python -m remediator.reference`; change remediator/metrics/queue.py, not this page. -->",
             "",
             "What `/metrics` of `gpuwarden remediator serve` publishes where it is given `--queue`. Unknown is an",
             "absent series, never a zero; what was counted and is none is a 0. Hosts may share a queue, and each then",

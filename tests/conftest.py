@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator, Iterator
 import hypothesis
 import pytest
 
-from deploy.postgres import NoPostgres, Postgres
-from deploy.postgres import postgres as postgres_server
-from gpuwarden.cli import main
+from gpuwarden.cli.main import main
+from testbed.postgres import NoPostgres, Postgres
+from testbed.postgres import postgres as postgres_server
 
 # A slow machine fails no test: times are measured in bench/, never asserted.
 hypothesis.settings.register_profile("day", deadline=None, print_blob=True, max_examples=25)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuwarden.queue import JobStore
-from remediator.ledger import Ledger
+from remediator.ledger.ledger import Ledger
 
 
 @dataclass(frozen=True, kw_only=True)

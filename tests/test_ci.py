@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy import check
+from testbed import check_release
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 MARKS = re.compile(r'pytest.* -m (?:"([^"]*)"|(\w+))')
@@ -46,9 +46,9 @@ def test_a_target_leaves_out_no_test_but_by_these_marks_and_allows_no_skip(targe
 
 
 def test_ci_checks_all_but_what_a_test_does() -> None:
-    (checks,) = (step for step in steps() if "deploy.check" in step)
+    (checks,) = (step for step in steps() if "testbed.check_release" in step)
 
-    assert re.findall(r"--but (\S+)", checks) == [check.rules_pass_their_tests.__name__]
+    assert re.findall(r"--but (\S+)", checks) == [check_release.rules_pass_their_tests.__name__]
 
 
 TOOL = """\
@@ -58,7 +58,7 @@ case "$0 $*" in *"$FAILS"*) echo "$FAILS failed"; exit 1;; esac
 
 
 @pytest.mark.parametrize(
-    "step", ["ruff", "mypy", "deploy.check", "--collect-only", "--cov ", "coverage report", "--no-skips"]
+    "step", ["ruff", "mypy", "testbed.check_release", "--collect-only", "--cov ", "coverage report", "--no-skips"]
 )
 def test_ci_fails_with_each_of_its_steps_and_says_with_which(step: str, tmp_path: Path) -> None:
     tools = tmp_path / ".venv" / "bin"

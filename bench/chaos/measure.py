@@ -7,7 +7,7 @@ from typing import Final
 from bench.chaos.judge import judge
 from bench.chaos.player import play
 from bench.figures import BenchError, Figure, Place, figure, progress
-from deploy.postgres import NoPostgres, postgres
+from testbed.postgres import NoPostgres, postgres
 
 CHAOS_S: Final = 120.0
 

@@ -22,11 +22,11 @@ import psycopg
 
 from bench.chaos.body import LOG_VARIABLE
 from bench.chaos.log import effects_of
-from deploy.chain import CHECKOUT
-from deploy.postgres import Postgres
-from gpuwarden.database import DatabaseError
+from deploy.standalone.stack import CHECKOUT
+from gpuwarden.db.engine import DatabaseError
 from gpuwarden.job import FINAL, JobClass, JobId, State
 from gpuwarden.queue import JobStore, Submission
+from testbed.postgres import Postgres
 
 LEASE_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0

@@ -7,20 +7,20 @@ import sys
 import time
 from typing import Final
 
-from gpuwarden.database import DatabaseError
+from gpuwarden.db.engine import DatabaseError
 from gpuwarden.queue import JobStore
-from remediator.queues import builtin
+from remediator.clients import job_queue_sql
 
 PAUSE_S: Final = 0.3
 
 
 def main(url: str, patience_s: float) -> None:
     """Tend the queue without end; one that does not answer is asked again."""
-    builtin.RENEWAL_S = patience_s  # type: ignore[misc]  # leases of seconds, not of minutes
-    queue: builtin.BuiltinQueue | None = None
+    job_queue_sql.RENEWAL_S = patience_s  # type: ignore[misc]  # leases of seconds, not of minutes
+    queue: job_queue_sql.BuiltinQueue | None = None
     while True:
         try:
-            queue = queue or builtin.BuiltinQueue(JobStore.open(url))
+            queue = queue or job_queue_sql.BuiltinQueue(JobStore.open(url))
             queue.tend(now=queue.now())
         except DatabaseError as error:
             print(f"not answered: {error}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.corpus import scenario
 from bench.corpus.judge import JudgeError, Played, play
 from bench.figures import say
-from deploy.parts import PartMissing
+from deploy.standalone.debian_packages import PartMissing
 
 
 def main(argv: Sequence[str] | None = None) -> int:

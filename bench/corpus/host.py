@@ -15,12 +15,11 @@ from typing import Any, Final, TypeVar
 from prometheus_client.core import Metric
 
 from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, at, gpus_of
-from exporter import answered, apart, evidence, paused
-from exporter.answering import Asking
-from exporter.apart import Born
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
-from exporter.evidence import (
+from exporter.collectors.registry import SnapshotCollector
+from exporter.evidence import container_history, process_ownership
+from exporter.evidence.container_history import (
     WORK_WINDOW_S,
     WORKED_S,
     ContainerHistory,
@@ -30,10 +29,11 @@ from exporter.evidence import (
     RamUse,
     WorkUse,
 )
-from exporter.kept import KeptError
-from exporter.lost import LossHistory
-from exporter.paused import Pauses, Spans
-from exporter.readings import (
+from exporter.evidence.gpu_loss import LossHistory
+from exporter.evidence.process_ownership import Born
+from exporter.evidence.server_health import Asking
+from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.model.readings import (
     NUMBERED,
     UNTOLD,
     Container,
@@ -54,15 +54,16 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
-from exporter.returning import ReturnHistory
-from exporter.scrape import SnapshotCollector
-from exporter.sources import samples
-from exporter.sources.samples import Cursor, Listed
-from exporter.thresholds import Thresholds
+from exporter.model.thresholds import Thresholds
+from exporter.sources.gpu.nvml import process_samples
+from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
+from exporter.state import answered_servers, pauses
+from exporter.state.file import KeptError
+from exporter.state.pauses import Pauses, Spans
 from gpuwarden.job import HEARTBEAT_S, Phase
-from gpuwarden.pace import Pace, Stays, Steps
-from gpuwarden.statefile import JobFile, LongStep, Stamp, WorkerFile
-from gpuwarden.tally import RunTally, WorkerTally
+from gpuwarden.queue.items.tally import RunTally, WorkerTally
+from gpuwarden.state_file import JobFile, LongStep, Stamp, WorkerFile
+from gpuwarden.step_timing import Pace, Stays, Steps
 from remediator.plan import Limits
 
 MIB: Final = 2**20
@@ -465,7 +466,7 @@ class Host:
                 )
             )  # fmt: skip
             if place.incarnation not in running:
-                ended[key] = evidence.without_figures(replace(place, pid=0))
+                ended[key] = container_history.without_figures(replace(place, pid=0))
             if place.paused or (life.runs and "cpu" in life.doing.unread):
                 self._cpu.pop(life.pid, None)
             elif life.runs:
@@ -474,7 +475,7 @@ class Host:
                 use = CpuUse(
                     start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
                 )
-                stores = life.job is not None and life.job.phase in evidence.STORES
+                stores = life.job is not None and life.job.phase in container_history.STORES
                 cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
             else:
                 death = self._deaths.setdefault(life.program.name, DeathHistory(self._thresholds))
@@ -563,7 +564,7 @@ class Host:
         )
 
     def _cut(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
-        """A GPU in MIG mode, as `exporter.sources.nvml` tells it: who does what there its instances tell, if any."""
+        """A GPU in MIG mode, as `exporter.sources.gpu.nvml.gpus` tells it: who does what there its instances tell, if any."""
         used_mib = sum(
             self._used_mib(each, [life for life in self.lives if life.runs and each in life.program.gpus])
             for each in parts
@@ -584,7 +585,7 @@ class Host:
         return Gpu(
             uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
             memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
-            processes=None if state == "unlisted" else samples.measured(listed, None, Cursor()), attribution=UNTOLD,
+            processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()), attribution=UNTOLD,
             mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),
         )  # fmt: skip
 
@@ -666,17 +667,17 @@ class Host:
                 self._thresholds, before, found=self._snapshot is None
             )
         use = history.use(container, pids, gpus)
-        work = evidence.AS_IT_WAS
+        work = container_history.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
         looks = [(history, use), *((each.history, each.use) for each in members)]
         if wanted := _wanted(looks, now.boottime_s, lost):
             work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
-            work = evidence.NOT_LOOKED_AT
+            work = container_history.NOT_LOOKED_AT
         for each in members:
             own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
             self._apart[each.worker] = each.history.observe(
-                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), evidence.work_of(work, each.pids),
+                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), container_history.work_of(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
         found = history.observe(
@@ -715,12 +716,12 @@ class Host:
             return []
         born = {pid: each for life in inside for pid, each in life.born.items()}
         members = []
-        for name, pids in apart.own(born.keys(), born, workers, first=container.pid).items():
+        for name, pids in process_ownership.own(born.keys(), born, workers, first=container.pid).items():
             key = (container.incarnation, name, workers[name])
             own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
                 self._thresholds, found=self._snapshot is None
             )
-            use = evidence.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+            use = container_history.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=own, pids=pids, use=use))
         return members
 
@@ -740,7 +741,7 @@ class Host:
             self._askings[key] = asking
             if asking.answered and key not in self._answered:
                 self._answered.add(key)
-                self._answered_file = answered.render(self._answered, now=now)
+                self._answered_file = answered_servers.render(self._answered, now=now)
             yield ServerEvidence(
                 container=running[key],
                 probe=Probe(kind="http", silence_s=life.program.silence_s, port=80, target="/"),
@@ -751,7 +752,7 @@ class Host:
 
     def _kept(self, now: Stamp) -> tuple[str, ...]:
         try:
-            return answered.parse(self._answered_file, now=now)
+            return answered_servers.parse(self._answered_file, now=now)
         except KeptError:
             return ()
 
@@ -770,12 +771,12 @@ class _PausedFile:
         self._content = b""
 
     def read(self) -> Mapping[str, Spans]:
-        """What is kept, as `exporter.paused` reads it."""
-        return paused.parse(self._content, now=self.now) if self._content else {}
+        """What is kept, as `exporter.state.pauses` reads it."""
+        return pauses.parse(self._content, now=self.now) if self._content else {}
 
     def write(self, told: Mapping[str, Spans]) -> None:
         """Replace it."""
-        self._content = paused.render(told, now=self.now)
+        self._content = pauses.render(told, now=self.now)
 
 
 @dataclass(frozen=True, kw_only=True)

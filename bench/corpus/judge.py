@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from bench.corpus.host import Key, identities, series, tally
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
-from deploy import parts
-from deploy.check import CHECKOUT, RULES_GLOB
+from deploy.standalone import debian_packages
 from gpuwarden.job import Trip
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
 from remediator.remedies import wrangle
+from testbed.check_release import CHECKOUT, RULES_GLOB
 
 POLICIES: Final = Path(__file__).with_name("policies.rules.yaml")
 POLICY_NAMES: Final = ("timeout", "heartbeat", "no step", "idle", "timeout or idle")
@@ -182,7 +182,7 @@ def play(
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         began_s: dict[int, dict[str, float]] = {}
         files = list(_written(Path(folder), scenarios, rules, metrics(rules), began_s))
-        said = _said(promtool or parts.find("promtool"), files, folder)
+        said = _said(promtool or debian_packages.find("promtool"), files, folder)
     if broken := _BROKEN.search(said):
         raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
     answers = _ANSWER.findall(said)
@@ -205,7 +205,7 @@ def _said(promtool: Path, files: Sequence[Path], folder: str) -> str:
     try:
         return subprocess.run(
             [promtool, "test", "rules", *files],
-            env={**parts.env_for_parts(), "GOGC": "400", "GOMAXPROCS": "2", "TMPDIR": folder},
+            env={**debian_packages.env_for_parts(), "GOGC": "400", "GOMAXPROCS": "2", "TMPDIR": folder},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S, check=False,
         ).stdout  # fmt: skip
     except subprocess.TimeoutExpired as late:

@@ -23,9 +23,9 @@ import httpx
 from bench.corpus.host import Host
 from bench.corpus.judge import JudgeError, Played, accuses, metrics
 from bench.corpus.scenario import Scenario
-from deploy import parts
-from deploy.check import CHECKOUT, RULES_GLOB
-from exporter.rendering import TEXT
+from deploy.standalone import debian_packages
+from exporter.http.exposition import TEXT
+from testbed.check_release import CHECKOUT, RULES_GLOB
 
 LIVE: Final = Path(__file__).with_name("live")
 """The scenarios that are played so."""
@@ -51,7 +51,9 @@ def play(
     rules = sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else list(rules)
     targets = _Targets(scenario, metrics(rules))
     with targets.served() as address:
-        prometheus = _Prometheus(program or parts.find("prometheus"), folder, scenario, rules, address, targets.names)
+        prometheus = _Prometheus(
+            program or debian_packages.find("prometheus"), folder, scenario, rules, address, targets.names
+        )
         try:
             prometheus.start()
             began_s = targets.begin()
@@ -178,7 +180,7 @@ class _Prometheus:
 
     def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=parts.env_for_parts(), stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command, env=debian_packages.env_for_parts(), stdout=log, stderr=log)
         until_s = time.monotonic() + UP_S
         while not self._is_ready():
             if time.monotonic() > until_s or self._process.poll() is not None:

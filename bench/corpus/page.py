@@ -25,9 +25,9 @@ from bench.corpus.scenario import (
     Doing,
     Process,
 )
-from deploy.check import CHECKOUT
-from exporter.readings import THROTTLE_REASONS
+from exporter.model.readings import THROTTLE_REASONS
 from gpuwarden.job import JobClass, Phase, Trip
+from testbed.check_release import CHECKOUT
 
 PAGE: Final = CHECKOUT / "docs" / "corpus.md"
 BEGIN: Final = "<!-- Below: written by `python -m bench.corpus.page`. -->"

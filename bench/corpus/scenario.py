@@ -31,7 +31,7 @@ from typing import Any, Final, TypeVar
 
 import yaml
 
-from exporter.readings import THROTTLE_REASONS
+from exporter.model.readings import THROTTLE_REASONS
 from gpuwarden.job import STALL_TIMEOUT_S, JobClass, Phase, Trip
 
 SCENARIOS: Final = Path(__file__).with_name("scenarios")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import BenchError, until
-from exporter.sources.nvml_pcie import FIELDS
+from exporter.sources.gpu.nvml.pcie import FIELDS
 from gpuwarden import cgroup
 from tests.nvml.driver import Card, Driver, Sample
 

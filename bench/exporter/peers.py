@@ -18,7 +18,7 @@ from typing import Final
 from bench.exporter.host import MARK, Crowd
 from bench.exporter.subject import Subject, free_port
 from bench.figures import BenchError, until
-from deploy import parts
+from deploy.standalone import debian_packages
 from gpuwarden import procfs
 
 READY_S: Final = 60.0
@@ -105,8 +105,8 @@ def process_groups(listing: str, container_id: str) -> str:
 
 def _debian(program: str) -> str:
     try:
-        return shutil.which(program) or str(parts.unpack(program, [program]) / "usr/bin" / program)
-    except parts.PartMissing as missing:
+        return shutil.which(program) or str(debian_packages.unpack(program, [program]) / "usr/bin" / program)
+    except debian_packages.PartMissing as missing:
         raise PeerMissing(str(missing)) from None
 
 

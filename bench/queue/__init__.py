@@ -14,7 +14,7 @@ from bench.figures import BenchError, Figure, Place, progress
 from bench.queue import depth, rates, sqlite, wake
 from bench.queue.ours import Ours
 from bench.queue.worker import Worker, libpq
-from deploy.postgres import NoPostgres, Postgres, postgres
+from testbed.postgres import NoPostgres, Postgres, postgres
 
 PEERS: Final = {"procrastinate": "Procrastinate", "pgqueuer": "Pgqueuer"}
 DURABLE: Final = ("fsync", "synchronous_commit", "full_page_writes")

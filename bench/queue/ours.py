@@ -1,4 +1,4 @@
-"""Ours: `JobStore`, as `gpuwarden.worker` and the remediator use it."""
+"""Ours: `JobStore`, as `gpuwarden.worker.worker` and the remediator use it."""
 
 import sqlite3
 from contextlib import closing
@@ -6,11 +6,11 @@ from typing import ClassVar, Final, Self
 
 from bench.figures import BenchError
 from bench.queue.worker import QUEUE_NAME, Chore, Worker, execute
-from gpuwarden.database import Changes
+from gpuwarden.db.engine import Changes
 from gpuwarden.job import Trip
 from gpuwarden.queue import Job, JobStore, Submission
-from gpuwarden.schema import JOBS, METADATA
-from gpuwarden.worker import IDLE_WAIT_S
+from gpuwarden.queue.schema import JOBS, METADATA
+from gpuwarden.worker.worker import IDLE_WAIT_S
 
 ATTEMPTS_MAX: Final = 2**31 - 1  # a job is given back as often as the time allows
 COLUMNS: Final = ", ".join(column.name for column in JOBS.columns if not column.primary_key)

@@ -20,9 +20,9 @@ from bench.figures import BenchError, Figure, Place, figure, progress, took_ms, 
 from bench.remediator import peer, storm
 from bench.remediator.openloop import Answered, at_rate, flat_out, request
 from bench.webhook import ALERT
-from deploy.chain import Chain, Plan
-from deploy.postgres import NoPostgres, Postgres, postgres
-from remediator.ledger import Ledger
+from deploy.standalone.stack import Chain, Plan
+from remediator.ledger.ledger import Ledger
+from testbed.postgres import NoPostgres, Postgres, postgres
 
 HOST: Final = "bench"
 SYNCS: Final = 200

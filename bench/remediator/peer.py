@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import until
-from deploy import parts
+from deploy.standalone import debian_packages
 
 PATH: Final = "/hooks/nothing"
 
@@ -23,8 +23,8 @@ PATH: Final = "/hooks/nothing"
 def running(folder: Path) -> Iterator[int | str]:
     """Its port while it runs; else why it does not."""
     try:
-        program = shutil.which("webhook") or str(parts.unpack("webhook", ["webhook"]) / "usr/bin/webhook")
-    except parts.PartMissing as missing:
+        program = shutil.which("webhook") or str(debian_packages.unpack("webhook", ["webhook"]) / "usr/bin/webhook")
+    except debian_packages.PartMissing as missing:
         yield str(missing)
         return
     script, hooks = folder / "nothing.sh", folder / "hooks.json"

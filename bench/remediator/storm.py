@@ -17,11 +17,11 @@ from typing import Final
 from bench.figures import BenchError, Figure, figure, progress
 from bench.remediator.openloop import Answered
 from bench.webhook import ALERT
-from deploy.chain import Chain
+from deploy.standalone.stack import Chain
 from gpuwarden.job import Trip
-from remediator.ledger import Ledger
+from remediator.ledger.ledger import Ledger
 from remediator.plan import Begin, Close, Wait
-from remediator.safety import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, Safeguards
 
 ALERTS_A_CALL: Final = 50
 THREADS: Final = 4

@@ -24,8 +24,8 @@ import httpx
 
 from bench.figures import BenchError, Figure, Place, figure, progress, until
 from bench.rules.fleet import WORKERS, Kind
-from deploy import parts
-from deploy.shipped import rules
+from deploy.standalone import debian_packages
+from deploy.standalone.package_data import rules
 from exporter.sources import processes
 from gpuwarden import __version__, procfs
 
@@ -257,9 +257,9 @@ def _prometheus(
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         with (work / "log").open("wb") as log:
-            command = [str(parts.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={data}",
+            command = [str(debian_packages.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={data}",
                        f"--web.listen-address=127.0.0.1:{port}", "--log.format=json"]  # fmt: skip
-            server = subprocess.Popen(command, env=parts.env_for_parts(), stdout=log, stderr=log)
+            server = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=log, stderr=log)
         with httpx.Client(timeout=60, trust_env=False) as http:
             prometheus = _Prometheus(url=f"http://127.0.0.1:{port}", pid=server.pid, http=http)
             until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready ({work / 'log'} says why not)")
@@ -304,8 +304,8 @@ def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> No
             series = f"gpuwarden_exporter_info{{{its},{labels}}} 1 "
             lines.writelines(f"{series}{at_s}\n" for at_s in range(now_s - HISTORY_S, now_s - every_s, every_s))
         lines.write("# EOF\n")
-    command = [str(parts.find("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
-    made = subprocess.run(command, env=parts.env_for_parts(), capture_output=True, text=True, check=False)
+    command = [str(debian_packages.find("promtool")), "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
+    made = subprocess.run(command, env=debian_packages.env_for_parts(), capture_output=True, text=True, check=False)
     text.unlink()
     if made.returncode:
         raise BenchError(f"promtool makes no block of the history: {made.stderr.strip()}")

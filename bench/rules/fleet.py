@@ -18,11 +18,11 @@ from typing import Final, Literal
 from bench.corpus import scenario
 from bench.corpus.host import Host, remediator
 from exporter.collectors import COLLECTORS
-from exporter.readings import GpuFigures, Snapshot
-from exporter.rendering import Renderer
-from exporter.scrape import SnapshotCollector
-from exporter.sources.nvml_pcie import FIELDS
-from exporter.thresholds import Thresholds
+from exporter.collectors.registry import SnapshotCollector
+from exporter.http.exposition import Renderer
+from exporter.model.readings import GpuFigures, Snapshot
+from exporter.model.thresholds import Thresholds
+from exporter.sources.gpu.nvml.pcie import FIELDS
 from gpuwarden import clock
 
 Kind = Literal["workers", "gangs", "tenants"]

@@ -10,7 +10,7 @@ import time
 from typing import cast
 
 from bench.rules.fleet import Fleet, Kind
-from exporter.rendering import TEXT
+from exporter.http.exposition import TEXT
 
 
 class _Server(asyncio.Protocol):

@@ -5,10 +5,10 @@ from typing import Final
 
 from prometheus_client.core import Metric
 
-from exporter import tenancy
 from exporter.collectors.family import counter, gauge, or_nan
-from exporter.evidence import NO_GPU
-from exporter.readings import ContainerEvidence, Snapshot
+from exporter.evidence import vram_budgets
+from exporter.evidence.container_history import NO_GPU
+from exporter.model.readings import ContainerEvidence, Snapshot
 
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
@@ -18,7 +18,7 @@ _IDLE_BY: Final = (
 )
 
 _SELDOM: Final = "; each 10 s while its GPU is busy in part, and 0 then"
-"""When the work of a container is looked at less often (`exporter.evidence.BUSY_APART_S`)."""
+"""When the work of a container is looked at less often (`exporter.evidence.container_history.BUSY_APART_S`)."""
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -269,7 +269,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         "that did not opt in, is paused, holds workers, or is removed when it ends.",
         _NAME,
         (
-            ((each.container.name,), float(tenancy.may_go(each, snapshot)))
+            ((each.container.name,), float(vram_budgets.may_go(each, snapshot)))
             for each in snapshot.containers
             if each.container.tenancy.budget_bytes is not None
         ),

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
-from exporter import evidence, tenancy
 from exporter.collectors.family import counter, gauge, or_nan
-from exporter.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
+from exporter.evidence import container_history, vram_budgets
+from exporter.model.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
 
 _GPU = ("gpu",)
 
@@ -80,7 +80,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (
             ((gpu.uuid,), float(snapshot.thresholds.vram_floor_bytes))
             for gpu in gpus
-            if tenancy.has_floor(gpu, snapshot.thresholds.vram_floor_bytes)
+            if vram_budgets.has_floor(gpu, snapshot.thresholds.vram_floor_bytes)
         ),
         source="`--vram-floor-mib`",
     )
@@ -105,7 +105,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "GPU memory held by no process on its list. Less than 0 is by how much its processes are told to hold more "
         "than is in use.",
         _GPU,
-        (((gpu.uuid,), evidence.unattributed_bytes(gpu)) for gpu in gpus),
+        (((gpu.uuid,), container_history.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",
     )
     yield gauge(

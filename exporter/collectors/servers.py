@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import gauge, or_nan
-from exporter.readings import Probe, Snapshot
+from exporter.model.readings import Probe, Snapshot
 
 _NAME = ("container",)
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import gauge
-from exporter.thresholds import Thresholds
+from exporter.model.thresholds import Thresholds
 
 
 class Limit(NamedTuple):

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from exporter.apart import Born
-from exporter.readings import Container, CpuUse
+from exporter.evidence.process_ownership import Born
+from exporter.model.readings import Container, CpuUse
 from gpuwarden import clock, procfs
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.readings import TaskReadings, TaskSighting
-from exporter.sources import tenantfiles
-from exporter.sources.tenantfiles import Refused
-from gpuwarden import clock, procfs, statefile
+from exporter.model.readings import TaskReadings, TaskSighting
+from exporter.sources import untrusted_files
+from exporter.sources.untrusted_files import Refused
+from gpuwarden import clock, procfs, state_file
 from gpuwarden.procfs import ProcessId
-from gpuwarden.statefile import StateFileError, TaskFile
+from gpuwarden.state_file import StateFileError, TaskFile
 
 TASKS_MAX: Final = 256
 """Task files read in one folder; more are counted and left out, so that the number of series is bounded."""
@@ -32,7 +32,7 @@ START_SLACK_S: Final = 5.0
 """How much later than its file says a task's process may have started, seconds: `date +%s` cuts the fraction off, and a
 runner may take the time before it starts the shell that is the task. A pid is not given again within that time."""
 
-_NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(statefile.TASK_SUFFIX))
+_NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(state_file.TASK_SUFFIX))
 
 _Stamp = tuple[int, int, int]
 
@@ -112,13 +112,13 @@ class Tasks:
                 if number == ENTRIES_MAX:
                     refused.add("too_many", folder, f"over {ENTRIES_MAX} entries")
                     break
-                if entry.name.startswith(".") or not entry.name.endswith(statefile.TASK_SUFFIX):
+                if entry.name.startswith(".") or not entry.name.endswith(state_file.TASK_SUFFIX):
                     continue
                 if not _NAME.fullmatch(entry.name):
                     refused.add(
                         "name",
                         folder / entry.name,
-                        f"no name of a task's: its running_log_id and {statefile.TASK_SUFFIX} are wanted",
+                        f"no name of a task's: its running_log_id and {state_file.TASK_SUFFIX} are wanted",
                     )
                     continue
                 try:
@@ -141,7 +141,7 @@ class Tasks:
         if known is not None and known.stamp == stamp:
             return known
         try:
-            file = statefile.parse_task(tenantfiles.text(path))
+            file = state_file.parse_task(untrusted_files.text(path))
         except StateFileError as error:
             refused.add(error.reason, path, error)
             return None
@@ -150,7 +150,7 @@ class Tasks:
         except OSError as error:
             refused.add("unreadable", path, error)
             return None
-        if path.name != f"{file.task_id}{statefile.TASK_SUFFIX}":
+        if path.name != f"{file.task_id}{state_file.TASK_SUFFIX}":
             refused.add("name", path, f"it says that it is of task {file.task_id}")
             return None
         # Written again by a runner that still means the same process: what is known of that stays known.

@@ -11,11 +11,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from exporter.readings import WorkerReadings, WorkerSighting
-from exporter.sources import tenantfiles
-from exporter.sources.tenantfiles import Refused
-from gpuwarden import cgroup, procfs, statefile
-from gpuwarden.statefile import JobFile, StateFileError, WorkerFile
+from exporter.model.readings import WorkerReadings, WorkerSighting
+from exporter.sources import untrusted_files
+from exporter.sources.untrusted_files import Refused
+from gpuwarden import cgroup, procfs, state_file
+from gpuwarden.state_file import JobFile, StateFileError, WorkerFile
 
 FILES_MAX: Final = 64
 """Worker files read in one folder; more are counted as errors and left out, so that a tenant crowds out itself only."""
@@ -48,13 +48,13 @@ def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
         try:
             sighting = _sight(directory, folder, base, proc, refused)
         except StateFileError as error:
-            refused.add(error.reason, f"{directory}/{folder}/{base}{statefile.WORKER_SUFFIX}", error)
+            refused.add(error.reason, f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         except FileNotFoundError:
             continue  # the worker ended, cleanly, since the folder was listed
         except (OSError, ValueError) as error:
-            refused.add("unreadable", f"{directory}/{folder}/{base}{statefile.WORKER_SUFFIX}", error)
+            refused.add("unreadable", f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         name = sighting.worker.worker
@@ -89,11 +89,11 @@ def _worker_files(directory: Path, refused: Refused, unread: set[str]) -> Iterat
             refused.add("unreadable", f"{directory}/{folder}", error)
             unread.add(folder)
             continue
-        found = sorted(name for name in names if name.endswith(statefile.WORKER_SUFFIX) and not name.startswith("."))
+        found = sorted(name for name in names if name.endswith(state_file.WORKER_SUFFIX) and not name.startswith("."))
         if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
             refused.add("too_many", f"{directory}/{folder}", f"{len(found)} worker files among {len(names)} files")
             unread.add(folder)
-        yield from ((folder, name.removesuffix(statefile.WORKER_SUFFIX)) for name in found[:FILES_MAX])
+        yield from ((folder, name.removesuffix(state_file.WORKER_SUFFIX)) for name in found[:FILES_MAX])
 
 
 class _Parsed(Generic[T]):
@@ -127,10 +127,10 @@ _JOB_FILES: Final[_Parsed[JobFile]] = _Parsed()
 
 def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused) -> WorkerSighting:
     stem = f"{directory}/{folder}/{base}"
-    worker = _WORKER_FILES.read(tenantfiles.text(stem + statefile.WORKER_SUFFIX), statefile.parse_worker)
+    worker = _WORKER_FILES.read(untrusted_files.text(stem + state_file.WORKER_SUFFIX), state_file.parse_worker)
     if worker.worker != base:
         raise StateFileError("name", f"it says that it is of worker {worker.worker}")
-    alive, pid = _lock(stem + statefile.LOCK_SUFFIX, refused)
+    alive, pid = _lock(stem + state_file.LOCK_SUFFIX, refused)
     container_id = None
     if pid is not None:
         try:
@@ -141,7 +141,7 @@ def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused
             pid = None  # it died between the two looks; the lock will say so at the next
     return WorkerSighting(
         worker=worker,
-        job=_job(stem + statefile.JOB_SUFFIX, worker, refused),
+        job=_job(stem + state_file.JOB_SUFFIX, worker, refused),
         alive=alive,
         pid=pid,
         container_id=container_id,
@@ -157,7 +157,7 @@ def own_container() -> str | None:
 
 def _job(path: str, worker: WorkerFile, refused: Refused) -> JobFile | None:
     try:
-        job = _JOB_FILES.read(tenantfiles.text(path), statefile.parse_job)
+        job = _JOB_FILES.read(untrusted_files.text(path), state_file.parse_job)
     except FileNotFoundError:
         return None
     except StateFileError as error:
@@ -178,7 +178,7 @@ def _lock(path: str, refused: Refused) -> tuple[bool | None, int | None]:
     A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.
     """
     try:
-        descriptor = tenantfiles.open_plain(path)
+        descriptor = untrusted_files.open_plain(path)
     except FileNotFoundError:
         refused.add("lock_missing", path, "it is not there")
         return None, None

@@ -5,7 +5,7 @@ attempt. Which state each move starts from and ends in comes from `gpuwarden.job
 Unix seconds by the queue's own clock, `JobStore.now`, passed in by the caller.
 """
 
-from gpuwarden.queue.records import (
+from gpuwarden.queue.models import (
     PRIORITY,
     BlockedError,
     DeadWorker,

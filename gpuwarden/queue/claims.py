@@ -24,13 +24,13 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.database import at_once, reading, writing
+from gpuwarden.db.engine import at_once, reading, writing
 from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
-from gpuwarden.queue import gangs, runs, statements
-from gpuwarden.queue.records import DrainedError, Job, ReplacedError, Result, check_result, to_job
-from gpuwarden.queue.room import Room
-from gpuwarden.queue.statements import Prepared, Straight
-from gpuwarden.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUE, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue import ranks, runs, sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, check_result, to_job
+from gpuwarden.queue.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUE, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue.sql import Prepared, Straight
 
 _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
 
@@ -56,7 +56,7 @@ class Claims(Room):
         retry; one that is fenced stays with whoever settles it.
         """
         with writing(self._engine) as connection:
-            statements.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
+            sql.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
             connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
             slot = and_(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
             connection.execute(delete(WORKER_GPUS).where(slot))
@@ -64,9 +64,9 @@ class Claims(Room):
                 rows = [{"host": host, "worker": worker, "gpu": gpu} for gpu in sorted(set(gpus))]
                 connection.execute(insert(WORKER_GPUS), rows)
             held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
-            gangs.lock_runs_of(connection, and_(held, statements.from_sources(Move.SUPERSEDE)))
-            settled = statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
-            gangs.recall(connection, settled, now)
+            ranks.lock_runs_of(connection, and_(held, sql.from_sources(Move.SUPERSEDE)))
+            settled = sql.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+            ranks.recall(connection, settled, now)
             return settled
 
     def claim(
@@ -106,7 +106,7 @@ class Claims(Room):
             if row.alive:
                 if row.job_id is not None and row.gang is not None:
                     with writing(self._engine) as connection:
-                        gangs.begin(connection, row.gang)
+                        ranks.begin(connection, row.gang)
                 self._answered.add(incarnation)
                 return None if row.job_id is None else to_job(row)
         job = self._claim_in_steps(mine, looks, until)
@@ -128,21 +128,21 @@ class Claims(Room):
                 return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
-            if not statements.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
+            if not sql.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
                 raise over
             # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
             # lost is done by now.
             row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
             if row is None:
                 row = connection.execute(*_take(**looks, incarnation=incarnation, until=until)).one_or_none()
-            elif statements.come_back(connection, row.job_id, row.attempt, incarnation, now):
+            elif sql.come_back(connection, row.job_id, row.attempt, incarnation, now):
                 row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
                 return None
             if row.gang is not None:
-                gangs.begin(connection, row.gang)
+                ranks.begin(connection, row.gang)
             model = row.model or row.job_class
-            statements.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
+            sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             return to_job(row)
 
     def heartbeat(
@@ -162,9 +162,7 @@ class Claims(Room):
         must stop.
         """
         with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
-            accepted = statements.touch_worker(
-                connection, host, worker, queue, incarnation, now, model=model, loaded=loaded
-            )
+            accepted = sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             if accepted:
                 connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
             return accepted
@@ -179,7 +177,7 @@ class Claims(Room):
                 return connection.execute(*_renew(**claim, until=until)).rowcount == 1
 
             def came_back() -> bool:
-                return statements.come_back(connection, job_id, attempt, incarnation, now, until=until)
+                return sql.come_back(connection, job_id, attempt, incarnation, now, until=until)
 
             return renewed() or came_back() or renewed()  # the last, where it was made to come back in between
 
@@ -207,36 +205,35 @@ class Claims(Room):
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
             done = (_complete if gang is None else _finish)(**claim, now=now, result=result)
             if connection.execute(*done).rowcount != 1 and not (
-                statements.come_back(connection, job_id, attempt, incarnation, now)
-                and connection.execute(*done).rowcount == 1
+                sql.come_back(connection, job_id, attempt, incarnation, now) and connection.execute(*done).rowcount == 1
             ):
                 return False
             if run_id is not None and gang is not None:
-                gangs.close(connection, run_id, gang, now)
+                ranks.close(connection, run_id, gang, now)
                 return True
-            connection.execute(*statements.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
+            connection.execute(*sql.write_event(kind=Kind.COMPLETED, now=now, job_id=job_id))
             if run_id is not None:
                 runs.go_on(connection, run_id, job_id, now)
             return True
 
     def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
         """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
-        held = statements.held(job_id, attempt, incarnation)
+        held = sql.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            statements.come_back(connection, job_id, attempt, incarnation, now)
-            return statements.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
+            sql.come_back(connection, job_id, attempt, incarnation, now)
+            return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation, "now": now}
         if self.shared and _release_at_once.run(self._engine, claim, channel=QUEUE.channel):
             return True
-        held = statements.held(job_id, attempt, incarnation)
+        held = sql.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            gangs.lock_runs_of(connection, statements.claimed(job_id, attempt, incarnation))
-            statements.come_back(connection, job_id, attempt, incarnation, now)
-            released = statements.give_away(connection, Move.RELEASE, held, _RELEASED, now)
-            gangs.recall(connection, released, now)
+            ranks.lock_runs_of(connection, sql.claimed(job_id, attempt, incarnation))
+            sql.come_back(connection, job_id, attempt, incarnation, now)
+            released = sql.give_away(connection, Move.RELEASE, held, _RELEASED, now)
+            ranks.recall(connection, released, now)
             return bool(released)
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
@@ -254,19 +251,19 @@ def _unflag(**its: ColumnElement[Any]) -> Executable:
     """A sign of life: it is not dead, or not any more; unless it was flagged since, and its incarnation retired."""
     its_flag = and_(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
     its_row = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
-    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], statements.not_retired(its["incarnation"]))
+    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], sql.not_retired(its["incarnation"]))
     return delete(DEAD_WORKERS).where(its_flag, exists(select(literal(1)).where(lives)))
 
 
 @Prepared
 def _is_over(**its: ColumnElement[Any]) -> Executable:
-    return statements.is_over(its["host"], its["worker"], its["incarnation"])
+    return sql.is_over(its["host"], its["worker"], its["incarnation"])
 
 
 @Prepared
 def _is_drained(**its: ColumnElement[Any]) -> Executable:
     """Whether it is asked to end, and holds nothing of a claim whose answer was lost."""
-    held = exists().where(statements.running_with(its["host"], its["worker"], its["incarnation"]))
+    held = exists().where(sql.running_with(its["host"], its["worker"], its["incarnation"]))
     drained = WORKERS.c.draining == its["incarnation"]
     slot = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
     return select(WORKERS.c.worker).where(slot, drained, not_(held))
@@ -274,7 +271,7 @@ def _is_drained(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _mine(**its: ColumnElement[Any]) -> Executable:
-    return select(JOBS.c.job_id).where(statements.running_with(its["host"], its["worker"], its["incarnation"]))
+    return select(JOBS.c.job_id).where(sql.running_with(its["host"], its["worker"], its["incarnation"]))
 
 
 @Prepared
@@ -288,7 +285,7 @@ def _take(**its: ColumnElement[Any]) -> Executable:
 
 
 def _claim_of(its: _Its, job_id: ColumnElement[Any], *where: ColumnElement[bool]) -> Update:
-    return statements.transition(
+    return sql.transition(
         Move.CLAIM,
         JOBS.c.job_id == job_id,
         *where,
@@ -321,14 +318,14 @@ def _take_at_once(**its: ColumnElement[Any]) -> Executable:
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     mine = and_(
         *(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation),
-        *(statements.not_retired(incarnation), or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != incarnation)),
+        *(sql.not_retired(incarnation), or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != incarnation)),
     )
-    free = not_(exists(select(literal(1)).where(statements.running_with(host, worker, incarnation))))
+    free = not_(exists(select(literal(1)).where(sql.running_with(host, worker, incarnation))))
     there = select(WORKERS.c.worker).where(mine, free).cte("there")
     # Locked only where there may be something to take: a lock is a write.
     job = JOBS.alias("any")
     # The first of them, and not whether there are any: that is answered from the table, past all that are over.
-    claimable = and_(job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job))
+    claimable = and_(job.c.queue == its["queue"], sql.from_sources(Move.CLAIM, job))
     any_job = (
         select(job.c.job_id).where(claimable).order_by(job.c.priority).limit(literal_column("1")).scalar_subquery()
     )
@@ -352,7 +349,7 @@ def _take_at_once(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _take_again(**its: ColumnElement[Any]) -> Executable:
-    mine = statements.running_with(its["host"], its["worker"], its["incarnation"])
+    mine = sql.running_with(its["host"], its["worker"], its["incarnation"])
     return update(JOBS).where(mine).values(lease_expires_at=its["until"]).returning(JOBS)
 
 
@@ -363,8 +360,8 @@ def _renew(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _owned(**its: ColumnElement[Any]) -> Executable:
-    claimed = statements.claimed(its["job_id"], its["attempt"], its["incarnation"])
-    return select(JOBS.c.job_id).where(claimed, statements.is_in({State.RUNNING, State.NODE_LOST}))
+    claimed = sql.claimed(its["job_id"], its["attempt"], its["incarnation"])
+    return select(JOBS.c.job_id).where(claimed, sql.is_in({State.RUNNING, State.NODE_LOST}))
 
 
 @Prepared
@@ -375,23 +372,23 @@ def _complete(**its: ColumnElement[Any]) -> Executable:
 @Straight
 def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
     """Of a job without a run, which nothing waits for."""
-    done = _completion(its, JOBS.c.run_id.is_(None)).returning(*statements.of_event(JOBS)).cte("done")
-    told = statements.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
-    event = insert(DISPATCH_EVENTS).from_select(statements.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
+    done = _completion(its, JOBS.c.run_id.is_(None)).returning(*sql.of_event(JOBS)).cte("done")
+    told = sql.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
+    event = insert(DISPATCH_EVENTS).from_select(sql.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
     return select(event.cte("event").c.job_id)
 
 
 @Prepared
 def _finish(**its: ColumnElement[Any]) -> Executable:
-    return statements.transition(Move.FINISH, _held(its), result=its["result"], **statements.UNCLAIMED)
+    return sql.transition(Move.FINISH, _held(its), result=its["result"], **sql.UNCLAIMED)
 
 
 @Straight
 def _release_at_once(**its: ColumnElement[Any]) -> Executable:
     """Of a job that has no other ranks, and attempts left."""
     alone = and_(_held(its), JOBS.c.gang.is_(None), JOBS.c.attempt < JOBS.c.attempts_max)
-    back = {"because": _RELEASED, "queued_at": its["now"], **statements.UNCLAIMED}
-    return select(statements.transition(Move.RELEASE, alone, **back).returning(JOBS.c.job_id).cte("back").c.job_id)
+    back = {"because": _RELEASED, "queued_at": its["now"], **sql.UNCLAIMED}
+    return select(sql.transition(Move.RELEASE, alone, **back).returning(JOBS.c.job_id).cte("back").c.job_id)
 
 
 @Prepared
@@ -400,12 +397,12 @@ def _gang_of(**its: ColumnElement[Any]) -> Executable:
 
 
 def _completion(its: _Its, *where: ColumnElement[bool]) -> Update:
-    ended = {"ended_at": its["now"], "result": its["result"], **statements.UNCLAIMED}
-    return statements.transition(Move.COMPLETE, _held(its), *where, **ended)
+    ended = {"ended_at": its["now"], "result": its["result"], **sql.UNCLAIMED}
+    return sql.transition(Move.COMPLETE, _held(its), *where, **ended)
 
 
 def _held(its: _Its) -> ColumnElement[bool]:
-    return statements.held(its["job_id"], its["attempt"], its["incarnation"])
+    return sql.held(its["job_id"], its["attempt"], its["incarnation"])
 
 
 def _next(its: _Its, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
@@ -434,13 +431,11 @@ def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
 
 
 def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
-    elsewhere = statements.better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
-    barred = statements.is_barred(job, its["host"], its["worker"])
+    elsewhere = sql.better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
+    barred = sql.is_barred(job, its["host"], its["worker"])
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
-        .where(
-            job.c.queue == its["queue"], statements.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where
-        )
+        .where(job.c.queue == its["queue"], sql.from_sources(Move.CLAIM, job), not_(or_(elsewhere, barred)), *where)
         .order_by(job.c.priority, job.c.job_id)
         .limit(literal_column("1"))
     )
@@ -449,5 +444,5 @@ def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
 def _may_claim(its: _Its) -> ColumnElement[bool]:
     """Whether nothing keeps this worker from any job whatever."""
     host, worker = its["host"], its["worker"]
-    kept_from = (statements.is_locked, statements.in_quarantine, statements.held_by_lost)
+    kept_from = (sql.is_locked, sql.in_quarantine, sql.held_by_lost)
     return not_(or_(*(keeps(host, worker) for keeps in kept_from)))

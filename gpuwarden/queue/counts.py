@@ -11,13 +11,12 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Executable, Row, Select, String, and_, case, func, literal_column, or_, select
 
-from gpuwarden.database import reading
+from gpuwarden.db.engine import reading
 from gpuwarden.job import FRESH_S, ItemOutcome, State
-from gpuwarden.queue import statements
-from gpuwarden.queue.room import Room
-from gpuwarden.queue.statements import Prepared
-from gpuwarden.queue.trips import FLAG_FRESH_S
-from gpuwarden.schema import (
+from gpuwarden.queue import sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.fencing import FLAG_FRESH_S
+from gpuwarden.queue.schema import (
     AT_WORK,
     CONSUMERS,
     DEAD_WORKERS,
@@ -28,6 +27,7 @@ from gpuwarden.schema import (
     RUNS,
     WORKERS,
 )
+from gpuwarden.queue.sql import Prepared
 
 OUTCOMES_MAX: Final = 20_000
 """So many events are read at a time; the next look takes up the rest."""
@@ -191,7 +191,7 @@ def _crews_of(rows: Sequence[Row[Any]]) -> dict[str, Crew]:
 
 @Prepared
 def _waiting() -> Executable:
-    claimable = statements.is_in({State.QUEUED})
+    claimable = sql.is_in({State.QUEUED})
     return select(JOBS.c.queue, func.count(), func.min(JOBS.c.queued_at)).where(claimable).group_by(JOBS.c.queue)
 
 

@@ -13,13 +13,13 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func, insert, or_, select, update
 
-from gpuwarden.database import reading, tell, upsert, writing
+from gpuwarden.db.engine import reading, tell, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
-from gpuwarden.queue import statements
-from gpuwarden.queue.records import Result, Run, Submission, SubmissionError
-from gpuwarden.queue.room import Room
-from gpuwarden.queue.statements import Prepared
-from gpuwarden.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
+from gpuwarden.queue import sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.models import Result, Run, Submission, SubmissionError
+from gpuwarden.queue.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
+from gpuwarden.queue.sql import Prepared
 
 
 class Runs(Room):
@@ -239,11 +239,11 @@ def _run_of(**its: ColumnElement[Any]) -> Executable:
 def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     """A job of a locked run has completed: queue what waited for it alone, and end the run if it was the last."""
     waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
-    freed = update(JOBS).where(JOBS.c.job_id.in_(waiting), statements.is_in({State.WAITING, State.BLOCKED}))
+    freed = update(JOBS).where(JOBS.c.job_id.in_(waiting), sql.is_in({State.WAITING, State.BLOCKED}))
     # Also of one that is blocked: it is queued by whoever unblocks it, and has waited since now.
     since = case((JOBS.c.pending == 1, now), else_=JOBS.c.queued_at)
     if connection.execute(freed.values(pending=JOBS.c.pending - 1, queued_at=since)).rowcount:
-        ready = statements.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0)
+        ready = sql.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0)
         if connection.execute(ready).rowcount:
             tell(connection, QUEUE.channel)
     close(connection, run_id, job_id, now)
@@ -258,22 +258,22 @@ def cancel_what_needs(connection: Connection, job_ids: Sequence[int], now: float
 
 def cancel(connection: Connection, which: ColumnElement[bool], because: str, now: float) -> list[JobId]:
     """Cancel the jobs that are not over, each with its event; their ids."""
-    found = statements.locked(select(JOBS.c.job_id).where(which, statements.from_sources(Move.CANCEL)))
+    found = sql.locked(select(JOBS.c.job_id).where(which, sql.from_sources(Move.CANCEL)))
     ids = [JobId(each) for each in connection.scalars(found)]
     if ids:
-        ended = {"because": because, "ended_at": now, **statements.UNCLAIMED}
-        connection.execute(statements.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
-        statements.write_cancelled(connection, ids, now)
+        ended = {"because": because, "ended_at": now, **sql.UNCLAIMED}
+        connection.execute(sql.transition(Move.CANCEL, JOBS.c.job_id.in_(ids), **ended))
+        sql.write_cancelled(connection, ids, now)
     return ids
 
 
 def close(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     """End a locked run whose last job has just ended, which was `job_id`; one that failed is ended by its event."""
     its = JOBS.c.run_id == run_id
-    left = exists().where(its, or_(statements.is_in(set(State) - FINAL), statements.is_in({State.FAILED})))
+    left = exists().where(its, or_(sql.is_in(set(State) - FINAL), sql.is_in({State.FAILED})))
     if connection.scalar(select(left)):
         return
-    cancelled = connection.scalar(select(exists().where(its, statements.is_in({State.CANCELLED}))))
+    cancelled = connection.scalar(select(exists().where(its, sql.is_in({State.CANCELLED}))))
     end(connection, run_id, Kind.RUN_CANCELLED if cancelled else Kind.RUN_COMPLETED, job_id, now)
 
 
@@ -282,4 +282,4 @@ def end(connection: Connection, run_id: str, kind: Kind, job_id: int | None, now
     state = kind.removeprefix("run_")
     over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running").values(state=state, ended_at=now)
     if connection.execute(over).rowcount == 1 and job_id is not None:
-        connection.execute(*statements.write_event(kind=kind, now=now, job_id=job_id))
+        connection.execute(*sql.write_event(kind=kind, now=now, job_id=job_id))

@@ -4,24 +4,24 @@ from typing import Self
 
 from sqlalchemy import select
 
-from gpuwarden.database import Changes, open_database, reading, watch, writing
+from gpuwarden.db.engine import Changes, open_database, reading, watch, writing
 from gpuwarden.job import State
+from gpuwarden.queue.admin import People
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
-from gpuwarden.queue.events import Events
-from gpuwarden.queue.gangs import Gangs
-from gpuwarden.queue.gpus import Gpus
-from gpuwarden.queue.hosts import Hosts
-from gpuwarden.queue.items import Items
-from gpuwarden.queue.lists import Lists
-from gpuwarden.queue.people import People
-from gpuwarden.queue.queues import Queues
-from gpuwarden.queue.records import Job, UnknownJobError, to_job
+from gpuwarden.queue.fencing import Trips
+from gpuwarden.queue.gpu_quarantine import Gpus
+from gpuwarden.queue.items.failures import Wrangling
+from gpuwarden.queue.items.items import Items
+from gpuwarden.queue.lost_hosts import Hosts
+from gpuwarden.queue.models import Job, UnknownJobError, to_job
+from gpuwarden.queue.outbox import Events
+from gpuwarden.queue.queries import Lists
+from gpuwarden.queue.queue_settings import Queues
+from gpuwarden.queue.ranks import Gangs
 from gpuwarden.queue.runs import Runs
+from gpuwarden.queue.schema import JOBS, QUEUE
 from gpuwarden.queue.sweeps import Sweeps
-from gpuwarden.queue.trips import Trips
-from gpuwarden.queue.wrangling import Wrangling
-from gpuwarden.schema import JOBS, QUEUE
 
 
 class JobStore(

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 from sqlalchemy import Executable, String, and_, delete, literal_column, select, tuple_, update
 
-from gpuwarden.database import only_one, reading, writing
+from gpuwarden.db.engine import only_one, reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
-from gpuwarden.queue import gangs, runs, statements
-from gpuwarden.queue.room import Room
-from gpuwarden.queue.statements import Prepared
-from gpuwarden.schema import AVOIDED, DISPATCH_EVENTS, JOBS
+from gpuwarden.queue import ranks, runs, sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.schema import AVOIDED, DISPATCH_EVENTS, JOBS
+from gpuwarden.queue.sql import Prepared
 
 
 class Sweeps(Room):
@@ -18,7 +18,7 @@ class Sweeps(Room):
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
         """The jobs whose lease, or fence, has run out, each with its attempt."""
         found = select(JOBS.c.job_id, JOBS.c.attempt).where(
-            JOBS.c.lease_expires_at < now, statements.from_sources(Move.RECLAIM)
+            JOBS.c.lease_expires_at < now, sql.from_sources(Move.RECLAIM)
         )
         with reading(self._engine) as connection:
             return frozenset((JobId(row.job_id), row.attempt) for row in connection.execute(found))
@@ -47,9 +47,9 @@ class Sweeps(Room):
         with writing(self._engine) as connection:
             if not only_one(connection, "sweep of ingest leases" if ingest else "sweep of leases"):
                 return []
-            gangs.lock_runs_of(connection, and_(expired, statements.from_sources(Move.RECLAIM)))
-            reclaimed = statements.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
-            gangs.recall(connection, reclaimed, now)
+            ranks.lock_runs_of(connection, and_(expired, sql.from_sources(Move.RECLAIM)))
+            reclaimed = sql.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
+            ranks.recall(connection, reclaimed, now)
             if not ingest:  # last, because a requeue has its job locked when it comes to these rows
                 key = AVOIDED.primary_key.columns
                 past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
@@ -77,4 +77,4 @@ class Sweeps(Room):
 def _unheeded() -> Executable:
     failed = DISPATCH_EVENTS.c.kind == literal_column(f"'{Kind.FAILED}'", String)
     unread = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.consumed_at.is_(None), failed)
-    return unread.order_by(DISPATCH_EVENTS.c.event_id).limit(statements.SWEEP_MAX)
+    return unread.order_by(DISPATCH_EVENTS.c.event_id).limit(sql.SWEEP_MAX)

@@ -2,6 +2,6 @@
 
 from alembic import context
 
-from gpuwarden.revisions import migrate_within
+from gpuwarden.db.migrate import migrate_within
 
 migrate_within(context)

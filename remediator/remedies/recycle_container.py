@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts
+from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
 from gpuwarden.job import Trip
-from remediator import jobless
 from remediator.plan import Advance, Facts, Stage, Step
+from remediator.remedies import restart_without_job
 
 TRIPS: Final = frozenset({Trip.VRAM})
 """The trips that `confirm` can confirm; an alert with another is refused at the door."""
@@ -23,7 +23,7 @@ RANKED_MAX: Final = 24
 
 MIB: Final = 2**20
 
-adopt: Final = jobless.adopt
+adopt: Final = restart_without_job.adopt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Choice:
 def decide(facts: Facts) -> Step:
     """The next step of one episode."""
     accused = facts.episode.incarnation
-    step = jobless.decide(facts, trip=Trip.VRAM, confirm=lambda seen: confirm(seen, accused))
+    step = restart_without_job.decide(facts, trip=Trip.VRAM, confirm=lambda seen: confirm(seen, accused))
     free, seen = facts.episode.free, facts.server
     if isinstance(step, Advance) and step.stage is Stage.DEAD and free is not None and seen is not None:
         rooms = [_room(card) for card in seen.cards or () if card.gpu in free.data.get("gpus", ())]
@@ -52,7 +52,7 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
     held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
     choices = [choose(card, accused=accused) for card in held]
     confirmed = [choice.because for choice in choices if choice.victim == accused]
-    unlisted = [gpu for gpu in jobless.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
+    unlisted = [gpu for gpu in restart_without_job.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
     unlisted += seen.nameless_gpus or []
     if confirmed and seen.nameless_gpus is None:
         because = "the exporter does not tell whether it has other GPUs that are missing: it is of an older version"

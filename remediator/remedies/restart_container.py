@@ -2,20 +2,20 @@
 
 from typing import Final
 
-from gpuwarden.facts import ServerFacts
+from gpuwarden.evidence import ServerFacts
 from gpuwarden.job import Trip
-from remediator import jobless
 from remediator.plan import Facts, Step
+from remediator.remedies import restart_without_job
 
 TRIPS: Final = frozenset({Trip.SERVER})
 """The trips that `confirm` can confirm; an alert with another is refused at the door."""
 
-adopt: Final = jobless.adopt
+adopt: Final = restart_without_job.adopt
 
 
 def decide(facts: Facts) -> Step:
     """The next step of one episode."""
-    return jobless.decide(facts, trip=Trip.SERVER, confirm=confirm)
+    return restart_without_job.decide(facts, trip=Trip.SERVER, confirm=confirm)
 
 
 def confirm(seen: ServerFacts) -> tuple[bool, str]:

@@ -11,9 +11,8 @@ A worker whose process is gone goes the same way: its container is stopped, if i
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import MOVES, Move, Phase, State, Trip
-from remediator import freeing
 from remediator.plan import (
     Advance,
     Begin,
@@ -35,6 +34,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.remedies import restart
 
 QUEUE_PATIENCE_S: Final = 10.0
 """How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
@@ -52,9 +52,9 @@ def decide(facts: Facts) -> Step:
     if free is None:
         return _consider(facts)
     step = _go_on(facts, free, settle)
-    if free.stage in freeing.SEEN_DEAD or isinstance(step, (Requeue, Fail)):
+    if free.stage in restart.SEEN_DEAD or isinstance(step, (Requeue, Fail)):
         # Not before: that needs the queue, the lock of which may be held by the very process that is to be stopped.
-        return freeing.take_lost(facts, free) or step
+        return restart.take_lost(facts, free) or step
     return step
 
 
@@ -65,7 +65,7 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
         if step is not None:
             return step
     if not free.over:
-        return freeing.go_on(facts, free, stop=lambda: _stop_if_still_wedged(facts, free))
+        return restart.go_on(facts, free, stop=lambda: _stop_if_still_wedged(facts, free))
     if settle is not None and not settle.over:
         because = "the container was not seen dead; settling "
         if not facts.armed:
@@ -73,7 +73,7 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
             return Wait(reason="not_seen_dead", because=_HELD)
         return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
-    return freeing.close(free, settle)
+    return restart.close(free, settle)
 
 
 def adopt(facts: Facts) -> Step:
@@ -93,7 +93,7 @@ def adopt(facts: Facts) -> Step:
     if not facts.armed:
         return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
     free = facts.episode.free
-    seen_dead = free is not None and free.stage in freeing.SEEN_DEAD
+    seen_dead = free is not None and free.stage in restart.SEEN_DEAD
     if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
         return Wait(reason="not_seen_dead", because=_HELD)
     seen = "seen dead" if seen_dead else "not seen dead"
@@ -344,22 +344,22 @@ def _consider(facts: Facts) -> Step:
     """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
     episode, evidence = facts.episode, facts.evidence
     if evidence is None:
-        return freeing.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+        return restart.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
         because = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
-        return freeing.doubt(facts, "stale_evidence", because)
+        return restart.doubt(facts, "stale_evidence", because)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
         return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
     if _speaks_of_another(facts, evidence):
         return _another(facts, evidence)
     trip, figures = _confirmed(evidence, facts)
     if trip is None:
-        return freeing.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+        return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
     if (excuse := _excuse(facts, evidence)) is not None:
         return Close(outcome=Outcome.SUPERSEDED, because=excuse)
     container = facts.container
     if container is None or evidence.container_incarnation is None:
-        return freeing.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
+        return restart.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
     if (unfit := _unfit(facts, container, evidence)) is not None:
         return unfit
     if not facts.armed:
@@ -386,11 +386,11 @@ def _another(facts: Facts, evidence: WorkerFacts) -> Step:
     """The evidence speaks of another attempt, or of none: then the job file may only be unreadable for one look."""
     if evidence.job_id is None and not facts.job_known:
         because = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
-        return freeing.doubt(facts, "queue_silent", because)
+        return restart.doubt(facts, "queue_silent", because)
     if evidence.job_id is None and _holds(facts, evidence):
         attempt = facts.episode.attempt
         because = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
-        return freeing.doubt(facts, "unconfirmed", because)
+        return restart.doubt(facts, "unconfirmed", because)
     return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
 
 
@@ -428,21 +428,21 @@ def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> St
         return Close(outcome=Outcome.REFUSED, because=because)
     if container.paused:
         because = f"container {container.name} is paused: whoever did that goes on with it"
-        return freeing.doubt(facts, "container_paused", because)
+        return restart.doubt(facts, "container_paused", because)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if count is None:
         because = f"how many workers live in container {container.name} is unknown"
-        return freeing.doubt(facts, "unconfirmed", because)
+        return restart.doubt(facts, "unconfirmed", because)
     if count != own:
         others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
         because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
         return Close(outcome=Outcome.REFUSED, because=because)
     if not own and not facts.job_known:
         because = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
-        return freeing.doubt(facts, "queue_silent", because)
+        return restart.doubt(facts, "queue_silent", because)
     # What died with its worker is down, and is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
-        return freeing.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+        return restart.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
     return None
 
 
@@ -454,7 +454,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             # The wedged process itself may hold the queue's lock, stopped in the middle of a write: only its end frees
             # the queue. Its job has a lease meanwhile, and is fenced before anybody else may have it.
             return None
-        if settle.stage is Stage.FENCED and (not facts.job_known or freeing.was_refused_lately(facts)):
+        if settle.stage is Stage.FENCED and (not facts.job_known or restart.was_refused_lately(facts)):
             return None  # what is fenced is ended whatever the queue says, or takes, now
     if not facts.job_known:
         return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
@@ -474,7 +474,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         return Advance(
             kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
-    seen_dead = free.stage in freeing.SEEN_DEAD
+    seen_dead = free.stage in restart.SEEN_DEAD
     if not seen_dead and (
         facts.settle_for_s < facts.limits.settle_bound_s
         or not facts.armed  # then what may still run is not given to anybody else
@@ -499,18 +499,18 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:
 
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
-    if facts.container_known and not freeing.is_up(facts, free):
-        wedged, figures = True, freeing.down(facts)
+    if facts.container_known and not restart.is_up(facts, free):
+        wedged, figures = True, restart.down(facts)
     else:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
-        if freeing.late(facts, facts.settle_for_s):
+        if restart.late(facts, facts.settle_for_s):
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
         return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
     because = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
-    return freeing.warned_first(facts, free, Fence(because=because))
+    return restart.warned_first(facts, free, Fence(because=because))
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -527,11 +527,11 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     if wedged:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
         step = Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
-        return step if fenced else freeing.warned_first(facts, free, step)
+        return step if fenced else restart.warned_first(facts, free, step)
     if evidence is not None and _goes_on(facts, free, evidence):
         because = "the attempt that was accused is over and its worker goes on"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
-    if freeing.late(facts, facts.free_for_s):
+    if restart.late(facts, facts.free_for_s):
         if settle is None:
             return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
@@ -578,11 +578,11 @@ def _is_succeeded(facts: Facts, free: Intent) -> bool:
 
 def _see_succeeded(facts: Facts, free: Intent) -> Step:
     """The fenced worker ended by itself, and something in its container started the next: nothing is to be stopped."""
-    lingers = freeing.on_gpus(facts, free)
+    lingers = restart.on_gpus(facts, free)
     if lingers is None:
         because = "its worker has ended by itself, for another one holds its lock in the same container"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    if freeing.late(facts, facts.free_for_s):
+    if restart.late(facts, facts.free_for_s):
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{lingers.because}: a person must look")
     return lingers
 

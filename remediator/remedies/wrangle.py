@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.job import Trip
-from gpuwarden.tally import RunTally, WorkerTally
+from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from remediator.plan import (
     BlockRun,
     Close,

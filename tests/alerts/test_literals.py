@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.check import CHECKOUT, METRICS_PAGES, RULES_GLOB
+from testbed.check_release import CHECKOUT, METRICS_PAGES, RULES_GLOB
 from tools.mutation.generated import TOKEN
 
 PAGE = CHECKOUT / "docs" / "rules.md"

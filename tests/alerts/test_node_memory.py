@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from deploy import parts
+from deploy.standalone import debian_packages
 from tests.waiting import eventually
 
 RULES = Path(__file__).parents[2] / "alerts" / "node.rules.yaml"
@@ -36,24 +36,24 @@ def prometheus(work: Path, *, heard_s: int) -> Iterator[Callable[[str], dict[str
         encoding="ascii",
     )
     promtool: list[str | Path] = [
-        parts.find("promtool"),
+        debian_packages.find("promtool"),
         "tsdb",
         "create-blocks-from",
         "openmetrics",
         history,
         work / "data",
     ]
-    subprocess.run(promtool, env=parts.env_for_parts(), capture_output=True, check=True)
+    subprocess.run(promtool, env=debian_packages.env_for_parts(), capture_output=True, check=True)
     config = work / "prometheus.yml"
     config.write_text(json.dumps({"global": {"evaluation_interval": "1s"}, "rule_files": [str(RULES)]}), "ascii")
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [str(parts.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={work / 'data'}",
+    command = [str(debian_packages.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={work / 'data'}",
                f"--web.listen-address={address}"]  # fmt: skip
     with (
         (work / "log").open("wb") as log,
-        subprocess.Popen(command, env=parts.env_for_parts(), stderr=log) as server,
+        subprocess.Popen(command, env=debian_packages.env_for_parts(), stderr=log) as server,
         httpx.Client(base_url=f"http://{address}", trust_env=False) as http,
     ):
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from deploy.check import CHECKOUT
+from testbed.check_release import CHECKOUT
 from tests.alerts.test_literals import rules
 from tools.mutation.generated import TOKEN
 

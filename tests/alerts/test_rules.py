@@ -1,4 +1,4 @@
-"""The alert rules through the real promtool, and what `deploy.check` refuses."""
+"""The alert rules through the real promtool, and what `testbed.check_release` refuses."""
 
 import re
 import shutil
@@ -8,25 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from deploy import check, parts
+from deploy.standalone import debian_packages
+from testbed import check_release
 from tools.mutation.rules import ALERTS
 
 STALL = "stall.rules.yaml"
 STALL_TEST = "stall.test.yaml"
-TESTS = check.CHECKOUT / check.TESTS
+TESTS = check_release.CHECKOUT / check_release.TESTS
 
 
 @pytest.fixture(scope="module")
 def promtool() -> Path:
     try:
-        return parts.find("promtool")
-    except parts.PartMissing as missing:
+        return debian_packages.find("promtool")
+    except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
 
 
 @pytest.fixture
 def shipped(tmp_path: Path) -> Path:
-    """A copy of all that `deploy.check` looks at."""
+    """A copy of all that `testbed.check_release` looks at."""
     return copied(tmp_path, ALERTS.iterdir(), TESTS.iterdir())
 
 
@@ -38,17 +39,17 @@ def checkout(tmp_path: Path) -> Path:
 
 def copied(checkout: Path, alerts: Iterable[Path], tests: Iterable[Path]) -> Path:
     (checkout / "alerts").mkdir()
-    (checkout / check.TESTS).mkdir(parents=True)
+    (checkout / check_release.TESTS).mkdir(parents=True)
     for file in alerts:
         shutil.copy(file, checkout / "alerts")
     for file in tests:
-        shutil.copy(file, checkout / check.TESTS)
+        shutil.copy(file, checkout / check_release.TESTS)
     (checkout / "docs" / "runbooks").mkdir(parents=True)
     for file in (checkout / "alerts").glob("*.rules.yaml"):
         for name in re.findall(r"- alert: (\w+)", file.read_text()):
-            shutil.copy(check.CHECKOUT / "docs" / "runbooks" / f"{name}.md", checkout / "docs" / "runbooks")
-    for page in check.METRICS_PAGES:
-        shutil.copy(check.CHECKOUT / "docs" / page, checkout / "docs")
+            shutil.copy(check_release.CHECKOUT / "docs" / "runbooks" / f"{name}.md", checkout / "docs" / "runbooks")
+    for page in check_release.METRICS_PAGES:
+        shutil.copy(check_release.CHECKOUT / "docs" / page, checkout / "docs")
     subprocess.run(["git", "init", "--quiet", checkout], check=True)
     return checkout
 
@@ -68,7 +69,7 @@ def track(checkout: Path, name: str, text: str) -> None:
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-@pytest.mark.parametrize("checked", check.CHECKS, ids=lambda checked: checked.__name__)
+@pytest.mark.parametrize("checked", check_release.CHECKS, ids=lambda checked: checked.__name__)
 def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) -> None:
     assert checked(shipped) == []
 
@@ -88,7 +89,7 @@ def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) 
 def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 
-    problems = check.acting_alerts_are_complete(checkout)
+    problems = check_release.acting_alerts_are_complete(checkout)
 
     assert len(problems) == 1
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
@@ -111,7 +112,7 @@ def test_an_alert_is_refused_when_it(old: str, new: str, problem: str, acts: boo
     if not acts:
         edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
 
-    problems = check.alerts_have_runbooks(checkout)
+    problems = check_release.alerts_have_runbooks(checkout)
 
     assert len(problems) == 1
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
@@ -120,7 +121,7 @@ def test_an_alert_is_refused_when_it(old: str, new: str, problem: str, acts: boo
 def test_an_alert_is_refused_without_its_runbook(checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
 
-    assert check.alerts_have_runbooks(checkout) == [
+    assert check_release.alerts_have_runbooks(checkout) == [
         f"{STALL}: GpuwardenJobStalled: docs/runbooks/GpuwardenJobStalled.md is not there; write it"
     ]
 
@@ -128,7 +129,9 @@ def test_an_alert_is_refused_without_its_runbook(checkout: Path) -> None:
 def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStaled.md").touch()
 
-    assert check.alerts_have_runbooks(checkout) == ["docs/runbooks/GpuwardenJobStaled.md: no alert is called so"]
+    assert check_release.alerts_have_runbooks(checkout) == [
+        "docs/runbooks/GpuwardenJobStaled.md: no alert is called so"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,7 @@ def test_a_runbook_is_refused_that_does_not_begin_with_what_gpuwarden_does(
 ) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(page)
 
-    found = check.runbooks_say_what_is_done_first(checkout)
+    found = check_release.runbooks_say_what_is_done_first(checkout)
 
     assert [each.startswith("GpuwardenJobStalled.md: it does not begin with") for each in found] == [True] * problems
 
@@ -174,7 +177,7 @@ def test_a_runbook_is_refused_whose_commands_fail_or_reach_too_far(
 ) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
 
-    problems = check.runbooks_commands_work_as_written(checkout)
+    problems = check_release.runbooks_commands_work_as_written(checkout)
 
     wanted = problem is not None
     assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
@@ -198,7 +201,7 @@ def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | Non
     if not acts:
         edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
 
-    problems = check.runbooks_silence_their_own_alert(checkout)
+    problems = check_release.runbooks_silence_their_own_alert(checkout)
 
     wanted = 0 if acts or problem is None else 1
     assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
@@ -236,7 +239,7 @@ def test_a_runbook_is_refused_that_says_of_silences(
     if not acts:
         edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
 
-    problems = check.runbooks_say_how_to_silence(checkout)
+    problems = check_release.runbooks_say_how_to_silence(checkout)
 
     wanted = acting if acts else for_people
     assert [each.startswith(f"GpuwardenJobStalled.md: {wanted}") for each in problems] == [True] * (wanted is not None)
@@ -255,7 +258,7 @@ def test_a_runbook_is_refused_that_says_of_silences(
 def test_a_rule_is_refused_that_names(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 
-    problems = check.rules_name_what_there_is(checkout)
+    problems = check_release.rules_name_what_there_is(checkout)
 
     assert len(problems) == 1
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")
@@ -265,19 +268,19 @@ def test_an_alert_that_only_tells_people_may_wait(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
     edit(checkout / "alerts" / STALL, "        labels:", "        for: 1m\n        labels:")
 
-    assert check.acting_alerts_are_complete(checkout) == []
+    assert check_release.acting_alerts_are_complete(checkout) == []
 
 
 def test_a_rule_file_without_tests_is_refused(checkout: Path) -> None:
-    (checkout / check.TESTS / STALL_TEST).unlink()
+    (checkout / check_release.TESTS / STALL_TEST).unlink()
 
-    assert check.rules_have_tests(checkout) == [f"{STALL}: no tests; write {check.TESTS}/{STALL_TEST}"]
+    assert check_release.rules_have_tests(checkout) == [f"{STALL}: no tests; write {check_release.TESTS}/{STALL_TEST}"]
 
 
 def test_tests_that_do_not_name_their_rule_file_are_refused(checkout: Path) -> None:
-    edit(checkout / check.TESTS / STALL_TEST, "alerts/stall.rules.yaml]", "alerts/stal.rules.yaml]")
+    edit(checkout / check_release.TESTS / STALL_TEST, "alerts/stall.rules.yaml]", "alerts/stal.rules.yaml]")
 
-    assert check.rules_have_tests(checkout) == [
+    assert check_release.rules_have_tests(checkout) == [
         f"{STALL_TEST}: its rule_files do not name {STALL}, so that it tests nothing of it",
         f"{STALL_TEST}: its rule_files name ../../../alerts/stal.rules.yaml, which is not there",
     ]
@@ -288,7 +291,7 @@ def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
     name = "GpuwardenJobUntested"
     (checkout / "alerts" / STALL).write_text(f"{text}      - alert: {name}\n        expr: vector(1)\n")
 
-    assert check.alerts_are_tested(checkout) == [f"{STALL}: no exp_alerts of any test see {name} fire"]
+    assert check_release.alerts_are_tested(checkout) == [f"{STALL}: no exp_alerts of any test see {name} fire"]
 
 
 @pytest.mark.parametrize(
@@ -301,9 +304,9 @@ def test_an_alert_that_no_test_sees_fire_is_refused(checkout: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout: Path) -> None:
-    edit(checkout / check.TESTS / STALL_TEST, old, new)
+    edit(checkout / check_release.TESTS / STALL_TEST, old, new)
 
-    problems = check.alerts_are_tested(checkout)
+    problems = check_release.alerts_are_tested(checkout)
 
     assert problems
     assert all("names GpuwardenJobStaled, which no rule has" in problem for problem in problems)
@@ -319,10 +322,10 @@ def test_a_test_that_misspells_an_alert_is_refused(old: str, new: str, checkout:
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, checkout: Path) -> None:
-    edit(checkout / (check.TESTS if file == STALL_TEST else "alerts") / file, old, new)
+    edit(checkout / (check_release.TESTS if file == STALL_TEST else "alerts") / file, old, new)
 
-    with pytest.raises(check.FileError, match=rf"^{file}: "):
-        check.alerts_are_tested(checkout)
+    with pytest.raises(check_release.FileError, match=rf"^{file}: "):
+        check_release.alerts_are_tested(checkout)
 
 
 @pytest.mark.needs_parts
@@ -330,7 +333,7 @@ def test_a_file_that_cannot_be_read_is_named(file: str, old: str, new: str, chec
 def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, "topk by", "topk buy")
 
-    (problem,) = check.rules_are_valid(checkout)
+    (problem,) = check_release.rules_are_valid(checkout)
 
     assert "could not parse expression" in problem
 
@@ -339,9 +342,11 @@ def test_a_rule_that_does_not_parse_is_refused_with_promtools_words(checkout: Pa
 @pytest.mark.usefixtures("promtool")
 def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
-    (checkout / check.TESTS / "another.test.yaml").write_text(f"rule_files: [../../../alerts/{STALL}]\ntests: []\n")
+    (checkout / check_release.TESTS / "another.test.yaml").write_text(
+        f"rule_files: [../../../alerts/{STALL}]\ntests: []\n"
+    )
 
-    (problem,) = check.rules_pass_their_tests(checkout)
+    (problem,) = check_release.rules_pass_their_tests(checkout)
 
     assert "FAILED" in problem
     assert STALL_TEST in problem
@@ -349,7 +354,10 @@ def test_a_rule_that_fails_its_tests_is_refused_with_promtools_words(checkout: P
 
 @pytest.mark.parametrize(
     ("checked", "glob"),
-    [(check.rules_are_valid, check.RULES_GLOB), (check.rules_pass_their_tests, check.TESTS_GLOB)],
+    [
+        (check_release.rules_are_valid, check_release.RULES_GLOB),
+        (check_release.rules_pass_their_tests, check_release.TESTS_GLOB),
+    ],
     ids=["rules", "tests"],
 )
 def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str]], glob: str, tmp_path: Path) -> None:
@@ -362,12 +370,12 @@ def test_a_checkout_without_alerts_is_refused(checked: Callable[[Path], list[str
 @pytest.mark.parametrize("name", ["deploy/start.sh", ".ci/run"])
 def test_a_tracked_script_that_shellcheck_faults_is_refused(name: str, checkout: Path) -> None:
     try:
-        parts.find("shellcheck")
-    except parts.PartMissing as missing:
+        debian_packages.find("shellcheck")
+    except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
     track(checkout, name, "#!/bin/sh\nrm $1\n")
 
-    (problem,) = check.scripts_are_sound(checkout)
+    (problem,) = check_release.scripts_are_sound(checkout)
 
     assert "SC2086" in problem
 
@@ -375,7 +383,7 @@ def test_a_tracked_script_that_shellcheck_faults_is_refused(name: str, checkout:
 def test_a_script_that_git_does_not_track_is_nobodys_business(checkout: Path) -> None:
     (checkout / "mine.sh").write_text("#!/bin/sh\nrm $1\n")
 
-    assert check.scripts_are_sound(checkout) == []
+    assert check_release.scripts_are_sound(checkout) == []
 
 
 def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
@@ -383,7 +391,7 @@ def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
-    (problem,) = check.scripts_are_sound(tmp_path)
+    (problem,) = check_release.scripts_are_sound(tmp_path)
 
     assert problem.startswith("git cannot list the tracked scripts: fatal: not a git repository")
 
@@ -393,8 +401,8 @@ def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
 def test_a_sound_checkout_gets_a_line_a_check_and_exit_code_0(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check.main(checkout) == 0
-    assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check.CHECKS)
+    assert check_release.main(checkout) == 0
+    assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check_release.CHECKS)
 
 
 @pytest.mark.needs_parts
@@ -404,17 +412,17 @@ def test_a_check_that_is_left_out_is_not_run_and_that_is_said(
 ) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
 
-    assert check.main(checkout) == 1
+    assert check_release.main(checkout) == 1
     assert "FAILED rules pass their tests\n" in capsys.readouterr().out
-    assert check.main(checkout, ["--but", "rules_pass_their_tests"]) == 0
+    assert check_release.main(checkout, ["--but", "rules_pass_their_tests"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if not line.startswith("ok")] == ["       rules pass their tests: left out"]
-    assert len(lines) == len(check.CHECKS)
+    assert len(lines) == len(check_release.CHECKS)
 
 
 def test_a_check_that_there_is_not_cannot_be_left_out(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        check.main(checkout, ["--but", "rules_pass"])
+        check_release.main(checkout, ["--but", "rules_pass"])
 
     assert "invalid choice: 'rules_pass' (choose from 'rules_are_valid', " in capsys.readouterr().err
 
@@ -426,7 +434,7 @@ def test_one_failed_check_is_told_with_the_rest_and_makes_exit_code_1(
 ) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
 
-    assert check.main(checkout) == 1
+    assert check_release.main(checkout) == 1
     out = capsys.readouterr().out
     assert out.count("FAILED") == 1
     assert "FAILED alerts have runbooks\n  stall.rules.yaml: GpuwardenJobStalled: docs/runbooks/" in out
@@ -436,11 +444,11 @@ def test_a_missing_part_fails_the_check_that_needs_it_and_says_how_to_have_it(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def nowhere(program: str) -> Path:
-        raise parts.PartMissing(f"{program} is nowhere: apt-get install it")
+        raise debian_packages.PartMissing(f"{program} is nowhere: apt-get install it")
 
-    monkeypatch.setattr(parts, "find", nowhere)
+    monkeypatch.setattr(debian_packages, "find", nowhere)
 
-    assert check.main(checkout) == 1
+    assert check_release.main(checkout) == 1
     out = capsys.readouterr().out
     assert "FAILED rules are valid\n  promtool is nowhere: apt-get install it\n" in out
     assert "ok     rules have tests" in out

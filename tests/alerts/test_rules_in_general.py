@@ -10,9 +10,9 @@ import httpx
 import pytest
 import yaml
 
-from deploy import parts
-from deploy.check import CHECKOUT
+from deploy.standalone import debian_packages
 from exporter import reference
+from testbed.check_release import CHECKOUT
 from tests.alerts.scenes import END_S, LIMIT_S, MENDED_S, SCENES, WEDGES, Scene, Wedge, wedged
 from tests.alerts.test_literals import rules
 from tests.asking import PLAIN
@@ -74,8 +74,8 @@ def fires(alert: str, at_s: int, by: str = "", who: str | None = "") -> dict[str
 def judged(folder: Path, *tests: dict[str, Any], evaluate: str = "1s") -> str:
     """What promtool says of these tests of alerts, each named by its alert; nothing where all pass."""
     try:
-        promtool = parts.find("promtool")
-    except parts.PartMissing as missing:
+        promtool = debian_packages.find("promtool")
+    except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
     written = []
     for number, test in enumerate(tests):
@@ -255,7 +255,7 @@ def test_a_real_prometheus_names_the_group_of_a_rule_that_cannot_be_evaluated_an
     its = [{"name": name, "rules": [{"record": f"{name}:one", "expr": expr}]} for name, expr in expressions.items()]
     broken.write_text(yaml.safe_dump({"groups": its}))
     command = [
-        *(str(parts.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"),
+        *(str(debian_packages.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"),
         *("--web.listen-address=127.0.0.1:0", "--log.format=json", "--web.enable-lifecycle"),
     ]
 

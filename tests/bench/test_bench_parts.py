@@ -10,7 +10,7 @@ import pytest
 from bench import __main__ as bench
 from bench import corpus, versions
 from bench.figures import BenchError, Figure, figure
-from deploy.parts import PartMissing
+from deploy.standalone.debian_packages import PartMissing
 from gpuwarden import logs
 
 

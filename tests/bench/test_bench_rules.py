@@ -10,7 +10,7 @@ import yaml
 from bench.figures import Place
 from bench.rules import TENANTS, Load, measure
 from bench.rules.fleet import LOAD_S, WORKERS, Fleet
-from deploy.shipped import rules
+from deploy.standalone.package_data import rules
 
 SHORT = Load(
     hosts=(2,), interval_s=1, settles_s=2.0, largest_settles_s=2.0, watched_s=3.0, churn_turnover_s=3.0, churn_s=6.0

@@ -11,7 +11,7 @@ from bench import versions
 from bench.corpus import live, scenario
 from bench.corpus.judge import Fired, Played
 from bench.figures import BenchError, Figure, Place
-from deploy import parts
+from deploy.standalone import debian_packages
 
 
 def program(path: Path, then: str, version: str = "9.9.9") -> Path:
@@ -23,8 +23,8 @@ def program(path: Path, then: str, version: str = "9.9.9") -> Path:
 
 def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hangs = program(tmp_path / "promtool", "exec sleep 60")
-    monkeypatch.setattr(parts, "find", lambda _: hangs)
-    monkeypatch.setattr(parts, "find_newer", lambda *_: hangs)
+    monkeypatch.setattr(debian_packages, "find", lambda _: hangs)
+    monkeypatch.setattr(debian_packages, "find_newer", lambda *_: hangs)
     monkeypatch.setattr(versions, "TIMEOUT_S", 2)
 
     with pytest.raises(BenchError, match=re.escape(f"{hangs} did not end within 2 s and was killed")):
@@ -37,8 +37,8 @@ STALL = Fired(policy="gpuwarden", alert="GpuwardenJobStalled", remedy="restart_w
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_newer: Fired, wrong: list[str]) -> Iterator[Figure]:
     """Where the newer promtool tells that of one scenario, this one a stall, and live so much is wrong."""
     this, newer = program(tmp_path / "promtool", "exit 0"), program(tmp_path / "newer", "exit 0", "10.0.0")
-    monkeypatch.setattr(parts, "find", lambda _: this)
-    monkeypatch.setattr(parts, "find_newer", lambda *_: newer)
+    monkeypatch.setattr(debian_packages, "find", lambda _: this)
+    monkeypatch.setattr(debian_packages, "find_newer", lambda *_: newer)
     monkeypatch.setattr(Played, "wrong", lambda _: wrong)
     monkeypatch.setattr(live, "play", lambda each, *_, **__: Played(scenario=each, fired=()))
     monkeypatch.setattr(

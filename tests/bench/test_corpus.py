@@ -18,12 +18,12 @@ from bench.corpus import __main__ as judging
 from bench.corpus import host, judge, page, scenario
 from bench.corpus.judge import Fired, Played
 from bench.corpus.scenario import Scenario, ScenarioError, Told, Verdict
-from deploy import parts
-from deploy.check import CHECKOUT
-from exporter import evidence
+from deploy.standalone import debian_packages
 from exporter.collectors import COLLECTORS
-from exporter.readings import ContainerEvidence
+from exporter.evidence import container_history
+from exporter.model.readings import ContainerEvidence
 from gpuwarden.job import Phase, Trip
+from testbed.check_release import CHECKOUT
 from tools.mutation.rules import ALERTS, files
 
 SCENARIOS: Final = scenario.read()
@@ -113,8 +113,8 @@ def named(begins: str) -> Scenario:
 
 def without_promtool() -> str | None:
     try:
-        parts.find("promtool")
-    except parts.PartMissing as missing:
+        debian_packages.find("promtool")
+    except debian_packages.PartMissing as missing:
         return str(missing)
     return None
 
@@ -861,9 +861,9 @@ def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
 def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
     sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, whole = named(begins), evidence._signs
+    one, whole = named(begins), container_history._signs
     monkeypatch.setattr(
-        evidence, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
+        container_history, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
     )
 
     (found,) = judge.play([one])
@@ -922,7 +922,7 @@ def test_a_promtool_that_comes_to_no_end_is_a_sentence(tmp_path: Path, monkeypat
     hangs = tmp_path / "promtool"
     hangs.write_text("#!/bin/sh\nexec sleep 60\n")
     hangs.chmod(0o755)
-    monkeypatch.setattr(parts, "find", lambda _: hangs)
+    monkeypatch.setattr(debian_packages, "find", lambda _: hangs)
     monkeypatch.setattr(judge, "TIMEOUT_S", 0.2)
 
     with pytest.raises(judge.JudgeError, match=re.escape(f"{hangs} did not end within 0.2 s and was killed")):

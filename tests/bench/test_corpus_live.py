@@ -11,8 +11,8 @@ import pytest
 from bench.corpus import judge, live, scenario
 from bench.corpus.judge import Played
 from bench.corpus.scenario import Scenario
-from deploy.check import CHECKOUT, RULES_GLOB
-from exporter.rendering import TEXT
+from exporter.http.exposition import TEXT
+from testbed.check_release import CHECKOUT, RULES_GLOB
 
 pytestmark = pytest.mark.needs_parts
 

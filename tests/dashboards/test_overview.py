@@ -21,9 +21,9 @@ from sqlalchemy import create_engine
 
 from dashboards import render
 from dashboards.queries import PanelQuery, fill_in, panels, queries
-from deploy.check import CHECKOUT, RULES_GLOB
 from exporter.collectors import COLLECTORS
-from exporter.readings import (
+from exporter.collectors.registry import SnapshotCollector
+from exporter.model.readings import (
     Container,
     ContainerEvidence,
     DriverHealth,
@@ -45,19 +45,19 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
-from exporter.scrape import SnapshotCollector
-from exporter.thresholds import Thresholds
+from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
-from gpuwarden.statefile import JobFile, TaskFile, WorkerFile
-from remediator.app import create_app
-from remediator.credentials import Credentials
-from remediator.ledger import Ledger
-from remediator.queue_metrics import Count, QueueCollector
-from remediator.safety import Orders
-from remediator.totals import TOOK_S, Took, Totals
+from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
+from remediator.ledger.counters import TOOK_S, Took, Totals
+from remediator.ledger.ledger import Ledger
+from remediator.metrics.queue import Count, QueueCollector
+from remediator.remedies.guards import Orders
+from remediator.webhook.app import create_app
+from remediator.webhook.auth import Credentials
+from testbed.check_release import CHECKOUT, RULES_GLOB
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
 PANELS: Final = list(panels(OVERVIEW))

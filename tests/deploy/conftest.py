@@ -8,8 +8,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from deploy import parts
-from deploy.engine import Engine, NoEngine, docker_engine, reachable_engine
+from deploy.standalone import debian_packages
+from testbed.docker_engine import Engine, NoEngine, docker_engine, reachable_engine
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def package_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Debian's package lists, fetched once for all tests."""
     folder = tmp_path_factory.mktemp("package-lists")
     try:
-        parts.unpack("probe", ["busybox-static"], parts_dir=folder)
-    except parts.PartMissing as missing:
+        debian_packages.unpack("probe", ["busybox-static"], parts_dir=folder)
+    except debian_packages.PartMissing as missing:
         pytest.skip(f"Debian's packages cannot be fetched here: {missing}")
     return folder / "apt"
 

@@ -12,10 +12,10 @@ import httpx
 import pytest
 import yaml
 
-from deploy import init, parts
-from deploy.chain import Chain, Plan
-from deploy.check import CHECKOUT, RULES_GLOB, run_part
-from deploy.config import SILENT, Pace, alertmanager_config
+from deploy.standalone import debian_packages, init
+from deploy.standalone.config_files import SILENT, Pace, alertmanager_config
+from deploy.standalone.stack import Chain, Plan
+from testbed.check_release import CHECKOUT, RULES_GLOB, run_part
 from tests.remediator.alertmanager import silence, tell
 from tests.remediator.listening import listening
 from tests.waiting import eventually
@@ -47,8 +47,8 @@ WATCHDOG = {"alertname": "GpuwardenWatchdog", "severity": "none"}
 
 def program(name: str) -> Path:
     try:
-        return parts.find(name)
-    except parts.PartMissing as missing:
+        return debian_packages.find(name)
+    except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
 
 

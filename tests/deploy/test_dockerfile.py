@@ -16,15 +16,15 @@ import pytest
 from docker.models.containers import Container
 from docker.utils import build as build_context
 
-from deploy import parts
-from deploy.engine import Engine
-from deploy.image import worker_image
+from deploy.standalone import debian_packages
 from gpuwarden import __version__
+from testbed.docker_engine import Engine
+from testbed.worker_image import worker_image
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_docker
 
-CHECKOUT = Path(parts.__file__).resolve().parent.parent
+CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
 PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence]"
 NAME = "gpuwarden-dockerfile-test"
 PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read().decode())"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy import init, reachable
-from deploy.check import run_part
-from deploy.init import InitError, Site, files
+from deploy.standalone import docker_socket, init
+from deploy.standalone.init import InitError, Site, files
 from exporter.settings import Settings as WatchSettings
 from gpuwarden.errors import GpuwardenError
-from remediator.settings import ExecuteSettings
+from remediator.settings.settings import ExecuteSettings
+from testbed.check_release import run_part
 
 SITE = Site(
     host="box1", command="/usr/bin/gpuwarden", etc="/etc/gpuwarden", state="/var/lib/gpuwarden", run="/run/gpuwarden",
@@ -136,7 +136,7 @@ def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path
 def test_an_installation_without_its_pages_is_told_in_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuwarden.pages.FOLDER", tmp_path / "docs")
+    monkeypatch.setattr("gpuwarden.docs_pages.FOLDER", tmp_path / "docs")
 
     with pytest.raises(InitError, match=r"^nothing was written: no .* install gpuwarden anew$"):
         init.command([str(tmp_path / "here")])
@@ -198,7 +198,7 @@ def test_docker_is_asked_where_its_socket_is(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "docker.sock"
-    monkeypatch.setattr(reachable, "SYSTEM_SOCKET", path)
+    monkeypatch.setattr(docker_socket, "SYSTEM_SOCKET", path)
     with socket.socket(socket.AF_UNIX) as engine:
         if there:
             engine.bind(str(path))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.engine import Engine, NoEngine, docker_engine
+from testbed.docker_engine import Engine, NoEngine, docker_engine
 
 
 @pytest.fixture(scope="session")

@@ -31,10 +31,10 @@ from typing import Any, Final
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.engine.default import DefaultDialect
 
-from gpuwarden import cli
-from gpuwarden.schema import JOBS
+from gpuwarden.cli import main
+from gpuwarden.queue.schema import JOBS
 from remediator.actuators.docker import DockerActuator
-from remediator.schema import EXECUTORS, JOURNAL, LEDGER
+from remediator.ledger.schema import EXECUTORS, JOURNAL, LEDGER
 from tests.waiting import POLL_S
 
 NEVER: Final = "never"
@@ -100,7 +100,7 @@ class Doomed:
 
 
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload([__name__, "remediator.main", "remediator.executing"])
+_FORKS.set_forkserver_preload([__name__, "remediator.main", "remediator.executor.main"])
 _ONE_AT_A_TIME: Final = threading.Lock()
 """To start one, and to ask how one ended: either looks after all that there are, which threads cannot at once."""
 
@@ -118,7 +118,7 @@ def _be(at: str, notes: Path, arguments: list[str], env: dict[str, str], log: Pa
     points = Points(at, notes)
     _at_commits(points.reach)
     _at_acts(points.reach)
-    sys.exit(cli.main(arguments))
+    sys.exit(main.main(arguments))
 
 
 def _at_commits(reach: Callable[[str], None]) -> None:

@@ -18,22 +18,23 @@ from typing import Final, Self
 import docker
 from sqlalchemy import select
 
-from deploy import parts, private_engine
-from deploy.chain import CHECKOUT
-from deploy.demo.body import Script, write_picture
-from deploy.engine import Engine
-from deploy.fleet import DockerFleet, Ground, Habits
-from deploy.reachable import NoEngine, ask
-from deploy.simulator import SimulatedGpus, Slot
-from deploy.stage import of_consequence
-from gpuwarden import statefile
-from gpuwarden.database import reading
+from deploy.standalone import debian_packages
+from deploy.standalone.docker_socket import NoEngine, ask
+from deploy.standalone.stack import CHECKOUT
+from gpuwarden import state_file
+from gpuwarden.db.engine import reading
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import JobStore, Submission
-from remediator import status
-from remediator.ledger import Ledger
+from remediator.commands import status
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.schema import INTENTS
 from remediator.plan import Outcome
-from remediator.schema import INTENTS
+from testbed import private_engine
+from testbed.demo.job_body import Script, write_picture
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import SimulatedGpus, Slot
+from testbed.stage import of_consequence
+from testbed.workers import DockerFleet, Ground, Habits
 from tests.e2e.running import Run, free_ports, up
 from tests.waiting import eventually
 
@@ -155,9 +156,9 @@ class StoppableEngine:
             self._process = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "TERM", "--"),
-                    *private_engine.dockerd_command(self._places, str(parts.find("dockerd"))),
+                    *private_engine.dockerd_command(self._places, str(debian_packages.find("dockerd"))),
                 ],
-                env=parts.env_for_parts(),
+                env=debian_packages.env_for_parts(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -196,7 +197,7 @@ class Site:
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 words = path.read_text(errors="replace")
-                if f"{self.data}/" in words and "deploy.up" not in words and "scaled_up" not in words:
+                if f"{self.data}/" in words and "deploy.standalone.up" not in words and "scaled_up" not in words:
                     found.append(int(path.parent.name))
         return found
 
@@ -295,9 +296,9 @@ class Host(Site):
 
     def silent_s(self, worker: str) -> float:
         """For how long a worker's job has not beaten, seconds; 0 before it did."""
-        path = self.data / "run" / worker / f"{worker}{statefile.JOB_SUFFIX}"
+        path = self.data / "run" / worker / f"{worker}{state_file.JOB_SUFFIX}"
         with suppress(FileNotFoundError):
-            beat = statefile.parse_job(path.read_text(encoding="utf-8")).beat
+            beat = state_file.parse_job(path.read_text(encoding="utf-8")).beat
             return 0.0 if beat is None else time.time() - beat.unix_s
         return 0.0
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.chain import CHECKOUT, PARTS, PORTS
+from deploy.standalone.stack import CHECKOUT, PARTS, PORTS
 from tests.asking import PLAIN
 from tests.waiting import eventually
 
@@ -122,7 +122,7 @@ def up(
     *options: str,
     data: Path | None = None,
     docker: str = "none",
-    command: Sequence[str] = ("-m", "deploy.up"),
+    command: Sequence[str] = ("-m", "deploy.standalone.up"),
     cwd: Path = CHECKOUT,
     env: dict[str, str] | None = None,
 ) -> Iterator[Run]:

@@ -5,10 +5,10 @@ import sys
 from dataclasses import replace
 from typing import Final
 
-from deploy import up
-from deploy.chain import Plan
-from deploy.reachable import Engine, NoEngine
-from deploy.stage import FAST
+from deploy.standalone import up
+from deploy.standalone.docker_socket import Engine, NoEngine
+from deploy.standalone.stack import Plan
+from testbed.stage import FAST
 
 STOP_GRACE_S: Final = 4.0
 """A test that acts in the middle of a stop may come seconds late."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deploy.demo.body import Script
-from deploy.engine import NoEngine
-from deploy.simulator import Slot
-from deploy.stage import stage
 from gpuwarden.job import FRESH_S, State
+from testbed.demo.job_body import Script
+from testbed.docker_engine import NoEngine
+from testbed.gpu_simulator import Slot
+from testbed.stage import stage
 from tests.asking import PLAIN
 from tests.waiting import eventually
 

@@ -16,15 +16,15 @@ from typing import Any, Final
 import docker
 import pytest
 
-from deploy.demo.body import Script
-from deploy.engine import Engine
-from deploy.fleet import DockerFleet, Habits
-from deploy.simulator import Slot
-from deploy.stage import Stage, of_consequence, stage
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import Submission
-from remediator.ledger import Story
+from remediator.ledger.ledger import Story
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, of_consequence, stage
+from testbed.workers import DockerFleet, Habits
 from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]

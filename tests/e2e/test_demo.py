@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy import parts
-from deploy.chain import CHECKOUT
+from deploy.standalone import debian_packages
+from deploy.standalone.stack import CHECKOUT
 from gpuwarden import procfs
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slo
 
 def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_plain_lines() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-m", "testbed.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -33,8 +33,8 @@ def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_
 
 def test_a_part_that_dies_fails_the_demonstration_and_is_named_and_everything_is_cleared_away() -> None:
     before = _work_folders()
-    demo = subprocess.Popen([sys.executable, "-m", "deploy.demo"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
-    pid = _descendant(demo.pid, parts.PARTS["alertmanager"].names, within_s=60)
+    demo = subprocess.Popen([sys.executable, "-m", "testbed.demo"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
+    pid = _descendant(demo.pid, debian_packages.PARTS["alertmanager"].names, within_s=60)
     os.kill(pid, signal.SIGKILL)
 
     told, _ = demo.communicate(timeout=90)

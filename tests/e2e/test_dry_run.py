@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from deploy.demo.body import Script
-from deploy.engine import Engine
-from deploy.simulator import Slot
-from deploy.stage import Stage, of_consequence, stage
 from gpuwarden.job import State
-from remediator.ledger import Kept
+from remediator.ledger.ledger import Kept
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, of_consequence, stage
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from deploy.engine import Engine
-from deploy.simulator import Slot
-from deploy.stage import Stage, stage
 from gpuwarden.job import JobId, State
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, stage
 from tests.e2e.test_arming import acts, gpuwarden, run, until, wedge
 from tests.remediator.alertmanager import expire, silence
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.body import Script
-from deploy.engine import Engine
-from deploy.simulator import Slot
-from deploy.stage import Stage, of_consequence, stage
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import JobClass, State
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, of_consequence, stage
 from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]

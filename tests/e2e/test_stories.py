@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from dashboards.queries import queries
-from deploy.chain import CHECKOUT
-from deploy.demo import verdict
-from deploy.demo.body import Script
-from deploy.demo.main import JOBS, SILENCE_S
-from deploy.demo.verdict import Case, Link
-from deploy.engine import Engine
-from deploy.fleet import DockerFleet
-from deploy.simulator import Slot
-from deploy.stage import HOST, Stage, of_consequence, stage
+from deploy.standalone.stack import CHECKOUT
 from gpuwarden.job import FINAL
-from remediator.ledger import Entry, Story
+from remediator.ledger.ledger import Entry, Story
+from testbed.demo import verdict
+from testbed.demo.job_body import Script
+from testbed.demo.main import JOBS, SILENCE_S
+from testbed.demo.verdict import Case, Link
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import HOST, Stage, of_consequence, stage
+from testbed.workers import DockerFleet
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
-from deploy.demo.body import Script
-from deploy.engine import Engine
 from gpuwarden.job import State
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
 from tests.e2e.wedges import SCRIPT, Room, Wedge, room, wedge
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]

@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from deploy.chain import Chain, Plan
-from deploy.stage import FAST, of_consequence
+from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import JobStore
-from remediator.ledger import Ledger
+from remediator.ledger.ledger import Ledger
+from testbed.stage import FAST, of_consequence
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]

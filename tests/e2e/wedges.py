@@ -20,21 +20,21 @@ import pytest
 import yaml
 from sqlalchemy import select
 
-from deploy import parts
-from deploy.chain import CHECKOUT, Chain, Plan
-from deploy.demo.body import Script, write_picture
-from deploy.engine import Engine
-from deploy.fleet import QUEUE, STAGE_LABEL, DockerFleet, Ground, Habits
-from deploy.simulator import SimulatedGpus, Slot
-from gpuwarden.database import reading
-from gpuwarden.facts import WorkerFacts
+from deploy.standalone import debian_packages
+from deploy.standalone.stack import CHECKOUT, Chain, Plan
+from gpuwarden.db.engine import reading
+from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import FINAL, JobId, Trip
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
-from remediator.ledger import Kept, Ledger, Story
+from remediator.clients.exporter import Witness, WitnessError
+from remediator.ledger.ledger import Kept, Ledger, Story
+from remediator.ledger.schema import INTENTS
 from remediator.remedies.restart_worker import confirm
-from remediator.schema import INTENTS
-from remediator.witness import Witness, WitnessError
+from testbed.demo.job_body import Script, write_picture
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import SimulatedGpus, Slot
+from testbed.workers import QUEUE, STAGE_LABEL, DockerFleet, Ground, Habits
 from tests.e2e.crashing import Doomed
 from tests.waiting import eventually
 
@@ -145,7 +145,12 @@ class Wedge:
         argv = [*TETHER, sys.executable, "-m", "gpuwarden", *self._arguments(options)]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                argv, cwd=CHECKOUT, env=parts.env_for_parts(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                argv,
+                cwd=CHECKOUT,
+                env=debian_packages.env_for_parts(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
         try:
             yield process
@@ -156,7 +161,9 @@ class Wedge:
     @contextmanager
     def doomed(self, at: str, *, number: int, options: Sequence[str] = ()) -> Iterator[Doomed]:
         """An armed executor that dies at a point, or never, told to end afterwards; what it reached is in `reached`."""
-        process = Doomed(at, self._notes(number), self._arguments(options), env=parts.env_for_parts(), log=self._log)
+        process = Doomed(
+            at, self._notes(number), self._arguments(options), env=debian_packages.env_for_parts(), log=self._log
+        )
         try:
             yield process
         finally:

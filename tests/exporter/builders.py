@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from exporter.readings import (
+from exporter.model.readings import (
     Container,
     ContainerEvidence,
     Gpu,
@@ -17,9 +17,9 @@ from exporter.readings import (
     WorkerReadings,
     WorkerSighting,
 )
-from exporter.thresholds import Thresholds
+from exporter.model.thresholds import Thresholds
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import JobFile, Stamp, TaskFile, WorkerFile
+from gpuwarden.state_file import JobFile, Stamp, TaskFile, WorkerFile
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 NOW_S = 10_000.0

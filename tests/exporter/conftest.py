@@ -16,8 +16,8 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.sampler
-from deploy import parts
-from deploy.engine import Engine, NoEngine, docker_engine
+from deploy.standalone import debian_packages
+from testbed.docker_engine import Engine, NoEngine, docker_engine
 from tests.nvml import driver as nvidia
 from tests.waiting import eventually
 
@@ -147,7 +147,7 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for NVIDIA's driver library, made once."""
     try:
         return nvidia.build(tmp_path_factory.mktemp("nvml"))
-    except parts.PartMissing as missing:
+    except debian_packages.PartMissing as missing:
         pytest.skip(f"no C compiler: {missing}")
 
 

@@ -10,9 +10,11 @@ from unittest.mock import patch
 
 from prometheus_client import CollectorRegistry
 
-from exporter import scrape
-from exporter.evidence import without_figures
-from exporter.readings import (
+from exporter.collectors import registry as scrape
+from exporter.collectors.registry import SnapshotCollector
+from exporter.evidence.container_history import without_figures
+from exporter.http.exposition import Renderer
+from exporter.model.readings import (
     DriverHealth,
     GpuFigures,
     GpuShare,
@@ -25,12 +27,10 @@ from exporter.readings import (
     Unknown,
     WorkerReadings,
 )
-from exporter.rendering import Renderer
-from exporter.scrape import SnapshotCollector
-from exporter.thresholds import Thresholds
-from gpuwarden.build import Build
+from exporter.model.thresholds import Thresholds
+from gpuwarden.build_info import Build
 from gpuwarden.job import JobClass, Phase
-from gpuwarden.statefile import Stamp, TaskFile
+from gpuwarden.state_file import Stamp, TaskFile
 from tests.exporter import builders as build
 
 PATH = Path(__file__).with_name("golden.prom")

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 import exporter.sampler
-from exporter import testimony
-from exporter.readings import Snapshot
+from exporter.http import evidence
+from exporter.model.readings import Snapshot
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
-from exporter.thresholds import Thresholds
-from gpuwarden import statefile
-from gpuwarden.facts import WorkerFacts
-from gpuwarden.statefile import Stamp
+from gpuwarden import state_file
+from gpuwarden.evidence import WorkerFacts
+from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
 from tests.exporter import golden
 from tests.exporter.conftest import StartWorker, Worker
@@ -54,8 +54,8 @@ class Machine:
         now, incarnation = self.stamp(), self._worker.incarnation
         worker = build.worker_file(incarnation=incarnation, started=now, heartbeat=now, loop=now)
         job = build.job_file(incarnation=incarnation, started=now, phase_started=now, beat=now)
-        (self._worker.folder / "w0.worker.json").write_text(statefile.render(worker))
-        (self._worker.folder / "w0.job.json").write_text(statefile.render(job))
+        (self._worker.folder / "w0.worker.json").write_text(state_file.render(worker))
+        (self._worker.folder / "w0.job.json").write_text(state_file.render(job))
 
     def look(self) -> Snapshot:
         return self._sampler.sample()
@@ -70,7 +70,7 @@ class Machine:
 
     def facts(self) -> WorkerFacts:
         """What a remediator is told now, but for the RAM's size, which is this machine's."""
-        found = testimony.about("w0", self.look(), now=self.stamp())
+        found = evidence.about("w0", self.look(), now=self.stamp())
         assert found is not None
         return replace(found, ram_bytes=None)
 

@@ -17,13 +17,13 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.doorkeeper
-import exporter.web
-from deploy import parts
+import exporter.http.server
+from deploy.standalone import debian_packages
 from exporter.doorkeeper import BusyError, Doorkeeper, WebConfigError
 from tests.asking import PLAIN
 from tests.certificates import Authority, authority, openssl
 from tests.exporter import builders as build
-from tests.exporter.test_web import Answer, get, live, served
+from tests.exporter.http.test_server import Answer, get, live, served
 from tests.remediator.prometheus import prometheus
 from tests.waiting import eventually
 
@@ -311,10 +311,12 @@ def test_it_is_no_error_of_ours_where_a_caller(
     sends: bytes,
     stays: bool,
 ) -> None:
-    monkeypatch.setattr(exporter.web, "CONNECTIONS_MAX", 1)  # whoever is answered next, this caller was let go of
+    monkeypatch.setattr(
+        exporter.http.server, "CONNECTIONS_MAX", 1
+    )  # whoever is answered next, this caller was let go of
     if stays:
-        monkeypatch.setattr(exporter.web, "REQUEST_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(exporter.web.Pages, "_front", lambda _: "x" * 2**25)  # more than a connection holds
+        monkeypatch.setattr(exporter.http.server, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(exporter.http.server.Pages, "_front", lambda _: "x" * 2**25)  # more than a connection holds
     config = write(tmp_path / "web.yml", tls(ours)) if secure else None
 
     with served(live(), web_config_file=config) as port:
@@ -537,7 +539,11 @@ def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours
 
     assert Doorkeeper(config).describe() == "https, 1 users"
     done = subprocess.run(
-        [parts.find("promtool"), "check", "web-config", config], capture_output=True, text=True, timeout=60, check=False
+        [debian_packages.find("promtool"), "check", "web-config", config],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

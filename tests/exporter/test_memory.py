@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.exporter.conftest import StartWorker
-from tests.exporter.test_containers_source import Telling, daemon
-from tests.exporter.test_web import environment
+from tests.exporter.http.test_server import environment
+from tests.exporter.sources.containers.test_docker import Telling, daemon
 from tests.waiting import eventually
 
 

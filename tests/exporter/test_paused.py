@@ -10,18 +10,18 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-import exporter.paused
-from exporter import paused
-from exporter.evidence import PAUSES_MAX
-from exporter.kept import KeptError
-from exporter.paused import INCARNATIONS_MAX, WRITTEN_APART_S, PausedFile, Pauses, Spans, parse, render
-from exporter.readings import ContainerEvidence
+import exporter.state.pauses
+from exporter.evidence.container_history import PAUSES_MAX
+from exporter.model.readings import ContainerEvidence
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
-from exporter.thresholds import Thresholds
+from exporter.state import pauses as paused
+from exporter.state.file import KeptError
+from exporter.state.pauses import INCARNATIONS_MAX, WRITTEN_APART_S, PausedFile, Pauses, Spans, parse, render
 from gpuwarden import clock
-from gpuwarden.statefile import Stamp
+from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
-from tests.exporter.test_servers import Docker
+from tests.exporter.sources.servers.test_monitor import Docker
 
 NOW = Stamp(boottime_s=100.0, boot_id="this boot", unix_s=1.8e9)
 LATER = replace(NOW, boottime_s=5000.0)
@@ -36,7 +36,7 @@ def kept(tmp_path: Path) -> PausedFile:
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     capture = LogCapture()
-    monkeypatch.setattr(exporter.paused, "log", structlog.wrap_logger(None, processors=[capture]))
+    monkeypatch.setattr(exporter.state.pauses, "log", structlog.wrap_logger(None, processors=[capture]))
     return capture
 
 

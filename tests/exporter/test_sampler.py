@@ -16,9 +16,9 @@ from typing import Any, Final
 import pytest
 from structlog.testing import LogCapture
 
-from exporter import evidence
-from exporter.evidence import RamUse
-from exporter.readings import (
+from exporter.evidence import container_history
+from exporter.evidence.container_history import RamUse
+from exporter.model.readings import (
     ContainerEvidence,
     DriverHealth,
     Gpu,
@@ -30,20 +30,22 @@ from exporter.readings import (
     SourceHealth,
     Tenancy,
 )
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler, _place_now
-from exporter.sources import clients, processes, simulated
-from exporter.sources.drm import AMD, DrmGpus
-from exporter.sources.listener import Listener, Listing
-from exporter.sources.nvidia_host import NvidiaHost
+from exporter.sources import processes
+from exporter.sources.containers.poller import Listener, Listing
+from exporter.sources.gpu import simulated
+from exporter.sources.gpu.drm import clients
+from exporter.sources.gpu.drm.gpus import AMD, DrmGpus
+from exporter.sources.gpu.nvml.presence import NvidiaHost
 from exporter.sources.tasks import Tasks
-from exporter.thresholds import Thresholds
-from gpuwarden import cgroup, clock, procfs, statefile
+from gpuwarden import cgroup, clock, procfs, state_file
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.statefile import Stamp
+from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
-from tests.exporter import gpu_tree
 from tests.exporter.conftest import StartWorker, Worker
-from tests.exporter.gpu_tree import Tree
+from tests.exporter.sources.gpu import gpu_tree
+from tests.exporter.sources.gpu.gpu_tree import Tree
 from tests.waiting import eventually
 
 
@@ -108,7 +110,7 @@ def report_job(worker: Worker, *, beat_age_s: float) -> None:
     job = build.job_file(
         worker="w0", incarnation=worker.incarnation, started=ago(300), phase_started=ago(300), beat=ago(beat_age_s)
     )
-    (worker.folder / "w0.job.json").write_text(statefile.render(job))
+    (worker.folder / "w0.job.json").write_text(state_file.render(job))
 
 
 def test_a_worker_in_no_container_is_seen_by_its_process_tree(
@@ -156,7 +158,7 @@ def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else
 def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
     house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "OUTAGE_S", 0.0)
+    monkeypatch.setattr(container_history, "OUTAGE_S", 0.0)
     start_worker("w0")
     fails = partial(simulated.read, tmp_path / "no such file")
 
@@ -973,10 +975,10 @@ def test_the_log_names_the_first_file_of_each_reason_and_what_is_wrong_with_it(h
     for name in ("w0", "w1"):
         (slot / f"{name}.worker.json").write_text("{")
     worker = build.worker_file(worker="w2")
-    (slot / "w2.worker.json").write_text(statefile.render(worker))
+    (slot / "w2.worker.json").write_text(state_file.render(worker))
     (slot / "w2.lock").touch()
     job = build.job_file(worker="w2", incarnation=worker.incarnation, model="a\nb")
-    (slot / "w2.job.json").write_text(statefile.render(job))
+    (slot / "w2.job.json").write_text(state_file.render(job))
 
     sampler(house).sample()
 
@@ -1009,7 +1011,7 @@ def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_pat
 def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> None:
     for folder in ("a", "b"):
         (house / folder).mkdir()
-        (house / folder / "w0.worker.json").write_text(statefile.render(build.worker_file()))
+        (house / folder / "w0.worker.json").write_text(state_file.render(build.worker_file()))
         (house / folder / "w0.lock").touch()
 
     sampler(house).sample()

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from exporter.main import command
-from exporter.patience import Patience
+from exporter.model.thresholds import Thresholds
+from exporter.model.timeouts import Patience
 from exporter.settings import Settings, unknown_variables
-from exporter.thresholds import Thresholds
 from gpuwarden.settings import complaints, given
 
 

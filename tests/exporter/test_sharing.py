@@ -12,15 +12,15 @@ from pathlib import Path
 import docker
 import pytest
 
-from deploy.check import CHECKOUT
-from deploy.engine import Engine
-from deploy.image import worker_image
-from exporter.readings import GpuReadings
+from exporter.model.readings import GpuReadings
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
-from exporter.sources.containers import EngineContainers
-from exporter.thresholds import Thresholds
+from exporter.sources.containers.docker import EngineContainers
 from gpuwarden import cgroup
+from testbed.check_release import CHECKOUT
+from testbed.docker_engine import Engine
+from testbed.worker_image import worker_image
 from tests.exporter import builders as build
 from tests.exporter.test_sampler import Docker, sampler
 from tests.waiting import eventually

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 import pytest
 from structlog.testing import LogCapture
 
-from exporter import testimony
-from exporter.readings import CpuUse, Snapshot, WorkerReadings
+from exporter.http import evidence
+from exporter.model.readings import CpuUse, Snapshot, WorkerReadings
+from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
-from exporter.thresholds import Thresholds
 from gpuwarden import procfs
 from gpuwarden.job import Phase
 from tests.exporter import builders as build
@@ -40,7 +40,7 @@ def sampler(house: Path, *, dead_after_s: float = 30.0) -> Sampler:
 
 
 def silence(snapshot: Snapshot) -> Silence:
-    facts = testimony.about("w0", snapshot, now=snapshot.taken)
+    facts = evidence.about("w0", snapshot, now=snapshot.taken)
     assert facts is not None
     return Silence(facts.heartbeat_age_s, facts.cpu_still_s)
 

@@ -13,14 +13,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from bench.exporter import churn
-from exporter.readings import Container
-from exporter.rendering import Renderer
-from exporter.scrape import SnapshotCollector
-from exporter.thresholds import Thresholds
+from exporter.collectors.registry import SnapshotCollector
+from exporter.http.exposition import Renderer
+from exporter.model.readings import Container
+from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
-from gpuwarden.statefile import Stamp
+from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
-from tests.exporter.test_cgroups import Host
+from tests.exporter.sources.containers.test_cgroups import Host
 from tests.exporter.test_sampler import Docker, sampler
 
 SCRAPES = 7_500

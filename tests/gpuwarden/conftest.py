@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from deploy.postgres import Postgres
 from gpuwarden.queue import JobStore
+from testbed.postgres import Postgres
 from tests.conftest import Cli
 from tests.templates import copied, empty_file
 

@@ -19,9 +19,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import gpuwarden
-from deploy.postgres import Postgres
-from gpuwarden import revisions
-from gpuwarden.database import (
+from gpuwarden.db import migrate as revisions
+from gpuwarden.db.engine import (
     DatabaseError,
     NewerTablesError,
     OlderTablesError,
@@ -33,7 +32,8 @@ from gpuwarden.database import (
     refuse_other_revisions,
 )
 from gpuwarden.queue import JobStore, Submission
-from gpuwarden.schema import METADATA, QUEUE
+from gpuwarden.queue.schema import METADATA, QUEUE
+from testbed.postgres import Postgres
 from tests.waiting import eventually
 
 NOW: Final = 1000.0
@@ -55,8 +55,8 @@ def upgrade() -> None:
 '''
 
 NEXT_SCHEMA: Final = """
-from gpuwarden.database import Schema
-from gpuwarden.schema import METADATA
+from gpuwarden.db.engine import Schema
+from gpuwarden.queue.schema import METADATA
 
 SCHEMA = Schema(name="queue", tables=METADATA, migrations="next_release:migrations")
 """
@@ -245,7 +245,7 @@ def test_a_program_that_only_asks_changes_no_tables(empty_url: str, next_schema:
 OPENER: Final = """
 import sys, time
 from pathlib import Path
-from gpuwarden.database import open_database
+from gpuwarden.db.engine import open_database
 from next_release import SCHEMA
 url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 (folder / f"{name}.ready").touch()

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from exporter.readings import WorkerSighting
+from exporter.model.readings import WorkerSighting
 from exporter.sources import workers
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import HostKeyError, LockHeldError, Reporter, StateFolderError, host_key
-from gpuwarden.statefile import JobFile, LongStep, StateFileError, WorkerFile, parse_job, parse_worker
+from gpuwarden.state_file import JobFile, LongStep, StateFileError, WorkerFile, parse_job, parse_worker
 from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from deploy import parts
+from deploy.standalone import debian_packages
 
 SOURCE: Final = Path(__file__).with_name("nvml.c")
 LIBRARY: Final = "libnvidia-ml.so.1"
@@ -141,4 +141,4 @@ def build(folder: Path) -> Path:
     Raises:
         PartMissing: there is none, and none can be fetched.
     """
-    return compile_library(folder, compiler=parts.find("cc"))
+    return compile_library(folder, compiler=debian_packages.find("cc"))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from deploy.chain import Chain
+from deploy.standalone.stack import Chain
 from tests.nvml.driver import Card, Driver, Sample
 
 GPU_IS_LOST: Final = 15

@@ -12,9 +12,9 @@ from typing import Any, Final
 import psycopg
 from sqlalchemy import Engine, event
 
-from gpuwarden.database import Schema, open_database
-from gpuwarden.schema import QUEUE
-from remediator.schema import LEDGER
+from gpuwarden.db.engine import Schema, open_database
+from gpuwarden.queue.schema import QUEUE
+from remediator.ledger.schema import LEDGER
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only whether it is there is asked; the folder made in it is tempfile's
 

@@ -8,11 +8,11 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpuwarden.database import DatabaseClock, DatabaseError
+from gpuwarden.db.engine import DatabaseClock, DatabaseError
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, Submission, SubmissionError
 from remediator.alert import Alert
-from remediator.ledger import Ledger
+from remediator.ledger.ledger import Ledger
 from tests.races.clocks import DATABASE, Clocks
 from tests.races.databases import Databases
 from tests.races.judge import LOST, Judge
@@ -71,10 +71,10 @@ class Races(RuleBasedStateMachine):
         self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
         processes = Processes()
-        for module in ("remediator.execute", "remediator.queues.builtin"):
+        for module in ("remediator.executor.executor", "remediator.clients.job_queue_sql"):
             stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
-        stack.enter_context(patch("remediator.holder.cgroup", processes))
-        stack.enter_context(patch("remediator.execute.Holder", processes))
+        stack.enter_context(patch("remediator.process_id.cgroup", processes))
+        stack.enter_context(patch("remediator.executor.executor.Holder", processes))
         stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
         for engine, told in (
             (self.databases.ledger, self.judge.promised),

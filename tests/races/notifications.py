@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from remediator.alert import Alert
-from remediator.answers import AnswerError
-from remediator.app import create_app
-from remediator.credentials import Credentials
-from remediator.ledger import Ledger
+from remediator.clients.http import AnswerError
+from remediator.ledger.ledger import Ledger
+from remediator.webhook.app import create_app
+from remediator.webhook.auth import Credentials
 from tests.races.clocks import Clocks
 from tests.races.judge import LOST, ONCE, Acting, Judge
 from tests.races.machine import HOSTS, PAUSE_S, SLOTS, Races
@@ -289,9 +289,9 @@ class Notifications(Races):
 
     def _set_up(self, stack: ExitStack) -> None:
         super()._set_up(stack)
-        stack.enter_context(patch("remediator.app.time", fake_time(self.clocks)))
-        stack.enter_context(patch("remediator.reconcile.REST_S", 0.0))
-        stack.enter_context(patch("remediator.reconcile._ask", self._ask))
+        stack.enter_context(patch("remediator.webhook.app.time", fake_time(self.clocks)))
+        stack.enter_context(patch("remediator.webhook.reconcile.REST_S", 0.0))
+        stack.enter_context(patch("remediator.webhook.reconcile._ask", self._ask))
         self._ending = False
         if self.alone:
             for remediator in self.remediators.values():

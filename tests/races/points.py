@@ -13,8 +13,8 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Engine, event
 
-from gpuwarden import database
-from gpuwarden.database import NoAnswerError
+from gpuwarden.db import engine as database
+from gpuwarden.db.engine import NoAnswerError
 
 Kind = Literal["write", "read", "look", "about", "stop", "start"]
 KINDS: Final[tuple[Kind, ...]] = ("write", "read", "look", "about", "stop", "start")

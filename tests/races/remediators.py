@@ -5,19 +5,19 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final
 
-from gpuwarden.database import DatabaseError
+from gpuwarden.db.engine import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit
-from remediator.execute import Executor, Hands, Pace
-from remediator.holder import Holder
-from remediator.ledger import Ledger
+from remediator.clients.exporter import WitnessError
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands, Pace
+from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
-from remediator.queues.builtin import BuiltinQueue
+from remediator.process_id import Holder
 from remediator.remedies import REMEDIES
-from remediator.safety import Act, Order, Safeguards
-from remediator.witness import WitnessError
+from remediator.remedies.guards import Act, Order, Safeguards
 from tests.races.databases import Databases
 from tests.races.judge import Acting, Judge
 from tests.races.points import Killed, Points, Trouble

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.postgres import Postgres
-from gpuwarden import database
-from gpuwarden.database import DatabaseClock
-from remediator import app, execute, reconcile
+from gpuwarden.db import engine
+from gpuwarden.db.engine import DatabaseClock
+from remediator.executor import executor
+from remediator.webhook import app, reconcile
+from testbed.postgres import Postgres
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import totals
@@ -116,5 +117,5 @@ def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_u
 
 
 def in_place() -> list[object]:
-    its = [vars(app)["time"], vars(execute)["time"], reconcile._ask]
-    return [*its, DatabaseClock.now, database.straight]
+    its = [vars(app)["time"], vars(executor)["time"], reconcile._ask]
+    return [*its, DatabaseClock.now, engine.straight]

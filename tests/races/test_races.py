@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from deploy.postgres import Postgres
+from testbed.postgres import Postgres
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import totals
@@ -37,7 +37,7 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
-    for module in ("remediator.execute",):
+    for module in ("remediator.executor.executor",):
         monkeypatch.setattr(f"{module}.log", Silent())
 
 

@@ -1,4 +1,4 @@
-"""A worker as the queue sees one: the calls of `gpuwarden.worker`, made to the real queue, a turn at a time.
+"""A worker as the queue sees one: the calls of `gpuwarden.worker.worker`, made to the real queue, a turn at a time.
 
 It registers, claims, renews and watches its claim, and ends at once where it no longer owns it. A call that fails is
 asked again at its next turn; a program killed in a call leaves its files behind.
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
-from gpuwarden.database import DatabaseError
+from gpuwarden.db.engine import DatabaseError
 from gpuwarden.job import HEARTBEAT_S
 from gpuwarden.queue import JobStore, ReplacedError
 from tests.races.judge import Judge

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from gpuwarden.facts import WorkerFacts
+from gpuwarden.evidence import WorkerFacts
 from remediator.actuators import ActuatorError
+from remediator.clients.exporter import WitnessError, WorkerUnseenError
 from remediator.plan import ContainerState
-from remediator.witness import WitnessError, WorkerUnseenError
 from tests.races.clocks import Clocks
 from tests.remediator import builders as build
 

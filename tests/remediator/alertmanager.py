@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy import parts
+from deploy.standalone import debian_packages
 from tests.asking import PLAIN
 from tests.remediator.listening import listening
 
@@ -24,7 +24,11 @@ def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
     receivers = [{"name": RECEIVER, "webhook_configs": [webhook]}]
     (folder / "alertmanager.yml").write_text(yaml.safe_dump({"route": route, "receivers": receivers}))
     command = [
-        *(str(parts.find("alertmanager")), f"--config.file={folder}/alertmanager.yml", f"--storage.path={folder}/data"),
+        *(
+            str(debian_packages.find("alertmanager")),
+            f"--config.file={folder}/alertmanager.yml",
+            f"--storage.path={folder}/data",
+        ),
         *("--web.listen-address=127.0.0.1:0", "--cluster.listen-address=", "--log.format=json"),
     ]
     with listening(command, folder / "log") as url:

@@ -6,9 +6,9 @@ The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, s
 from dataclasses import replace
 from typing import Any
 
-from gpuwarden.facts import CardFacts, ServerFacts, TenantFacts, WorkerFacts
+from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.job import State, Trip
-from gpuwarden.tally import RunTally
+from gpuwarden.queue.items.tally import RunTally
 from remediator.alert import Alert
 from remediator.plan import (
     ContainerState,
@@ -24,7 +24,7 @@ from remediator.plan import (
     Stage,
     Subject,
 )
-from remediator.safety import Wish
+from remediator.remedies.guards import Wish
 
 HOST = "box1"
 NOW = 1_800_000_000.0

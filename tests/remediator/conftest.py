@@ -6,10 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from deploy.postgres import Postgres
-from gpuwarden.cli import main
+from gpuwarden.cli.main import main
 from gpuwarden.queue import JobStore
-from remediator.ledger import Ledger
+from remediator.ledger.ledger import Ledger
+from testbed.postgres import Postgres
 from tests.remediator.builders import HOST, NOW
 from tests.templates import Files, copied, empty_file
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import httpx
 
-from deploy import parts
+from deploy.standalone import debian_packages
 from tests.asking import PLAIN
 from tests.waiting import eventually
 
@@ -20,7 +20,7 @@ _LISTENS: Final = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
 def listening(command: Sequence[str], log: Path) -> Iterator[str]:
     """Its address once it is ready, by the log that it writes as JSON; killed in the end."""
     with log.open("wb") as stderr:
-        process = subprocess.Popen(command, env=parts.env_for_parts(), stdout=stderr, stderr=stderr)
+        process = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=stderr, stderr=stderr)
     try:
         found = eventually(lambda: _LISTENS.search(log.read_text()), "it listens", log=log.read_text)
         url = f"http://{found[1]}"

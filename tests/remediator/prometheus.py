@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from deploy import parts, shipped
+from deploy.standalone import debian_packages, package_data
 from tests.remediator.builders import HOST, KEY
 from tests.remediator.listening import listening
 
@@ -108,14 +108,14 @@ def prometheus(folder: Path, *scraped: str, host_label: str = "host", **job: Any
     folder.mkdir(exist_ok=True)
     config = {
         "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms", "evaluation_interval": "1s"},
-        "rule_files": [str(path) for path in shipped.rules()],
+        "rule_files": [str(path) for path in package_data.rules()],
         "scrape_configs": [
             {"job_name": "host", "static_configs": [{"targets": list(scraped), "labels": {host_label: HOST}}], **job}
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     command = [
-        *(str(parts.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
+        *(str(debian_packages.find("prometheus")), f"--config.file={folder}/prometheus.yml"),
         *(f"--storage.tsdb.path={folder}/data", "--web.listen-address=127.0.0.1:0", "--log.format=json"),
     ]
     with listening(command, folder / "log") as url:

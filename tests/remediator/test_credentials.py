@@ -10,8 +10,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gpuwarden.errors import GpuwardenError
-from remediator import credentials
-from remediator.credentials import FILE_MAX_BYTES, SECRETS_MAX, Credentials
+from remediator.webhook import auth
+from remediator.webhook.auth import FILE_MAX_BYTES, SECRETS_MAX, Credentials
 
 OLD, NEW = "old-0123456789abcdef", "new-0123456789abcdef"
 PASSWORD = "p:ässword with spaces"
@@ -19,7 +19,7 @@ PASSWORD = "p:ässword with spaces"
 
 @pytest.fixture(autouse=True)
 def looked_at_with_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK_S", 0.0)
+    monkeypatch.setattr(auth, "LOOK_S", 0.0)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_file_of_the_same_size_and_time_is_another_all_the_same(file: Path) ->
 
 
 def test_a_file_is_looked_at_no_more_than_once_in_a_while(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(credentials, "LOOK_S", 60.0)
+    monkeypatch.setattr(auth, "LOOK_S", 60.0)
     door = Credentials(token_file=file)
     assert door.admit(bearer(OLD))
 

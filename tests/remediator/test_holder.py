@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden import procfs
-from remediator.holder import Holder
+from remediator.process_id import Holder
 from tests.remediator.builders import HOST
 
 

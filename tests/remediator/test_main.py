@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from gpuwarden import logs
-from gpuwarden.cli import main
-from remediator.execute import ExecutorLock
-from remediator.ledger import Ledger
+from gpuwarden.cli.main import main
+from remediator.executor.executor import ExecutorLock
+from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.waiting import eventually

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from remediator.curves import Curves, Found
+from remediator.clients.prometheus_range import Curves, Found
 from tests.remediator import builders as build
 from tests.remediator import prometheus as real
 from tests.remediator.prometheus import Scraped

@@ -12,11 +12,11 @@ from pydantic_settings import CliApp
 
 from gpuwarden.errors import GpuwardenError
 from remediator import tls
-from remediator.settings import ServeSettings
+from remediator.settings.settings import ServeSettings
 from tests.certificates import Authority, Pair, authority, openssl
 from tests.remediator.alertmanager import alertmanager, tell
 from tests.remediator.builders import LABELS, payload, sent
-from tests.remediator.test_app import ALERTS, AUTHORIZED, Served, failing, house, serving
+from tests.remediator.webhook.test_app import ALERTS, AUTHORIZED, Served, failing, house, serving
 from tests.waiting import eventually
 
 

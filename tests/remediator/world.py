@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuwarden.facts import ServerFacts, WorkerFacts
+from gpuwarden.evidence import ServerFacts, WorkerFacts
 from remediator.actuators import ActuatorError
+from remediator.clients.exporter import WitnessError, WorkerUnseenError
 from remediator.plan import ContainerState
-from remediator.witness import WitnessError, WorkerUnseenError
 from tests.remediator import builders as build
 
 

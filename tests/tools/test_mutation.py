@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy import parts
+from deploy.standalone import debian_packages
 from tools.mutation import __main__ as mutation
 from tools.mutation import judging, narrowed, product, rules
 from tools.mutation.equivalent import EQUIVALENT
@@ -116,8 +116,8 @@ def test_a_rule_that_is_renamed_stays_by_the_name_that_it_had() -> None:
 @pytest.fixture
 def promtool() -> Path:
     try:
-        return parts.find("promtool")
-    except parts.PartMissing as missing:
+        return debian_packages.find("promtool")
+    except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
 
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy import parts
-from deploy.parts import PartMissing
+from deploy.standalone import debian_packages
+from deploy.standalone.debian_packages import PartMissing
 from tools.mutation import judging, product
 from tools.mutation.equivalent import EQUIVALENT
 from tools.mutation.generated import generated
@@ -58,7 +58,7 @@ def mutants(rules: Sequence[Path], promtool: Path, room: Path) -> list[Mutant]:
 
 
 def _judge_rules(rules: Sequence[Path]) -> int:
-    promtool = parts.find("promtool")
+    promtool = debian_packages.find("promtool")
     with tempfile.TemporaryDirectory(dir=judging.MEMORY) as folder:
         parse = Path(folder, "parse")
         parse.mkdir()

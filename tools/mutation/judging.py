@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from deploy import check, parts
+from deploy.standalone import debian_packages
+from testbed import check_release
 from tools.mutation import narrowed
 from tools.mutation.rules import ALERTS, Mutant
 
@@ -140,7 +141,7 @@ def parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutan
 
 def read_test(rules: str) -> dict[str, Any]:
     """The tests of a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
-    text = (check.CHECKOUT / check.TESTS / rules.replace(".rules.", ".test.")).read_text()
+    text = (check_release.CHECKOUT / check_release.TESTS / rules.replace(".rules.", ".test.")).read_text()
     return {**parse(text), "rule_files": [rules]}
 
 
@@ -165,7 +166,7 @@ def run(promtool: Path, *arguments: str | Path, stderr: int = subprocess.PIPE) -
         # Thousands of small databases, each for a moment: in memory, without much collecting of garbage, and in one
         # thread, for several run side by side.
         env={
-            **parts.env_for_parts(),
+            **debian_packages.env_for_parts(),
             "GOGC": "400",
             "GOMAXPROCS": "1",
             "TMPDIR": MEMORY or tempfile.gettempdir(),

@@ -7,14 +7,14 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import select, update
 
-from gpuwarden.database import DatabaseError, writing
+from gpuwarden.db.engine import DatabaseError, writing
 from remediator import alert as alerts
-from remediator import ledger
 from remediator.alert import Alert, Refusal
-from remediator.inbox import Inbox
-from remediator.ledger import Ledger
-from remediator.reconcile import Reconciler
-from remediator.schema import ALERTS
+from remediator.ledger import ledger
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.schema import ALERTS
+from remediator.webhook.intake import Inbox
+from remediator.webhook.reconcile import Reconciler
 from tests.races import judge, notifications
 from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
 

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from gpuwarden.database import DatabaseError
-from gpuwarden.queue import claims, events, runs, statements, sweeps
-from tests.gpuwarden import test_queue_machine
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.queue import claims, outbox, runs, sql, sweeps
+from tests.gpuwarden.queue import test_queue_machine
 from tests.races import databases, test_notifications, test_races
 from tests.races.judge import BrokenError
 from tests.races.notifications import TOKEN
@@ -73,9 +73,9 @@ def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for name in ("execute", "app", "inbox", "reconcile"):
             patch.setattr(f"remediator.{name}.log", test_races.Silent())
-        for module in (claims, events, runs, statements, sweeps):  # a statement kept from before has no bug
+        for module in (claims, outbox, runs, sql, sweeps):  # a statement kept from before has no bug
             for kept in vars(module).values():
-                if isinstance(kept, statements.Kept):
+                if isinstance(kept, sql.Kept):
                     patch.setattr(kept, "statements", {})
         plant(patch)
         yield

@@ -9,17 +9,17 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select, update
 
-from gpuwarden.database import tell, upsert, writing
+from gpuwarden.db.engine import tell, upsert, writing
 from gpuwarden.job import FINAL, JobId, Kind, Move, State
-from gpuwarden.queue import Event, JobStore, claims, runs, statements
-from gpuwarden.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GPUS, QUEUE
+from gpuwarden.queue import Event, JobStore, claims, runs, sql
+from gpuwarden.queue.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GPUS, QUEUE
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the jobs that waited for one alone, the first is queued and the others are forgotten."""
-    go_on, transition = runs.go_on, statements.transition
+    go_on, transition = runs.go_on, sql.transition
 
     def first_alone(connection: Connection, run_id: str, job_id: int, now: float) -> None:
         dependent = select(func.min(DEPENDENCIES.c.job_id)).where(DEPENDENCIES.c.needs_job_id == job_id)
@@ -29,7 +29,7 @@ def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
             return transition(move, *where, *([first] if move is Move.READY else []), **values)
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(statements, "transition", narrow)
+            inner.setattr(sql, "transition", narrow)
             go_on(connection, run_id, job_id, now)
 
     monkeypatch.setattr(runs, "go_on", first_alone)
@@ -57,7 +57,7 @@ def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def unblock(self: JobStore, job_id: int, **_: object) -> bool:
         with writing(self._engine) as connection:
-            freed = statements.transition(Move.UNBLOCK, JOBS.c.job_id == job_id)
+            freed = sql.transition(Move.UNBLOCK, JOBS.c.job_id == job_id)
             return connection.execute(freed).rowcount == 1
 
     monkeypatch.setattr(JobStore, "unblock", unblock)
@@ -90,20 +90,18 @@ def budget_of_the_submission(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lock_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A locked worker claims."""
-    monkeypatch.setattr(statements, "is_locked", lambda *_: false())
+    monkeypatch.setattr(sql, "is_locked", lambda *_: false())
 
 
 def quarantine_of_the_slot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker of a GPU in quarantine uses it."""
     slot = QUARANTINED_GPUS.c
-    monkeypatch.setattr(
-        statements, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker)
-    )
+    monkeypatch.setattr(sql, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker))
 
 
 def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another worker uses the GPU on which a lost host's job may still run."""
-    monkeypatch.setattr(statements, "held_by_lost", lambda *_: false())
+    monkeypatch.setattr(sql, "held_by_lost", lambda *_: false())
 
 
 def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,27 +120,25 @@ def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A requeued job is avoided by nobody."""
-    monkeypatch.setattr(statements, "better_elsewhere", lambda *_: false())
+    monkeypatch.setattr(sql, "better_elsewhere", lambda *_: false())
 
 
 def anyone_may_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result is accepted whoever brings it, as long as the job runs."""
-    monkeypatch.setattr(
-        statements, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
-    )
+    monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose attempts are used up has no event."""
-    end_failed = statements.end_failed
+    end_failed = sql.end_failed
 
     def silently(connection: Connection, move: Move, where: Any, job_id: int, because: str, now: float) -> bool:
         if move is not Move.EXHAUST:
             return end_failed(connection, move, where, job_id, because, now)
-        ended = statements.transition(move, where, because=because, ended_at=now, **statements.UNCLAIMED)
+        ended = sql.transition(move, where, because=because, ended_at=now, **sql.UNCLAIMED)
         return connection.execute(ended).rowcount == 1
 
-    monkeypatch.setattr(statements, "end_failed", silently)
+    monkeypatch.setattr(sql, "end_failed", silently)
 
 
 def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +149,7 @@ def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         fenced = fence(self, job_id, **how)
         if fenced:
             with writing(self._engine) as connection:
-                connection.execute(*statements.write_event(kind=Kind.FAILED, now=how["now"], job_id=job_id))
+                connection.execute(*sql.write_event(kind=Kind.FAILED, now=how["now"], job_id=job_id))
         return fenced
 
     monkeypatch.setattr(JobStore, "fence", tell_of)
@@ -161,13 +157,13 @@ def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled job has two events."""
-    write = statements.write_cancelled
+    write = sql.write_cancelled
 
     def twice(connection: Connection, job_ids: Sequence[int], now: float) -> None:
         write(connection, job_ids, now)
         write(connection, job_ids, now)
 
-    monkeypatch.setattr(statements, "write_cancelled", twice)
+    monkeypatch.setattr(sql, "write_cancelled", twice)
 
 
 def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,14 +205,14 @@ def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def requeue(self: JobStore, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
         this = (JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
         values = {
-            "priority": statements.least(JOBS.c.priority, 10),
+            "priority": sql.least(JOBS.c.priority, 10),
             "watchdog_retries": JOBS.c.watchdog_retries + 1,
             "queued_at": now,
-            **statements.UNCLAIMED,
+            **sql.UNCLAIMED,
         }
         with writing(self._engine) as connection:
             tell(connection, QUEUE.channel)
-            return connection.execute(statements.transition(Move.REQUEUE, *this, **values)).rowcount == 1
+            return connection.execute(sql.transition(Move.REQUEUE, *this, **values)).rowcount == 1
 
     monkeypatch.setattr(JobStore, "requeue", requeue)
 

@@ -11,18 +11,19 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import and_, select, true, update
 
-from gpuwarden.database import writing
+from gpuwarden.db.engine import writing
 from gpuwarden.job import MOVES, Move, State, Trip
-from gpuwarden.queue import JobStore, statements
-from gpuwarden.schema import JOBS, WORKERS
-from remediator import execute, ledger, safety
-from remediator.execute import Executor
-from remediator.ledger import Ledger
+from gpuwarden.queue import JobStore, sql
+from gpuwarden.queue.schema import JOBS, WORKERS
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor import executor
+from remediator.executor.executor import Executor
+from remediator.ledger import ledger
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
-from remediator.queues.builtin import BuiltinQueue
-from remediator.remedies import REMEDIES, restart_worker
-from remediator.safety import Act, Order, Orders
-from remediator.schema import INTENTS
+from remediator.remedies import REMEDIES, guards, restart_worker
+from remediator.remedies.guards import Act, Order, Orders
 from tests.races import judge
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -86,9 +87,7 @@ def _fence_any_attempt(
 
 def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result or a renewal is accepted whoever sends it, as long as the job runs."""
-    monkeypatch.setattr(
-        statements, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING)
-    )
+    monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +98,7 @@ def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         replaced = WORKERS.c.incarnation != incarnation
         return select(replaced | retired).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
-    monkeypatch.setattr(statements, "is_over", over)
+    monkeypatch.setattr(sql, "is_over", over)
 
 
 def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,9 +107,9 @@ def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_worker(host: str, worker: str, _: str) -> Any:
         return update(WORKERS).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
-    monkeypatch.setattr(statements, "of_worker", of_worker)
+    monkeypatch.setattr(sql, "of_worker", of_worker)
     monkeypatch.setattr(
-        statements, "is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
+        sql, "is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
     )
 
 
@@ -134,7 +133,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
         return decide(facts)
 
     remedy = replace(REMEDIES["restart_worker"], decide=trusting)
-    monkeypatch.setattr(execute, "REMEDIES", {"restart_worker": remedy})
+    monkeypatch.setattr(executor, "REMEDIES", {"restart_worker": remedy})
 
 
 def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +173,13 @@ def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             restart_worker, name, lambda facts, *rest, decide=decide: decide(replace(facts, armed=True), *rest)
         )
-    may_begin = safety.may_begin
+    may_begin = guards.may_begin
 
-    def as_if_armed(wish: safety.Wish, orders: Orders, *rest: Any, now: float) -> Any:
+    def as_if_armed(wish: guards.Wish, orders: Orders, *rest: Any, now: float) -> Any:
         armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=wish.host)
         return may_begin(wish, Orders(given=(*orders.given, armed)), *rest, now=now)
 
-    for module in (safety, ledger):
+    for module in (guards, ledger):
         monkeypatch.setattr(module, "may_begin", as_if_armed)
 
 
@@ -191,15 +190,15 @@ def lease_on_intents_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is claimed as it was read, whoever has claimed it since."""
-    move = statements.transition
+    move = sql.transition
 
     def careless(kind: Move, *where: Any, **values: Any) -> Any:
         if kind is not Move.CLAIM:
             return move(kind, *where, **values)
         return update(JOBS).where(*where).values(state=State.RUNNING, **values)
 
-    monkeypatch.setattr(statements, "transition", careless)
-    monkeypatch.setattr(statements, "MOVES", {**MOVES, Move.CLAIM: MOVES[Move.CANCEL]})
+    monkeypatch.setattr(sql, "transition", careless)
+    monkeypatch.setattr(sql, "MOVES", {**MOVES, Move.CLAIM: MOVES[Move.CANCEL]})
 
 
 def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +207,7 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     def reclaim(self: JobStore, *, now: float, among: Any = None) -> list[Any]:
         with writing(self._engine) as connection:
             where = true() if among is None else JOBS.c.job_id.in_(sorted(among))
-            return statements.give_away(connection, Move.RECLAIM, where, "lease expired", now)
+            return sql.give_away(connection, Move.RECLAIM, where, "lease expired", now)
 
     monkeypatch.setattr(JobStore, "reclaim_expired", reclaim)
 
@@ -218,7 +217,7 @@ def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Executor,
         "_tend",
-        lambda self: self._hands.queue.tend(now=execute.time.time()),  # type: ignore[attr-defined]
+        lambda self: self._hands.queue.tend(now=executor.time.time()),  # type: ignore[attr-defined]
     )
 
 
@@ -228,11 +227,11 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def in_two(self: JobStore, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(statements, "give_away", lambda *_: [])
+            inner.setattr(sql, "give_away", lambda *_: [])
             register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
         held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
         with writing(self._engine) as connection:
-            return statements.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
+            return sql.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
 
     monkeypatch.setattr(JobStore, "register", in_two)
 

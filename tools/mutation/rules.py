@@ -8,9 +8,9 @@ from typing import Final
 
 import yaml
 
-from deploy import check
+from testbed import check_release
 
-ALERTS: Final = check.CHECKOUT / "alerts"
+ALERTS: Final = check_release.CHECKOUT / "alerts"
 BY_HAND: Final = Path(__file__).with_name("by_hand.yaml")
 EVERY_RULE: Final = "every rule that holds it"
 
@@ -30,7 +30,7 @@ class StaleError(Exception):
 
 def files() -> list[Path]:
     """All rule files."""
-    return sorted(check.CHECKOUT.glob(check.RULES_GLOB))
+    return sorted(check_release.CHECKOUT.glob(check_release.RULES_GLOB))
 
 
 def topic(file: Path) -> str:

@@ -1,0 +1,439 @@
+"""Finds the real programs (Prometheus, Docker, PostgreSQL and others), or unpacks them from Debian's packages.
+
+What is on PATH, or where Debian installs it beside PATH, is used as it is. The rest is fetched with `apt-get
+download` and unpacked with `dpkg-deb -x` into `<checkout>/.parts`: no root, nothing installed, nothing on the system
+touched. Below `.parts`:
+
+- `apt/` holds package lists, cache and configuration of our own: the system's are neither read stale nor written;
+- `<room>/` is one unpacked set of packages. It appears whole, by rename, or not at all; `<room>/.packages` lists it;
+- `.tmp-*` is work in progress, swept by the next fetch when its owner was killed; `.lock` lets one fetch run at a time.
+"""
+
+import argparse
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+
+PARTS_DIR = Path(__file__).resolve().parents[2] / ".parts"
+LISTS_FRESH_S = 12 * 3600
+"""Older package lists are fetched again: they name versions that the mirrors no longer hold."""
+APT_TIMEOUT_S = 600
+LOCK_TIMEOUT_S = 900
+"""Longer than one fetch may take, so that a second process waits for the first rather than giving up on it."""
+BIN_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin")
+SYSTEM = Path("/")
+MIRROR = "http://deb.debian.org/debian"
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+"""What Debian signs its package lists with; of Debian's package debian-archive-keyring."""
+
+
+class PartMissing(Exception):  # noqa: N818 - it reads as what happened
+    """A program that is neither on PATH nor to be had. The message says where it was looked for and what to install."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One program: the names it goes by, and the Debian packages that hold it and the libraries it may lack.
+
+    `beside_path` are patterns of folders, below the system's root or a room, that hold it and are on nobody's PATH.
+    With `without`, the packages come with all they depend on but for what matches these patterns, and the room is
+    `closed`: its libraries are for its own programs, and `env_for_parts` passes it by.
+    """
+
+    names: tuple[str, ...]
+    packages: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
+    beside_path: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()
+    finish: Callable[[Path], None] | None = None
+
+    @property
+    def room(self) -> str:
+        """The folder below `.parts` that these packages are unpacked into."""
+        return self.packages[0]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the room holds libraries that other programs should not meet."""
+        return bool(self.without)
+
+    @property
+    def advice(self) -> str:
+        """What a person types to have this part without us."""
+        return "apt-get install " + " ".join(self.packages)
+
+
+# Without a bridge and its rules (how the private engine runs) dockerd 20.10 to 28 never calls iptables.
+_ENGINE = ("docker.io", "containerd", "runc", "tini")
+_ENGINE_LIBRARIES = ("libdevmapper1.02.1", "libseccomp2")
+ENGINE_PROGRAMS = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
+
+PODMAN_PROGRAMS = ("podman", "conmon")
+# Of what Podman's packages depend on, those two, its network helper (it wants to see one, whatever it is used for) and
+# libraries; the OCI runtime is the private Docker engine's.
+_NOT_FOR_PODMAN = frozenset(
+    {
+        *("[!clnp]*", "crun", "containers-*", "libc6", "libc-*", "libpam*", "libperl*", "lib*-perl", "lsb-*", "passwd"),
+        *("perl*", "pinentry-*"),
+    }
+)
+
+# The system's manager and its libraries: of what its packages set up, nothing is.
+_NOT_FOR_SYSTEMD = frozenset(
+    {
+        *("[!ls]*", "libc6", "libc-*", "libpam-*", "libperl*", "lib*-perl", "libnss-*", "login", "logsave", "lsb-*"),
+        *("systemd-*", "sed", "sysvinit*", "sensible-utils"),
+    }
+)
+
+POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
+# `postgresql` depends on the release's own version of it, and that on libraries whose names change with the release.
+# What only its scripts, its compiler (jit) and its client need stays out; libc must be the one that the loader knows.
+_NOT_FOR_A_SERVER = frozenset(
+    {
+        *("[!lpz]*", "libc6", "libc-*", "locales", "lsb-*", "libpam-*", "libllvm*", "libz3-*", "libperl*", "lib*-perl"),
+        *("passwd", "perl*", "postgresql-client*", "postgresql-common*"),
+    }
+)
+
+
+def _table() -> dict[str, Part]:
+    prometheus = ("prometheus",)
+    alertmanager = ("prometheus-alertmanager",)
+    table = {
+        "prometheus": Part(names=("prometheus",), packages=prometheus),
+        "promtool": Part(names=("promtool",), packages=prometheus),
+        "alertmanager": Part(
+            names=("alertmanager", "prometheus-alertmanager"), packages=alertmanager, finish=_relocate_alertmanager
+        ),
+        "amtool": Part(names=("amtool",), packages=alertmanager, finish=_relocate_alertmanager),
+        "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
+        # Any C compiler: it makes libraries for the tests that need neither headers nor other libraries.
+        "cc": Part(names=("cc", "tcc"), packages=("tcc",)),
+    }
+    for program in ENGINE_PROGRAMS:
+        table[program] = Part(names=(program,), packages=_ENGINE, libraries=_ENGINE_LIBRARIES)
+    table["systemd"] = Part(
+        names=("systemd",),
+        packages=("systemd",),
+        beside_path=("usr/lib/systemd", "lib/systemd"),
+        without=_NOT_FOR_SYSTEMD,
+    )
+    for program in PODMAN_PROGRAMS:
+        table[program] = Part(names=(program,), packages=("podman", "netavark"), without=_NOT_FOR_PODMAN)
+    for program in POSTGRES_PROGRAMS:
+        table[program] = Part(
+            names=(program,),
+            packages=("postgresql",),
+            beside_path=("usr/lib/postgresql/*/bin",),
+            without=_NOT_FOR_A_SERVER,
+            finish=_slim_postgresql,
+        )
+    return table
+
+
+_ALERTMANAGER_FILES = (b"/usr/share/prometheus/alertmanager", b"usr/share//prometheus/alertmanager")
+
+
+def _relocate_alertmanager(root: Path) -> None:
+    """Debian's Alertmanager reads its templates from one absolute path, and will not start without them.
+
+    That path becomes one of the same length relative to the room, and each program a script that first goes there; so
+    give them absolute paths. A build without that path in it is left as it is.
+    """
+    absolute, relative = _ALERTMANAGER_FILES
+    for name in ("prometheus-alertmanager", "amtool"):
+        program = root / "usr/bin" / name
+        content = program.read_bytes() if program.exists() else b""
+        if absolute in content:
+            moved = program.with_name(name + ".relocated")
+            moved.write_bytes(content.replace(absolute, relative))
+            moved.chmod(0o755)
+            program.write_text(f'#!/bin/sh\ncd "$(dirname "$0")/../.." && exec usr/bin/{moved.name} "$@"\n', "ascii")
+
+
+def _slim_postgresql(root: Path) -> None:
+    """Leave out what no server reads; half of the room is the compiler's (jit) bitcode."""
+    for pattern in ("usr/lib/postgresql/*/lib/bitcode", "usr/share/doc", "usr/share/locale", "usr/share/man"):
+        for left_out in root.glob(pattern):
+            shutil.rmtree(left_out)
+
+
+PARTS: Mapping[str, Part] = MappingProxyType(_table())
+
+
+def find(program: str, *, parts_dir: Path = PARTS_DIR, fetch: bool = True) -> Path:
+    """Where `program` (a key of PARTS) lies: on PATH or beside it, else unpacked in `.parts`, else it is fetched now.
+
+    Fetching prints progress to stderr; without `fetch`, what would have to be fetched is missing. A program from
+    `.parts` is started with `env_for_parts()`, one from a closed room with that room's own `library_folders`.
+    Raises PartMissing when it is nowhere and cannot be fetched.
+    """
+    part = PARTS.get(program)
+    if part is None:
+        raise PartMissing(f"{program!r} is no part that is known here; known: {', '.join(sorted(PARTS))}")
+    for name in part.names:
+        if on_path := shutil.which(name):
+            return Path(on_path)
+    if beside_path := _program_below(SYSTEM, part.names, part.beside_path):
+        return beside_path
+    room = parts_dir / part.room
+    if not room.is_dir() and not fetch:
+        raise PartMissing(f"{' or '.join(part.names)} is not on PATH: {part.advice}")
+    if not room.is_dir():
+        try:
+            unpack(
+                part.room,
+                part.packages + part.libraries,
+                dependencies=part.closed,
+                without=part.without,
+                finish=part.finish,
+                parts_dir=parts_dir,
+            )
+        except PartMissing as missing:
+            raise PartMissing(f"{missing}\n  to have {program} all the same: {part.advice}") from missing
+    if unpacked := _program_below(room, part.names, BIN_FOLDERS + part.beside_path):
+        return unpacked
+    raise PartMissing(
+        f"{' or '.join(part.names)} is not on PATH, and this release's packages {', '.join(part.packages)} "
+        f"(unpacked in {room}) do not hold it\n  install it by hand: {part.advice}"
+    )
+
+
+def find_newer(program: str, package: str, *, suite: str = "sid", parts_dir: Path = PARTS_DIR) -> Path:
+    """A program of a newer Debian than this one, whatever version that has today: nothing here may depend on it.
+
+    It is unpacked alone, into a room that `env_for_parts` passes by, and is of that version until the room is removed.
+    Raises PartMissing.
+    """
+    if not KEYRING.is_file():
+        raise PartMissing(f"{KEYRING} is missing, so that {suite}'s lists cannot be trusted: debian-archive-keyring")
+    room = unpack(f"{package}-{suite}", (package,), suite=suite, parts_dir=parts_dir)
+    if found := _program_below(room, (program,), BIN_FOLDERS):
+        return found
+    raise PartMissing(f"{suite}'s package {package} (unpacked in {room}) does not hold {program}")
+
+
+def _program_below(root: Path, names: Sequence[str], folders: Sequence[str]) -> Path | None:
+    """The first program of these names in these folders (patterns) of `root`; of several versions, the newest."""
+    for name in names:
+        for pattern in folders:
+            for folder in sorted(root.glob(pattern), key=_version, reverse=True):
+                if os.access(folder / name, os.X_OK):
+                    return folder / name
+    return None
+
+
+def _version(folder: Path) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", str(folder))]
+
+
+def env_for_parts(*, parts_dir: Path = PARTS_DIR) -> dict[str, str]:
+    """The present environment, with what is unpacked so far at the end of PATH and LD_LIBRARY_PATH.
+
+    At the end, so that the system's own programs and libraries win where it has them. Closed rooms stay out.
+    """
+    env = dict(os.environ)
+    rooms = [parts_dir / part.room for part in PARTS.values() if not part.closed]
+    rooms = [room for room in dict.fromkeys(rooms) if room.is_dir()]
+    programs = [str(room / folder) for room in rooms for folder in BIN_FOLDERS if (room / folder).is_dir()]
+    libraries = [str(folder) for room in rooms for folder in library_folders(room)]
+    # dockerd lives in sbin, which is not on every account's PATH.
+    env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), "/usr/sbin", "/sbin", *programs])
+    if libraries:
+        # An empty entry would mean the working directory.
+        own = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join([*own, *libraries])
+    return env
+
+
+def library_folders(room: Path) -> list[Path]:
+    """The folders of an unpacked room that hold shared libraries."""
+    multiarch = [folder for lib in ("usr/lib", "lib") for folder in sorted((room / lib).glob("*-linux-gnu*"))]
+    return [folder for folder in multiarch if folder.is_dir() and any(folder.glob("*.so*"))]
+
+
+def unpack(
+    room: str,
+    packages: Sequence[str],
+    *,
+    dependencies: bool = False,
+    without: frozenset[str] = frozenset(),
+    finish: Callable[[Path], None] | None = None,
+    suite: str | None = None,
+    parts_dir: Path = PARTS_DIR,
+) -> Path:
+    """Unpack `packages` into `.parts/<room>` unless that is there, and return it.
+
+    With `dependencies`, all they depend on comes along, but for what matches a pattern of `without`. `finish` is
+    given the folder once the packages are unpacked into it, before anyone else sees it. They are of the system's own
+    release unless a `suite` of Debian's is named. Raises PartMissing.
+    """
+    where = parts_dir / room
+    for tool in ("apt-get", "dpkg-deb"):
+        if not where.is_dir() and shutil.which(tool) is None:
+            raise PartMissing(
+                f"{room}: not on PATH, not in {where}, and {tool} is missing, so Debian's packages cannot be unpacked"
+            )
+    parts_dir.mkdir(parents=True, exist_ok=True)
+    with _locked(parts_dir / ".lock"):
+        if where.is_dir():
+            return where
+        for abandoned in parts_dir.glob(".tmp-*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=".tmp-", dir=parts_dir) as scratch:
+            apt = _Apt(parts_dir / (f"apt-{suite}" if suite else "apt"), suite=suite)
+            apt.refresh()
+            wanted = apt.with_dependencies(packages, without=without) if dependencies else list(packages)
+            _say(f"fetching {', '.join(wanted)}")
+            files = apt.download(wanted, Path(scratch, "packages"))
+            root = Path(scratch, "root")
+            root.mkdir()
+            for file in files:
+                _run(["dpkg-deb", "-x", str(file), str(root)])
+            if finish:
+                finish(root)
+            (root / ".packages").write_text("".join(f"{file.name}\n" for file in files))
+            root.rename(where)
+        _say(f"unpacked {where}")
+    return where
+
+
+class _Apt:
+    """apt-get with lists, cache and status of its own, and the system's proxy; its sources and keys, or a suite's."""
+
+    def __init__(self, home: Path, *, suite: str | None = None) -> None:
+        self._home = home
+        self._config = home / "apt.conf"
+        sources = ""
+        if suite is not None:
+            home.mkdir(parents=True, exist_ok=True)
+            (home / "sources.list").write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n", encoding="ascii")
+            sources = f'Dir::Etc::sourcelist "{home}/sources.list";\nDir::Etc::sourceparts "/dev/null";\n'
+        for folder in (home / "lists/partial", home / "cache/archives/partial"):
+            folder.mkdir(parents=True, exist_ok=True)
+        # Nothing counts as installed: dependencies are then the same on every machine.
+        (home / "status").touch()
+        self._config.write_text(
+            # Given by -c, this file is read after the system's, whose hooks would clean or refresh the system's caches.
+            "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n"
+            "#clear APT::Update::Post-Invoke-Success;\n"
+            f'Dir::State::lists "{home}/lists";\nDir::State::status "{home}/status";\nDir::Cache "{home}/cache";\n'
+            # As root, apt drops to a user who may not enter this checkout.
+            'APT::Sandbox::User "root";\nDebug::NoLocking "true";\nAPT::Install-Recommends "false";\n'
+            f"{sources}"
+            'Acquire::Retries "3";\nAcquire::http::Timeout "30";\nAcquire::https::Timeout "30";\n'
+        )
+
+    def refresh(self) -> None:
+        """Fetch the package lists where ours are old or none."""
+        stamp = self._home / "lists.fresh"
+        if stamp.exists() and 0 <= time.time() - stamp.stat().st_mtime < LISTS_FRESH_S:
+            return
+        _say("fetching Debian's package lists")
+        try:
+            self._apt(["update", "--error-on=any"])
+        except PartMissing as problem:
+            # One source of several may be down: what was fetched before, or from the others, may do.
+            if not any((self._home / "lists").glob("*_Packages*")):
+                raise
+            _say(f"going on with the lists there are: {problem}")
+        else:
+            stamp.touch()
+
+    def with_dependencies(self, packages: Sequence[str], *, without: frozenset[str]) -> list[str]:
+        """The packages and everything they depend on, as apt would install them on an empty system."""
+        simulated = self._apt(["install", "--simulate", *packages])
+        names = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
+        return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in without)]
+
+    def download(self, packages: Sequence[str], into: Path) -> list[Path]:
+        """Fetch the packages' files, checked by apt against the signed lists."""
+        into.mkdir()
+        self._apt(["download", *packages], cwd=into)
+        return sorted(into.glob("*.deb"))
+
+    def _apt(self, arguments: Sequence[str], *, cwd: Path | None = None) -> str:
+        return _run(["apt-get", "-q", "-c", str(self._config), *arguments], cwd=cwd)
+
+
+def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=APT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise PartMissing(f"{command[0]} was not done after {APT_TIMEOUT_S} s: {' '.join(command)}") from expired
+    if done.returncode:
+        complaints = [line for line in done.stderr.splitlines() if line.startswith(("E:", "dpkg"))]
+        found = "; ".join(complaints) or f"exit status {done.returncode}"
+        raise PartMissing(f"Debian's packages could not be had: {found}\n  by: {' '.join(command)}")
+    return done.stdout
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`. The kernel lets go of it when its holder dies."""
+    give_up = time.monotonic() + LOCK_TIMEOUT_S
+    with path.open("w") as held:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise PartMissing(f"another process has held {path} for {LOCK_TIMEOUT_S} s") from None
+                if not waiting:
+                    _say("waiting for another process's fetch")
+                waiting = True
+                time.sleep(0.1)
+        yield
+
+
+def _say(what: str) -> None:
+    print(f"parts: {what}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Find or fetch the named programs, print where each lies; 1 when one is missing."""
+    known = "\n".join(f"  {program:<26}{part.advice}" for program, part in PARTS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m deploy.standalone.debian_packages",
+        description="Find the real programs that the tests and the demo run, and fetch those that are missing.\n"
+        f"What is not on PATH is unpacked from Debian's packages into {PARTS_DIR}:\n"
+        "no root is needed, nothing is installed and nothing on the system changes.",
+        epilog=f"programs, and how to install them instead:\n{known}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("programs", metavar="PROGRAM", nargs="*", help="a program from the list below (default: all)")
+    missing = 0
+    for program in parser.parse_args(arguments).programs or PARTS:
+        try:
+            print(f"{program:<26}{find(program)}", flush=True)
+        except PartMissing as problem:
+            print(f"parts: {program}: {problem}", file=sys.stderr, flush=True)
+            missing += 1
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The exporter's pages: `/metrics` and `/evidence`."""

@@ -1,0 +1,137 @@
+"""What `/evidence` answers about one worker or server, from the newest snapshot. Pure: values in, facts out."""
+
+from typing import Any
+
+from exporter.evidence import vram_budgets
+from exporter.evidence.container_history import may_hold_others, workers_of
+from exporter.model.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerReadings, WorkerSighting
+from gpuwarden.evidence import ServerFacts, WorkerFacts
+from gpuwarden.state_file import Stamp
+
+
+def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
+    """The facts about one worker; `None` when the snapshot knows no worker of that name."""
+    workers = snapshot.workers
+    if workers is None:
+        return None
+    sighting = next((each for each in workers.workers if each.worker.worker == worker), None)
+    sample_age_s = snapshot.taken.age_s(now)
+    if sighting is None or sample_age_s is None:
+        return None
+    place = snapshot.container_of(sighting)
+    if place is not None and not place.container.listed:
+        place = None  # nothing is to be done by the word of an engine that does not answer
+    count = None if place is None else _live_workers_in(place, workers, snapshot)
+    return _facts(snapshot, sighting, place, count, sample_age_s)
+
+
+def _facts(
+    snapshot: Snapshot,
+    sighting: WorkerSighting,
+    place: ContainerEvidence | None,
+    container_workers: int | None,
+    sample_age_s: float,
+) -> WorkerFacts:
+    taken, job, patience = snapshot.taken, sighting.job, snapshot.thresholds.patience
+    pauses = place.pauses if place else ()
+    return WorkerFacts(
+        **_container_facts(snapshot, place, sample_age_s),
+        worker=sighting.worker.worker,
+        alive=sighting.alive,
+        worker_incarnation=sighting.worker.incarnation,
+        heartbeat_age_s=sighting.worker.heartbeat.age_s(taken),
+        worker_pid=sighting.pid,
+        cpu_still_s=snapshot.cpu_still_of(sighting),
+        dead_s=snapshot.dead_s.get(sighting.worker.worker),
+        dead_after_s=snapshot.thresholds.dead_after_s,
+        container_workers=container_workers,
+        job_id=job.job_id if job else None,
+        attempt=job.attempt if job else None,
+        phase=job.phase if job else None,
+        phase_age_s=job.phase_started.age_s(taken) if job else None,
+        step=job.step if job else None,
+        elapsed_s=job.started.age_s(taken) if job else None,
+        budget_s=job.budget_s if job else None,
+        stall_timeout_s=patience.silence_s(job) if job else None,
+        stuck_after_s=patience.stuck_after_s(job, pauses) if job else None,
+        stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
+        gang_stuck_after_s=patience.gang_stuck_after_s(job, pauses) if job else None,
+        gang_stuck_still_s=patience.gang_stuck_still_s(job, pauses) if job else None,
+        beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
+        health_window_s=patience.window_s(job, snapshot.thresholds.health_window_s) if job else None,
+        health_grace_s=snapshot.grace_s(job) if job else None,
+    )
+
+
+def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | None:
+    """The facts about the container of a name, whether it runs or not; `None` when containers cannot be listed."""
+    sample_age_s = snapshot.taken.age_s(now)
+    if snapshot.servers is None or sample_age_s is None:
+        return None
+    place = next((each for each in snapshot.containers if each.container.name == name), None)
+    server = next((each for each in snapshot.servers if each.container.name == name), None)
+    probe = server.probe if server and isinstance(server.probe, Probe) else None
+    workers = None
+    if place is not None and snapshot.workers is not None:
+        workers = workers_of(place.container, snapshot.workers, (each.container for each in snapshot.containers))
+    return ServerFacts(
+        **{**_container_facts(snapshot, place, sample_age_s), "container": name},
+        probe=probe.kind if probe else None,
+        workers=workers,
+        answered=server.answered if server else None,
+        unanswered_s=server.unanswered_s if server else None,
+        silence_allowed_s=probe.silence_s if probe else None,
+        probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
+        cards=vram_budgets.cards(snapshot, name),
+        unseen=list(snapshot.unseen),
+        nameless_gpus=list(place.nameless) if place else None,
+    )
+
+
+def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:
+    """The fields of `ContainerFacts`."""
+    container = place.container if place else None
+    return {
+        "host": snapshot.host,
+        "sample_age_s": sample_age_s,
+        "container_kind": container.kind if container else None,
+        "container": container.name if container else None,
+        "container_id": container.id if container else None,
+        "container_incarnation": container.incarnation if container else None,
+        "gpus": list(place.gpus) if place else None,
+        "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
+        "gpu_idle_s": place.gpu_idle_s if place else None,
+        "gpu_pegged_s": place.gpu_pegged_s if place else None,
+        "gpu_not_seen_busy_s": place.gpu_not_seen_busy_s if place else None,
+        "gpu_unknown": _because(place.gpu_unknown) if place else None,
+        "gpu_lost_s": place.gpu_lost_s if place else None,
+        "ram_bytes": place.ram_bytes if place else None,
+        "ram_still_s": place.ram_still_s if place else None,
+        "ram_unknown": _because(place.ram_unknown) if place else None,
+        "io_still_s": place.io_still_s if place else None,
+        "fault_still_s": place.fault_still_s if place else None,
+        "container_cpu_still_s": place.cpu_still_s if place else None,
+        "work_unknown": _because(place.work_unknown) if place else None,
+        "gpu_pids": _driver_pids(snapshot),
+        "lost_gpus_s": {gpu: snapshot.gpu_lost_s[gpu] for gpu in snapshot.lost_gpus},
+    }
+
+
+def _because(unknown: object) -> str | None:
+    return unknown.because if isinstance(unknown, Unknown) else None
+
+
+def _live_workers_in(place: ContainerEvidence, workers: WorkerReadings, snapshot: Snapshot) -> int | None:
+    """How many live workers there are in a container; `None` where there may be others than those that are known."""
+    if may_hold_others(place.container, workers, (each.container for each in snapshot.containers)):
+        return None
+    return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in workers.workers)
+
+
+def _driver_pids(snapshot: Snapshot) -> dict[str, list[int] | None] | None:
+    if snapshot.gpus is None:
+        return None
+    return {
+        gpu.uuid: None if gpu.processes is None else sorted(process.pid for process in gpu.processes)
+        for gpu in snapshot.gpus.gpus
+    }

@@ -1,0 +1,1 @@
+"""GPU readings: NVIDIA by NVML, AMD and Intel by the kernel, or simulated."""

@@ -1,0 +1,1 @@
+"""AMD and Intel GPUs by sysfs, kfd and fdinfo."""

@@ -1,0 +1,360 @@
+"""GPUs as the NVIDIA driver tells them through NVML, by the package nvidia-ml-py. What they mean: docs/nvidia.md.
+
+A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
+anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
+made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end. Before
+it asks about a GPU it says which, so that the next process leaves that one out.
+
+Reference: https://docs.nvidia.com/deploy/nvml-api/
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+import pynvml
+
+from exporter.model.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, DriverError, Question
+from exporter.sources.gpu.nvml import process_samples
+from exporter.sources.gpu.nvml.calls import (
+    GPU_LOST,
+    IMPOSSIBLE,
+    NOT_AVAILABLE,
+    NOT_THERE,
+    SESSION_OVER,
+    Entry,
+    Refusal,
+    ask,
+    entries,
+    name_of,
+    reason,
+    running,
+    said,
+    utilizations,
+)
+from exporter.sources.gpu.nvml.process_samples import Cursor, Listed, Sample
+from exporter.sources.gpu.nvml.sensors import NOT_SUPPORTED, Figures
+from exporter.sources.gpu.nvml.xid_events import Report, XidWatch
+
+SOURCE: Final = "nvml"
+
+IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
+UNREAD_INSTANCE: Final = "the utilisation of an instance of a GPU is not read"
+INSTANCES_MAX: Final = 64
+"""More than any GPU can be cut into."""
+
+LISTS_MAX: Final = 128
+"""Lists of processes, of a GPU or an instance, of which is remembered what they say."""
+
+NO_INSTANCE: Final = 2**32 - 1
+"""How a list says that it does not tell the instance."""
+
+_LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
+"""The lists of running processes, as NVML's functions name them and as we do."""
+
+_SAID: Final = {
+    "utilization": "utilisation: ",
+    "processes": "",
+    "process_utilization": "utilisation of processes: ",
+    "memory": "memory: ",
+}
+"""What stands before the driver's words, by the figure that it refuses."""
+
+_IMPOSSIBLE_LISTS: Final = Refusal(IMPOSSIBLE, "its lists name processes that cannot be: update the driver")
+
+_NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
+"""The answer to the call for the size, also where that was a success with nothing to tell."""
+
+
+class NvmlGpus:
+    """Asks the driver; one thread at a time.
+
+    Args:
+        report: told of errors, by a thread of their own.
+        asks: told the number of each GPU before anything is asked about it, and `None` once nothing is.
+    """
+
+    def __init__(self, report: Report | None = None, asks: Callable[[int | None], None] = lambda _: None) -> None:
+        self._report = report
+        self._asks = asks
+        self._xids: XidWatch | None = None
+        self._hung_xids: dict[str, XidWatch] = {}
+        self._initialised = False
+        self._failed = False
+        self._identities: dict[int, tuple[str, str]] = {}
+        self._without_mig: set[str] = set()
+        self._cursors: dict[str, Cursor] = {}
+        self._figures: dict[str, Figures] = {}
+
+    def read(self, question: Question | None = None) -> GpuReadings:
+        """Every GPU that the driver counts, or the one that the question is about.
+
+        Raises:
+            DriverError: the driver as a whole does not answer; the next call initialises anew.
+        """
+        if self._failed and not self._end_session():
+            raise DriverError("waiting for what the NVIDIA driver reports does not end", over=True)
+        asked = question or Question()
+        try:
+            if not self._initialised:
+                # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
+                pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+                self._initialised = True
+                self._xids = XidWatch(self._report) if self._report else None
+            self._leave_hung_xids()
+            gpus: list[Gpu] = []
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                if index in asked.without:
+                    gpus.append(self._unreachable(index, HUNG, HUNG_FIGURES, lost=None))
+                elif asked.only in (None, index):
+                    self._asks(index)
+                    gpus += self._gpu(index)
+            return GpuReadings(source=SOURCE, gpus=tuple(gpus))
+        except pynvml.NVMLError as error:
+            self._failed = True
+            if self._xids:
+                self._xids.stop()
+            raise DriverError(
+                f"the NVIDIA driver does not answer: {said(error)}",
+                # A process keeps the library that it has loaded: the next one loads the one that fits.
+                over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+                anew=error.value in SESSION_OVER,
+            ) from None
+        finally:
+            self._asks(None)
+
+    def _end_session(self) -> bool:
+        """Forget all that another driver may number or time otherwise; whether another session can follow."""
+        if not all(each.has_ended() for each in (self._xids, *self._hung_xids.values()) if each):
+            return False
+        if self._initialised:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+        self._initialised = False
+        self._identities = {}
+        self._without_mig = set()
+        self._cursors = {}
+        self._figures = {}
+        self._xids = None
+        self._hung_xids = {}
+        self._failed = False
+        return True
+
+    def _leave_hung_xids(self) -> None:
+        """Wait for the reports of the other GPUs by another thread, where one hangs about a GPU."""
+        self._hung_xids = {uuid: watch for uuid, watch in self._hung_xids.items() if not watch.is_over}
+        if self._xids and self._report and (uuid := self._xids.hangs_on()) is not None:
+            self._xids.stop()
+            self._hung_xids[uuid] = self._xids
+            self._xids = XidWatch(self._report)
+
+    def _gpu(self, index: int) -> list[Gpu]:
+        """A GPU, and the instances that it is cut into."""
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            uuid, name = pynvml.nvmlDeviceGetUUID(handle), name_of(handle)
+            self._identities[index] = uuid, name
+            whole = not self._in_mig_mode(handle, uuid)
+            return [
+                self._measured(handle, uuid, index, name, whole=whole),
+                *([] if whole else _instances(handle, uuid, index, name)),
+            ]
+        except pynvml.NVMLError as error:
+            if error.value in SESSION_OVER:
+                raise
+            if error.value in GPU_LOST:  # which `gpuwarden_gpu_lost_seconds` tells
+                return [self._unreachable(index, said(error), GpuFigures(), lost=True)]
+            # What the driver will not say for another reason it may say at the next look.
+            return [self._unreachable(index, said(error), GpuFigures(unknown={"gpu": reason(error)}), lost=None)]
+
+    def _in_mig_mode(self, handle: Any, uuid: str) -> bool:
+        """Whether it is cut; one that cannot be is not asked again until the next session, or until it comes back."""
+        if uuid in self._without_mig:
+            return False
+        modes, refusal = ask(pynvml.nvmlDeviceGetMigMode, handle)
+        if refusal is not None and refusal.reason == NOT_SUPPORTED:
+            self._without_mig.add(uuid)
+        return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+
+    def _unreachable(self, index: int, because: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
+        """Stays on the list: a container that was given every GPU must not be judged without this one."""
+        uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
+        self._without_mig.discard(uuid)
+        self._cursors.pop(uuid, None)
+        self._figures.pop(uuid, None)
+        if self._xids:
+            self._xids.forget(uuid)
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            name=name,
+            utilization_ratio=None,
+            memory_used_bytes=None,
+            memory_size_bytes=None,
+            processes=None,
+            unknown=because,
+            figures=figures,
+            lost=lost,
+        )
+
+    def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
+        # The second version tells apart what the driver keeps for itself, which the first counts as used.
+        memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+        ratio: float | None = None
+        processes: tuple[GpuProcess, ...] | None = None
+        why: list[str | None] = [IN_MIG_MODE]
+        refused: dict[str, Refusal | None] = {"memory": memory_refused}
+        if whole:
+            ratio, refused["utilization"] = _utilization(handle)
+            processes, not_listed, not_measured = self._processes(handle, uuid, ratio)
+            refused["processes"], refused["process_utilization"] = not_listed, not_measured
+            why = [_said(refused, "utilization"), _said(refused, "processes"), _said(refused, "process_utilization")]
+            if not any(why[1:]) and any(process.utilization_ratio is None for process in processes or ()):
+                why.append("the driver's samples do not tell what each process does")
+        figures = self._figures.setdefault(uuid, Figures()).read(handle)
+        unknown = _reasons(refused)
+        xids_unknown = self._why_no_xids(handle, uuid)
+        if xids_unknown:
+            unknown["xid"] = xids_unknown
+        if unknown:
+            figures = replace(figures, unknown={**figures.unknown, **unknown})
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            name=name,
+            utilization_ratio=ratio,
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_size_bytes=None if memory is None else memory.total,
+            memory_free_bytes=None if memory is None else memory.free,
+            processes=processes,
+            unknown="; ".join(filter(None, (*why, _said(refused, "memory")))) or None,
+            attribution="process" if whole else UNTOLD,
+            figures=figures,
+            xids_watched=self._xids is not None and xids_unknown is None,
+        )
+
+    def _why_no_xids(self, handle: Any, uuid: str) -> str | None:
+        if self._xids is None:
+            return None
+        if uuid in self._hung_xids:
+            return "hung"
+        self._xids.watch(uuid, handle)
+        return self._xids.why_not(uuid)
+
+    def _processes(
+        self, handle: Any, uuid: str, ratio: float | None
+    ) -> tuple[tuple[GpuProcess, ...] | None, Refusal | None, Refusal | None]:
+        """The listed processes with their figures, why they are not listed, and why none of them is measured."""
+        # The list before the samples: who appears in between is unattributed for a look, and not taken for idle.
+        listed, not_listed = _listed(handle)
+        if listed is None:
+            return None, not_listed, None
+        cursor = self._cursors.get(uuid, Cursor())
+        found, not_measured = _samples(handle, cursor.seen_us or 0)
+        figures = process_samples.measured(listed, found, cursor)
+        if found is not None:
+            self._cursors[uuid] = process_samples.read_on(cursor, listed, found, gpu_ratio=ratio)
+        return figures, None, not_measured
+
+
+def _said(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
+    refusal = refused.get(figure)
+    return None if refusal is None else f"{_SAID[figure]}{refusal.because}"
+
+
+def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
+    return {figure: refusal.reason for figure, refusal in refused.items() if refusal is not None}
+
+
+def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
+    """The instances of a GPU in MIG mode, as far as the driver gives us them."""
+    count, _ = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
+    parts: list[tuple[Any, str, MigInstance]] = []
+    for number in range(min(count or 0, INSTANCES_MAX)):
+        part, _ = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if part is None:
+            continue
+        uuid, _ = ask(pynvml.nvmlDeviceGetUUID, part)
+        gpu_instance, _ = ask(pynvml.nvmlDeviceGetGpuInstanceId, part)
+        compute_instance, _ = ask(pynvml.nvmlDeviceGetComputeInstanceId, part)
+        if None not in (uuid, gpu_instance, compute_instance):
+            parts.append(
+                (part, uuid, MigInstance(parent=parent, number=number, gpu_instance=gpu_instance,
+                                         compute_instance=compute_instance))
+            )  # fmt: skip
+    sharers = Counter(mig.gpu_instance for _, _, mig in parts)
+    return [
+        _instance(part, uuid, index, name, replace(mig, shares_memory=sharers[mig.gpu_instance] > 1))
+        for part, uuid, mig in parts
+    ]
+
+
+def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
+    memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    own_name, _ = ask(name_of, handle)
+    listed, not_listed = _listed(handle, mig)
+    refused = {"memory": memory_refused, "processes": not_listed}
+    return Gpu(
+        uuid=uuid,
+        index=index,
+        name=own_name or name,
+        utilization_ratio=None,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_size_bytes=None if memory is None else memory.total,
+        memory_free_bytes=None if memory is None else memory.free,
+        processes=None if listed is None else process_samples.measured(listed, None, Cursor()),
+        unknown="; ".join(filter(None, (_said(refused, "processes") or UNREAD_INSTANCE, _said(refused, "memory")))),
+        attribution=UNTOLD,
+        figures=GpuFigures(unknown=_reasons(refused)),
+        mig=mig,
+    )
+
+
+def _belongs(process: Entry, mig: MigInstance) -> bool:
+    """Whether a process is on this instance: a list may be of all that share a GPU instance."""
+    own = (mig.gpu_instance, mig.compute_instance)
+    told = (process.gpu_instance, process.compute_instance)
+    return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
+
+
+def _utilization(handle: Any) -> tuple[float | None, Refusal | None]:
+    rates, refusal = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    if refusal is not None:
+        return None, refusal
+    if rates.gpu > process_samples.PERCENT_MAX:
+        return None, Refusal(IMPOSSIBLE, f"{rates.gpu} % is no share of its time")
+    return rates.gpu / process_samples.PERCENT_MAX, None
+
+
+def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, Refusal | None]:
+    """The compute, graphics and MPS lists as one, or why they cannot be had."""
+    told: list[bytes] = []
+    for name in _LISTS:
+        function = f"nvmlDeviceGet{name}RunningProcesses_v3"
+        absent = frozenset[int]() if name == "Compute" else NOT_THERE
+        found, refusal = ask(running, function, handle, absent=absent)
+        if refusal is not None:
+            return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.because}")
+        told.append(found or b"")
+    merged = _merged(tuple(told), mig)
+    return merged, _IMPOSSIBLE_LISTS if merged is None else None
+
+
+@lru_cache(maxsize=LISTS_MAX)
+def _merged(told: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Listed] | None:
+    """The lists as one, in the order of `_LISTS`: what is on them at one look mostly is so at the next."""
+    return process_samples.merged(
+        Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
+        for name, one in zip(_LISTS, told, strict=True)
+        for each in entries(one)
+        if mig is None or _belongs(each, mig)
+    )
+
+
+def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, Refusal | None]:
+    found, refusal = ask(utilizations, handle, seen_us, absent=_NO_NEW_SAMPLES)
+    return (found or [], None) if refusal is None else (None, refusal)

@@ -1,0 +1,143 @@
+"""The host's servers at one look: what their labels ask for, and what has come of asking them."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import structlog
+
+from exporter.evidence.container_history import PAUSED, workers_of
+from exporter.evidence.server_health import HealthWatch
+from exporter.model.readings import Container, Probe, Server, ServerEvidence, Unknown, WorkerReadings
+from exporter.sources.servers.http_probe import Prober
+from exporter.state.answered_servers import ANSWERED_MAX, AnsweredFile
+from gpuwarden.errors import GpuwardenError
+
+log: Final = structlog.get_logger("exporter")
+
+HOLDS_WORKERS: Final = Unknown(
+    reason="holds_workers", because="a worker lives in it: what wedges in it is judged by its jobs, not as a server"
+)
+MAY_HOLD_WORKERS: Final = Unknown(
+    reason="workers_unknown", because="whether a worker lives in it cannot be told from the files and locks there are"
+)
+
+
+class Servers:
+    """Keeps what was seen of each server, by its container's incarnation.
+
+    Who has answered is `kept` beyond this process, where there is a place for it: what wedges while the exporter is
+    started anew would otherwise count as one that still loads, for ever.
+    """
+
+    def __init__(self, prober: Prober, kept: AnsweredFile | None = None) -> None:
+        self._prober = prober
+        self._watches: dict[str, HealthWatch] = {}
+        self._told: dict[str, str] = {}
+        self._kept = kept
+        # In order, those that were seen last at the end: incarnations that have ended make room, and none comes back.
+        self._answered: dict[str, None] = {}
+        self._written: frozenset[str] = frozenset()
+        if kept is not None:
+            try:
+                self._answered = dict.fromkeys(kept.read())
+            except (GpuwardenError, OSError) as error:
+                log.warning("which servers have answered before is not known", because=str(error))
+            self._written = frozenset(self._answered)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._prober.close()
+
+    def look(
+        self, running: Iterable[Container], workers: WorkerReadings | None, *, now_s: float
+    ) -> tuple[ServerEvidence, ...]:
+        """Take in one look at the containers that run."""
+        running = tuple(running)
+        servers = [(each, each.server) for each in running if each.server is not None]
+        self._prober.tend(each for each, _ in servers if _kind(each) == "http")
+        found = tuple(
+            self._evidence(each, server, None if workers is None else workers_of(each, workers, running), now_s)
+            for each, server in servers
+        )
+        incarnations = [each.incarnation for each, _ in servers]
+        self._remember(found)
+        self._watches = {each: self._watches[each] for each in incarnations if each in self._watches}
+        self._tell(found)
+        return found
+
+    @property
+    def keeps(self) -> bool:
+        """Whether who has answered is kept beyond this process."""
+        return self._kept is not None
+
+    def keep(self) -> None:
+        """Write down who has answered, where that has changed.
+
+        Raises:
+            OSError: it cannot be written now; it is known on, and the next call tries again.
+        """
+        if self._kept is not None and self._answered.keys() != self._written:
+            self._kept.write(self._answered)
+            self._written = frozenset(self._answered)
+
+    def _remember(self, found: Iterable[ServerEvidence]) -> None:
+        for each in found:
+            incarnation = each.container.incarnation
+            if each.answered or incarnation in self._answered:
+                self._answered.pop(incarnation, None)
+                self._answered[incarnation] = None
+        for incarnation in list(self._answered)[:-ANSWERED_MAX]:
+            del self._answered[incarnation]
+
+    def _evidence(self, container: Container, server: Server, count: int | None, now_s: float) -> ServerEvidence:
+        if count:
+            return ServerEvidence(container=container, probe=HOLDS_WORKERS, workers=count)
+        if isinstance(server.probe, Unknown):
+            return ServerEvidence(container=container, probe=server.probe, workers=count)
+        if server.probe.kind == "docker":
+            watch = self._watches.setdefault(container.incarnation, HealthWatch())
+            asking, fresh_s = watch.asking, 0.0
+            if server.health is not None:
+                asking = watch.observe(server.health, paused=container.paused, now_s=now_s)
+                fresh_s = server.health.fresh_s
+        else:
+            asking, fresh_s = self._prober.asking(container.incarnation), self._prober.fresh_s
+        silent_s = asking.unanswered_s(now_s=now_s, fresh_s=fresh_s)
+        unknown = None
+        if container.paused:
+            unknown = PAUSED
+        elif count is None:
+            unknown = MAY_HOLD_WORKERS
+        elif silent_s is None:
+            unknown = Unknown(reason="not_asked", because="it was not asked lately")
+        return ServerEvidence(
+            container=container,
+            probe=server.probe,
+            workers=count,
+            answered=asking.answered or container.incarnation in self._answered,
+            unanswered_s=silent_s if unknown is None else None,
+            unknown=unknown,
+            because=asking.because,
+        )
+
+    def _tell(self, found: Iterable[ServerEvidence]) -> None:
+        """Log what changed: labels that cannot be used, servers that stopped to answer, and that do again."""
+        told: dict[str, str] = {}
+        for each in found:
+            name = each.container.name
+            if isinstance(each.probe, Unknown):
+                told[name] = each.probe.because
+                if self._told.get(name) != each.probe.because:
+                    log.warning("server cannot be asked", container=name, because=each.probe.because)
+            elif each.unanswered_s:
+                told[name] = ""
+                if name not in self._told:
+                    log.info("server does not answer", container=name, because=each.because, armed=each.answered)
+        for name in self._told.keys() - told.keys():
+            log.info("server answers, or is gone", container=name)
+        self._told = told
+
+
+def _kind(container: Container) -> str | None:
+    server = container.server
+    return server.probe.kind if server is not None and isinstance(server.probe, Probe) else None

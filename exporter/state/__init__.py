@@ -1,0 +1,1 @@
+"""What the exporter keeps in `--state-dir` across restarts."""

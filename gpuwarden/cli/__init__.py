@@ -1,0 +1,1 @@
+"""`gpuwarden COMMAND`: the entry point, and one file for each command of the queue."""

@@ -1,0 +1,60 @@
+"""`gpuwarden events CONSUMER`: what has ended, once printed acknowledged, so that the next call goes on after it.
+
+A batch is acknowledged once it is written out: what a broken pipe or a kill took is printed again by the next call.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from typing import Final
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import ago, plain, when
+from gpuwarden.queue import Event, JobStore
+from gpuwarden.queue.open import add_store, check_there
+from gpuwarden.state_file import TEXT_MAX, is_text
+
+LOOK_S: Final = 1.0
+"""Who follows also looks by itself this often, seconds: not every end of a job is told on PostgreSQL."""
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden events`."""
+    arguments = _parser().parse_args(argv)
+    if not is_text(arguments.consumer):
+        raise GpuwardenError(f"consumer {arguments.consumer[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+    check_there(arguments.store)
+    with closing(JobStore.open(arguments.store, migrate=False)) as store, closing(store.changes()) as changes:
+        while True:
+            while events := store.events(arguments.consumer):
+                for event in events:
+                    print(json.dumps(asdict(event)) if arguments.json else line(event))
+                sys.stdout.flush()
+                store.acknowledge(arguments.consumer, events[-1], now=store.now())
+            if not arguments.follow:
+                return 0
+            changes.wait(LOOK_S)
+
+
+def line(event: Event) -> str:
+    """One event as text."""
+    waited = "" if event.waited_s is None else f", waited {ago(event.waited_s)}"
+    ran = "" if event.ran_s is None else f", ran {ago(event.ran_s)}"
+    run = "" if event.run_id is None else f" of run {plain(event.run_id)}"
+    queue = "" if event.queue is None else f", queue {plain(event.queue)}"
+    its = f"job {event.job_id}{run}{queue}, attempt {event.attempt}{waited}{ran}"
+    return f"{when(event.written_at)}  {event.kind:13} {its}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden events",
+        description="Print what has ended, jobs and runs, that a consumer has not seen yet, and acknowledge it.",
+    )
+    parser.add_argument("consumer", metavar="CONSUMER", help="any name; each sees every event, from the first on")
+    parser.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_store(parser)
+    return parser

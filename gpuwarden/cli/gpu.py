@@ -1,0 +1,89 @@
+"""`gpuwarden gpu`: which GPUs nobody uses, and a person's hand on that.
+
+The workers that have a GPU in quarantine claim nothing until it is released; what they run already, they finish.
+"""
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from gpuwarden.queue import JobStore, is_gpu
+from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.reporter import host_key, state_directory
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden gpu`."""
+    arguments = _parser().parse_args(argv)
+    with closing((existing if arguments.act is _list else current)(arguments.store)) as store:
+        code: int = arguments.act(store, arguments)
+    return code
+
+
+def _list(store: JobStore, arguments: argparse.Namespace) -> int:
+    found = store.quarantined()
+    if not arguments.json and found:
+        print(f"{'GPU':40} {'HOST':16} {'WORKER':16} {'SINCE':20} BECAUSE")
+    for each in found:
+        if arguments.json:
+            print(json.dumps(asdict(each)))
+        else:
+            since = datetime.fromtimestamp(each.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            print(f"{each.gpu:40} {each.host:16} {each.worker or '-':16} {since:20} {each.because}")
+    return 0
+
+
+def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
+    host = arguments.host or host_key(state_directory())
+    store.quarantine([arguments.gpu], host=host, worker=arguments.worker, because=arguments.because, now=store.now())
+    if not store.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
+        print(
+            f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it, so that it keeps nobody"
+            " from claiming yet: see that `nvidia-smi -L` spells it so, and that its workers are told it by --gpus",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _release(store: JobStore, arguments: argparse.Namespace) -> int:
+    if store.release_gpu(arguments.gpu):
+        return 0
+    print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: `gpuwarden gpu list` says which are", file=sys.stderr)
+    return 1
+
+
+def _gpu(text: str) -> str:
+    if not is_gpu(text):
+        raise argparse.ArgumentTypeError(f"{text!a} is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does")
+    return text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuwarden gpu",
+        description="GPUs in quarantine: the workers that have one claim nothing, and finish what they run.",
+    )
+    common = argparse.ArgumentParser(add_help=False)
+    add_store(common)
+    acts = parser.add_subparsers(required=True, metavar="list | quarantine | release")
+
+    listing = acts.add_parser("list", parents=[common], help="the GPUs in quarantine, the longest first, and why")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line; times are Unix seconds")
+    listing.set_defaults(act=_list)
+
+    taking = acts.add_parser(
+        "quarantine", parents=[common], help="take a GPU out of use; what is there already stays as it is"
+    )
+    taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as `nvidia-smi -L` names it")
+    taking.add_argument("--host", help="its host's key; this host's when not given")
+    taking.add_argument("--worker", help="a worker that has it and was not told so by --gpus: it claims nothing either")
+    taking.add_argument("--because", default="taken out of use by a person", help="why, for whoever looks later")
+    taking.set_defaults(act=_quarantine)
+
+    releasing = acts.add_parser("release", parents=[common], help="put a GPU back to use; exit 1 if it was in use")
+    releasing.add_argument("gpu", metavar="UUID", help="the GPU, as `gpuwarden gpu list` names it")
+    releasing.set_defaults(act=_release)
+    return parser

@@ -1,0 +1,133 @@
+"""`gpuwarden worker list|lock|unlock|drain|dead`: who serves the queues, and a person's hand on them."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+from gpuwarden.format import ago, plain, who
+from gpuwarden.queue import JobStore, WorkerRow
+from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.reporter import host_key, state_directory
+
+_Act = Callable[[JobStore, argparse.Namespace], int]
+
+
+def command(argv: list[str]) -> int:
+    """`gpuwarden worker list|lock|unlock|drain|dead`."""
+    arguments = _parser().parse_args(argv)
+    asks = arguments.act in (_list, _dead)
+    with closing((existing if asks else current)(arguments.store)) as store:
+        act: _Act = arguments.act
+        return act(store, arguments)
+
+
+def _list(store: JobStore, arguments: argparse.Namespace) -> int:
+    now = store.now()
+    found = [each for each in store.workers(now=now) if arguments.host in (None, each.host)]
+    if not arguments.json and found:
+        print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':11} {'MODEL':16} GPUS")
+    for each in found:
+        if arguments.json:
+            print(json.dumps(asdict(each)))
+            continue
+        job = "-" if each.job_id is None else str(each.job_id)
+        seen = ago(now - each.last_seen_at) if each.alive else f"({ago(now - each.last_seen_at)})"
+        print(
+            f"{plain(each.worker):20} {plain(each.host):16} {plain(each.queue):12} {_state(each):10} {job:>6} "
+            f"{seen:11} {plain(_model(each)):16} {', '.join(each.gpus) or '-'}"
+        )
+        if each.locked_at is not None:
+            because = f": {plain(each.locked_because)}" if each.locked_because else ""
+            print(f"    locked {ago(now - each.locked_at)} ago by {plain(each.locked_by or '')}{because}")
+        elif each.unlocked_at is not None:
+            print(f"    unlocked {ago(now - each.unlocked_at)} ago by {plain(each.unlocked_by or '')}")
+    return 0
+
+
+def _model(worker: WorkerRow) -> str:
+    """What it works with; in brackets, what it only keeps loaded."""
+    return worker.current_model or (f"({worker.loaded_model})" if worker.loaded_model else "-")
+
+
+def _state(worker: WorkerRow) -> str:
+    if worker.locked_at is not None:
+        return "locked"
+    if not worker.alive:
+        return "gone"
+    if worker.draining:
+        return "draining"
+    return "idle" if worker.job_id is None else "busy"
+
+
+def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
+    host = _host(arguments)
+    locked = store.lock(host=host, worker=arguments.worker, who=who(), because=arguments.because, now=store.now())
+    return 0 if locked else _unknown(arguments.worker, host)
+
+
+def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
+    host = _host(arguments)
+    if store.unlock(host=host, worker=arguments.worker, who=who(), now=store.now()):
+        return 0
+    print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
+    return 1
+
+
+def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
+    host = _host(arguments)
+    return 0 if store.drain(host=host, worker=arguments.worker) else _unknown(arguments.worker, host)
+
+
+def _dead(store: JobStore, arguments: argparse.Namespace) -> int:
+    now = store.now()
+    for each in store.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
+        if arguments.json:
+            print(json.dumps(asdict(each)))
+        else:
+            since = ago(now - each.since)
+            print(f"{plain(each.worker)} on {plain(each.host)}, queue {plain(each.queue)}: dead for {since}, "
+                  f"{plain(each.because)}")  # fmt: skip
+    return 0
+
+
+def _host(arguments: argparse.Namespace) -> str:
+    host: str = arguments.host or host_key(state_directory())
+    return host
+
+
+def _unknown(worker: str, host: str) -> int:
+    print(
+        f"gpuwarden worker: no worker {worker!r} of {host} has registered: see `gpuwarden worker list`", file=sys.stderr
+    )
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpuwarden worker", description="Who serves the queues, and a hand on them.")
+    acts = parser.add_subparsers(required=True, metavar="ACT")
+    listing = _act(acts, "list", _list, "every worker, what it runs, and whether it is there", host="this host's only")
+    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    mine = "the worker's host; this one when not given"
+    lock = _act(acts, "lock", _lock, "have a worker claim nothing until it is unlocked", host=mine)
+    lock.add_argument("worker", metavar="WORKER")
+    lock.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
+    unlock = _act(acts, "unlock", _unlock, "let a worker claim again", host=mine)
+    unlock.add_argument("worker", metavar="WORKER")
+    drain = _act(acts, "drain", _drain, "have a worker end once it has finished what it runs", host=mine)
+    drain.add_argument("worker", metavar="WORKER")
+    dead = _act(acts, "dead", _dead, "the workers that were found dead and have not come back", host="this host's only")
+    dead.add_argument("--queue", help="this queue's only")
+    dead.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser
+
+
+def _act(acts: Any, name: str, act: _Act, what: str, *, host: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.set_defaults(act=act)
+    add_store(parser)
+    parser.add_argument("--host", help=host)
+    return parser

@@ -1,0 +1,1 @@
+"""SQLite or PostgreSQL: engine, transactions, locks, notifications, schema revisions."""

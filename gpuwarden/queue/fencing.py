@@ -1,0 +1,135 @@
+"""What a remediator does about a trip: fence, then requeue or fail; and the worker that is ended."""
+
+from typing import Final
+
+from sqlalchemy import Connection, and_, case, delete, select, update
+
+from gpuwarden.db.engine import reading, tell, upsert, writing
+from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
+from gpuwarden.queue import ranks, sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.models import DeadWorker, Slot
+from gpuwarden.queue.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
+
+STAMP_S: Final = 30.0
+"""The flag of a dead worker is stamped anew at most this often, seconds (A14)."""
+
+FLAG_FRESH_S: Final = 90.0
+"""A flag that was stamped longer ago is no flag any more, seconds (A14)."""
+
+
+class Trips(Room):
+    """A trip's moves: each names the attempt."""
+
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
+
+        The worker's incarnation claims nothing more either, and its row stops advertising a model (A12). False unless
+        `incarnation` holds the job: what a worker's state files say of another worker's job moves nothing.
+        """
+        held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
+        take = sql.transition(Move.FENCE, held, because=f"{trip}: fenced", lease_expires_at=now + FENCE_S)
+        with writing(self._engine) as connection:
+            slot = connection.execute(select(JOBS.c.host, JOBS.c.worker, JOBS.c.queue).where(held)).one_or_none()
+            if slot is None:
+                return False
+            # The worker's row before the job's, as a registration takes them: else the two could wait for one another.
+            its_row = and_(WORKERS.c.host == slot.host, WORKERS.c.worker == slot.worker)
+            connection.execute(select(WORKERS.c.incarnation).where(its_row).with_for_update())
+            if connection.execute(take).rowcount != 1:
+                return False
+            retire = sql.of_worker(slot.host, slot.worker, incarnation)
+            connection.execute(retire.values(**sql.retired(incarnation, now), retired_for=trip))
+            if trip is Trip.DEAD_WORKER:
+                _flag(
+                    connection, slot.host, slot.worker, slot.queue, incarnation, f"job {job_id} was taken from it", now
+                )
+            tell(connection, QUEUE.channel)
+            return True
+
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced.
+
+        The flag of the worker that was found dead with it is stamped anew, where there is one and it is old enough.
+        """
+        fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.state == State.FENCING)
+        with writing(self._engine) as connection:
+            longer = update(JOBS).where(fenced).values(lease_expires_at=now + FENCE_S)
+            holder = connection.execute(longer.returning(JOBS.c.claimed_by)).one_or_none()
+            if holder is None:
+                return False
+            its = and_(DEAD_WORKERS.c.incarnation == holder.claimed_by, DEAD_WORKERS.c.stamped_at <= now - STAMP_S)
+            connection.execute(update(DEAD_WORKERS).where(its).values(stamped_at=now))
+            return True
+
+    def requeue(
+        self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+    ) -> bool:
+        """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event.
+
+        For `avoid_s` it is left to workers other than the slot `avoid`, and to other GPUs, while there are any. False,
+        and nothing written, when it is no longer fenced or has no attempt left: see `Job.attempts_max`.
+        """
+        back = sql.transition(
+            Move.REQUEUE,
+            JOBS.c.job_id == job_id,
+            JOBS.c.attempt == attempt,
+            JOBS.c.attempt < JOBS.c.attempts_max,
+            priority=sql.least(JOBS.c.priority, REQUEUE_PRIORITY),
+            watchdog_retries=JOBS.c.watchdog_retries + 1,
+            because=f"{trip}: requeued",
+            queued_at=now,
+            **sql.UNCLAIMED,
+        )
+        with writing(self._engine) as connection:
+            ranks.lock_runs_of(connection, JOBS.c.job_id == job_id)
+            if connection.execute(back).rowcount != 1:
+                return False
+            ranks.recall(connection, [job_id], now, tripped=True)
+            connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
+            in_gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id)
+            # A rank that passed a worker by would leave it to another gang, and the two might wait for one another.
+            if avoid is not None and avoid_s > 0 and connection.scalar(in_gang) is None:
+                for gpu in {"", *avoid.gpus}:
+                    row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
+                    kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)
+                    keys = [AVOIDED.c.job_id, AVOIDED.c.host, AVOIDED.c.worker, AVOIDED.c.gpu]
+                    connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
+            tell(connection, QUEUE.channel)
+            return True
+
+    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+        """End a fenced job for good (A10): the terminal mark and its `failed` event, in one transaction."""
+        fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
+        with writing(self._engine) as connection:
+            return sql.end_failed(connection, Move.FAIL, fenced, job_id, because, now)
+
+    def dead_workers(self, *, now: float, host: str | None = None, queue: str | None = None) -> list[DeadWorker]:
+        """The workers that were found dead and have not come back, stamped within `FLAG_FRESH_S` (A14)."""
+        found = select(DEAD_WORKERS).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
+        if host is not None:
+            found = found.where(DEAD_WORKERS.c.host == host)
+        if queue is not None:
+            found = found.where(DEAD_WORKERS.c.queue == queue)
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker))
+            return [DeadWorker(**row._asdict()) for row in rows]
+
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
+        """A worker whose process is being ended claims nothing more and stops advertising a model (A12).
+
+        By incarnation, so that its replacement is free. False when the row is absent or already replaced.
+        """
+        with writing(self._engine) as connection:
+            trip = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
+            retire = sql.of_worker(host, worker, incarnation).values(**sql.retired(incarnation, now), retired_for=trip)
+            return connection.execute(retire).rowcount == 1
+
+
+def _flag(
+    connection: Connection, host: str, worker: str, queue: str, incarnation: str, because: str, now: float
+) -> None:
+    row = {"queue": queue, "incarnation": incarnation, "since": now, "stamped_at": now, "because": because}
+    flag = upsert(connection, DEAD_WORKERS).values(host=host, worker=worker, **row)
+    keys = [DEAD_WORKERS.c.host, DEAD_WORKERS.c.worker]
+    connection.execute(flag.on_conflict_do_update(index_elements=keys, set_=row))

@@ -1,0 +1,1 @@
+"""The items of a run, who failed them, and how many."""

@@ -1,0 +1,102 @@
+"""The outbox, read: each consumer sees every event at least once, in one order, and says how far it has come.
+
+An event is written in the transaction that ends its job, and so is there exactly where that is kept. Its place in the
+order is given to it by the first reader that comes, one reader at a time: on PostgreSQL transactions become visible in
+another order than that in which their rows were numbered, and who went by those numbers would miss some.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import ColumnElement, Connection, Executable, case, func, literal, select, update
+
+from gpuwarden.db.engine import only_one, reading, upsert, writing
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.models import Event, to_event
+from gpuwarden.queue.schema import CONSUMERS, DISPATCH_EVENTS
+from gpuwarden.queue.sql import Prepared
+
+BATCH: Final = 500
+"""Events are placed and read so many at a time."""
+
+
+class Events(Room):
+    """For programs that go on when a job has ended: see `docs/queue.md`."""
+
+    def events(self, consumer: str, *, limit: int = BATCH) -> list[Event]:
+        """The next events that this consumer has not acknowledged, oldest first; empty when there are none.
+
+        A consumer begins with the oldest event there is. Two processes that read as one consumer both see them.
+        """
+        self.place_events()
+        seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
+        with reading(self._engine) as connection:
+            return self._after(connection, func.coalesce(seen, 0), limit)
+
+    def events_after(self, position: int, *, limit: int = BATCH) -> list[Event]:
+        """The next events after a place that the caller keeps itself."""
+        self.place_events()
+        with reading(self._engine) as connection:
+            return self._after(connection, literal(position), limit)
+
+    def _after(self, connection: Connection, position: ColumnElement[int], limit: int) -> list[Event]:
+        next_ones = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.position > position)
+        rows = connection.execute(next_ones.order_by(DISPATCH_EVENTS.c.position).limit(limit))
+        return [to_event(row) for row in rows]
+
+    def acknowledge(self, consumer: str, event: Event, *, now: float) -> None:
+        """This consumer is done with an event and with all before it; a place never goes back."""
+        with writing(self._engine) as connection:
+            row = {"position": event.position, "moved_at": now}
+            moved = upsert(connection, CONSUMERS).values(consumer=consumer, **row)
+            further = CONSUMERS.c.position < event.position
+            connection.execute(moved.on_conflict_do_update(index_elements=["consumer"], set_=row, where=further))
+
+    def consumers(self) -> dict[str, int]:
+        """How many events each consumer has yet to acknowledge."""
+        self.place_events()
+        newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
+        with reading(self._engine) as connection:
+            found = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position))
+            return {row.consumer: max(0, int(row[1])) for row in found}
+
+    def place_events(self) -> None:
+        """Give a place to each event that has none."""
+        while True:
+            with reading(self._engine) as connection:
+                if connection.scalar(*_unplaced(limit=1)) is None:
+                    return
+            with writing(self._engine) as connection:
+                if not only_one(connection, "placing of dispatch events"):
+                    return
+                ids = list(connection.scalars(*_unplaced(limit=BATCH)))
+                last = connection.scalar(*_last_place()) or 0
+                rows = [{"p_event_id": each, "p_position": last + n} for n, each in enumerate(ids, 1)]
+                if rows:
+                    connection.execute(_place(event_id=0, position=0)[0], rows)
+
+    def dispatch_events(self, job_id: int) -> list[str]:
+        """The kinds of the events written for a job, in order."""
+        with reading(self._engine) as connection:
+            events = select(DISPATCH_EVENTS.c.kind).where(DISPATCH_EVENTS.c.job_id == job_id)
+            return list(connection.scalars(events.order_by(DISPATCH_EVENTS.c.event_id)))
+
+
+@Prepared
+def _unplaced(**its: ColumnElement[Any]) -> Executable:
+    unplaced = select(DISPATCH_EVENTS.c.event_id).where(DISPATCH_EVENTS.c.position.is_(None))
+    return unplaced.order_by(DISPATCH_EVENTS.c.event_id).limit(its["limit"])
+
+
+@Prepared
+def _last_place() -> Executable:
+    """The last place ever given: that of a forgotten event may be known to a consumer alone."""
+    newest = select(func.max(DISPATCH_EVENTS.c.position)).scalar_subquery()
+    furthest = select(func.max(CONSUMERS.c.position)).scalar_subquery()
+    greater = case((func.coalesce(newest, 0) > func.coalesce(furthest, 0), newest), else_=furthest)
+    return select(greater)
+
+
+@Prepared
+def _place(**its: ColumnElement[Any]) -> Executable:
+    this = DISPATCH_EVENTS.c.event_id == its["event_id"]
+    return update(DISPATCH_EVENTS).where(this).values(position=its["position"])

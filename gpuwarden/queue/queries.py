@@ -1,0 +1,90 @@
+"""Jobs and runs as people list them: what is asked for, the newest of it, however much else there is."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from sqlalchemy import ColumnElement, func, literal_column, select
+
+from gpuwarden.db.engine import reading
+from gpuwarden.job import FINAL, JobId, State
+from gpuwarden.queue import sql
+from gpuwarden.queue.base import Room
+from gpuwarden.queue.models import Job, Run, to_job
+from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL
+
+PAGE: Final = 1000
+"""Jobs are read so many at a time."""
+
+_AT_WORK: Final = frozenset(State) - FINAL - {State.QUEUED}
+_UNWELL: Final = frozenset({State.FAILED, State.CANCELLED})
+
+
+class Lists(Room):
+    """Reads alone. Jobs are in the order of their ids."""
+
+    def newest(
+        self,
+        *,
+        limit: int = 0,
+        states: frozenset[State] = frozenset(State),
+        queue: str | None = None,
+        run_id: str | None = None,
+    ) -> Iterator[Job]:
+        """The newest jobs of this queue, run and states, oldest of them first; with a `limit` of 0 all there are."""
+        its: list[ColumnElement[bool]] = [] if states == frozenset(State) else [sql.is_in(states)]
+        # So that SQLite uses the index that holds only such jobs.
+        its += [literal_column(AT_WORK)] if states <= _AT_WORK else []
+        its += [literal_column(UNWELL)] if states <= _UNWELL else []
+        its += [] if queue is None else [JOBS.c.queue == queue]
+        its += [] if run_id is None else [JOBS.c.run_id == run_id]
+        if limit:
+            with reading(self._engine) as connection:
+                rows = connection.execute(select(JOBS).where(*its).order_by(JOBS.c.job_id.desc()).limit(limit)).all()
+            yield from (to_job(row) for row in reversed(rows))
+            return
+        last = 0
+        while True:
+            page = select(JOBS).where(*its, JOBS.c.job_id > last).order_by(JOBS.c.job_id).limit(PAGE)
+            with reading(self._engine) as connection:
+                rows = connection.execute(page).all()
+            yield from (to_job(row) for row in rows)
+            if len(rows) < PAGE:
+                return
+            last = rows[-1].job_id
+
+    def states_of(self, job_ids: Iterable[int]) -> dict[JobId, State]:
+        """Where these jobs stand; one that is not there is left out."""
+        found = select(JOBS.c.job_id, JOBS.c.state).where(JOBS.c.job_id.in_(sorted(job_ids)))
+        with reading(self._engine) as connection:
+            return {JobId(row.job_id): State(row.state) for row in connection.execute(found)}
+
+    def newest_runs(self, *, limit: int = 0, state: str | None = None) -> list[Run]:
+        """The runs submitted last, oldest of them first, each with its jobs by state; with a `limit` of 0 all."""
+        chosen = select(RUNS).order_by(RUNS.c.submitted_at.desc(), RUNS.c.run_id.desc())
+        if state is not None:
+            chosen = chosen.where(RUNS.c.state == state)
+        if limit:
+            chosen = chosen.limit(limit)
+        runs = chosen.subquery("chosen")
+        counted = (
+            select(JOBS.c.run_id, JOBS.c.state, func.count().label("jobs"))
+            .where(JOBS.c.run_id.in_(select(runs.c.run_id)))
+            .group_by(JOBS.c.run_id, JOBS.c.state)
+        )
+        with reading(self._engine) as connection:
+            rows = connection.execute(chosen).all()
+            jobs: dict[str, dict[State, int]] = {row.run_id: {} for row in rows}
+            for each in connection.execute(counted):
+                jobs[each.run_id][State(each.state)] = int(each.jobs)
+        return [
+            Run(
+                run_id=row.run_id,
+                state=row.state,
+                submitted_at=row.submitted_at,
+                ended_at=row.ended_at,
+                forgiven_at=row.forgiven_at,
+                forgiven_by=row.forgiven_by,
+                jobs=jobs[row.run_id],
+            )
+            for row in reversed(rows)
+        ]

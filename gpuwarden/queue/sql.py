@@ -1,0 +1,412 @@
+"""The statements that several moves share. Every state is written by `transition`, and by nothing else."""
+
+from collections import namedtuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeAlias, TypeVar, Union
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Engine,
+    Executable,
+    Float,
+    FromClause,
+    Select,
+    String,
+    Update,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    false,
+    func,
+    insert,
+    literal,
+    literal_column,
+    not_,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from gpuwarden.db import engine as database
+from gpuwarden.db.engine import tell, upsert
+from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
+from gpuwarden.queue.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
+
+GHOST_AGE_S: Final = 100.0
+"""How far into the past a killed worker's last-seen time is set (A12), seconds."""
+
+SWEEP_MAX: Final = 1000
+"""How many jobs one sweep of leases gives away; the next sweep takes up the rest."""
+
+UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
+
+
+PARAMETER: Final = "p_"
+"""How the names of arguments begin within a statement."""
+
+T = TypeVar("T")
+Value: TypeAlias = Union[ColumnElement[T], T]  # noqa: UP007 - a bare type variable knows no |
+"""What a column is compared with: a value, or the parameter, or the column, that stands for it."""
+
+
+class Kept(Generic[T]):
+    """A statement that is put together once for each set of arguments, with a named parameter for each of them."""
+
+    def __init__(self, build: Callable[..., Executable]) -> None:
+        self._build = build
+        self.statements: dict[frozenset[str], T] = {}
+        self.__doc__ = build.__doc__
+
+    def _of(self, values: Iterable[str], finish: Callable[[Any], T]) -> T:
+        names = frozenset(values)
+        if (kept := self.statements.get(names)) is None:
+            built = self._build(**{name: bindparam(f"{PARAMETER}{name}") for name in names})
+            kept = self.statements[names] = finish(built)
+        return kept
+
+
+class Prepared(Kept[Executable]):
+    """Called with the values, it gives what `Connection.execute` takes.
+
+    Putting a claim together anew took most of the time of a claim.
+    """
+
+    def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
+        """The statement, and its parameters."""
+        return self._of(values, lambda built: built), {f"{PARAMETER}{name}": value for name, value in values.items()}
+
+
+class Straight(Kept["_Written"]):
+    """A SELECT that PostgreSQL's driver is handed as it is, with the changes in its common table expressions."""
+
+    def run(self, engine: Engine, values: Mapping[str, object], *, channel: str | None = None) -> list[Any]:
+        """Its rows; see `database.straight`.
+
+        Raises:
+            DatabaseError: the database refused, or is gone; nobody knows whether it was done.
+        """
+        written = self._of(values, _Written)
+        rows = database.straight(engine, written.text, written.parameters(values), channel=channel)
+        return [written.row(row) for row in rows]
+
+
+class _Written:
+    """A statement's text, what stands for each of its parameters, and what a row of it is called by."""
+
+    def __init__(self, built: Select[Any]) -> None:
+        dialect: Dialect = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+        compiled = built.compile(dialect=dialect)
+        self.text = str(compiled).encode()
+        names = built.selected_columns.keys()
+        row: Any = namedtuple("row", names)  # type: ignore[misc]  # noqa: PYI024 - each statement has its own names
+        self.row: Callable[[Iterable[Any]], Any] = row._make
+        self._places = [_Place(compiled.binds[name], dialect) for name in compiled.positiontup or ()]
+
+    def parameters(self, values: Mapping[str, object]) -> list[object]:
+        return [place.value(values) for place in self._places]
+
+
+class _Place:
+    """One parameter: an argument, or what is always the same."""
+
+    def __init__(self, bind: BindParameter[Any], dialect: Dialect) -> None:
+        self._process = bind.type.dialect_impl(dialect).bind_processor(dialect)
+        self._name = bind.key.removeprefix(PARAMETER) if bind.key.startswith(PARAMETER) else None
+        self._constant = None if self._name is not None else bind.effective_value
+
+    def value(self, values: Mapping[str, object]) -> object:
+        value = self._constant if self._name is None else values[self._name]
+        return value if self._process is None else self._process(value)
+
+
+def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
+    """Whether a job is in a state from which this move starts."""
+    return is_in(MOVES[move].sources, job)
+
+
+def is_in(states: Iterable[State], job: FromClause = JOBS) -> ColumnElement[bool]:
+    """Whether a job is in one of these states, told so that an index which holds only such jobs is used."""
+    wanted = [literal_column(f"'{state}'", String) for state in sorted(states)]
+    return job.c.state == wanted[0] if len(wanted) == 1 else job.c.state.in_(wanted)
+
+
+def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
+    """The one way a job's state is written: compare with the move's sources, set its target."""
+    # Told so that no index of few states is taken for the one of `where`, which finds the job itself: such an index is
+    # small when the statement is planned, and may be long while it is kept.
+    sources = or_(*(JOBS.c.state == literal(state) for state in sorted(MOVES[move].sources)))
+    return update(JOBS).where(sources, *where).values(state=MOVES[move].target, **values)
+
+
+def held(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
+    """The claim stands, so that a renewal or a result may be accepted.
+
+    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped. (One whose host
+    was taken for lost is made to run again first: `come_back`.)
+    """
+    return and_(claimed(job_id, attempt, incarnation), JOBS.c.state == State.RUNNING)
+
+
+def claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
+    """The job is this attempt's, in whatever state it is."""
+    return and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
+
+
+def come_back(
+    connection: Connection, job_id: int, attempt: int, incarnation: str, now: float, *, until: float | None = None
+) -> bool:
+    """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost.
+
+    Its lease ends then at `until`, or else when it did, or as a new one does where it had none while it was lost.
+    """
+    lost = claimed(job_id, attempt, incarnation)
+    lease = func.coalesce(JOBS.c.lease_expires_at, now + LEASE_S) if until is None else until
+    return connection.execute(transition(Move.RETURN, lost, lease_expires_at=lease)).rowcount == 1
+
+
+def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) -> ColumnElement[bool]:
+    """The job that this incarnation has, lost as its host may seem."""
+    return and_(
+        JOBS.c.host == host,
+        JOBS.c.worker == worker,
+        JOBS.c.claimed_by == incarnation,
+        is_in({State.RUNNING, State.NODE_LOST}),
+    )
+
+
+def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
+    """The lesser of the two."""
+    return case((column < bound, column), else_=bound)
+
+
+def end_failed(
+    connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, because: str, now: float
+) -> bool:
+    """End a job for good, with its `failed` event; false when it was not in such a state."""
+    ended = transition(move, where, because=because, ended_at=now, **UNCLAIMED)
+    if connection.execute(ended).rowcount != 1:
+        return False
+    connection.execute(*write_event(kind=Kind.FAILED, now=now, job_id=job_id))
+    return True
+
+
+@Prepared
+def write_event(**its: ColumnElement[Any]) -> Executable:
+    """The event of a job that has just ended, or of its run."""
+    return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its, JOBS).where(JOBS.c.job_id == its["job_id"]))
+
+
+def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
+    """The events of jobs that have just been cancelled; how long such a job waited or ran says nothing."""
+    if job_ids:
+        its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
+        found = _event(its, JOBS, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
+        connection.execute(insert(DISPATCH_EVENTS).from_select(EVENT, found))
+
+
+EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "waited_s", "ran_s", "written_at")
+"""The columns of an event that are written with it."""
+
+
+_ABOUT: Final = ("job_id", "attempt", "run_id", "queue", "job_class")
+"""What an event has of its job, as it is there."""
+
+
+def _event(its: Mapping[str, ColumnElement[Any]], job: FromClause, *, timed: bool = True) -> Select[Any]:
+    about = [job.c[name] for name in _ABOUT]
+    waited_s, ran_s = job.c.claimed_at - job.c.queued_at, its["now"] - job.c.claimed_at
+    times = [waited_s, ran_s] if timed else [null(), null()]
+    return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
+
+
+def of_event(job: FromClause) -> list[ColumnElement[Any]]:
+    """What there must be of a job that ends for its event."""
+    return [job.c[name] for name in (*_ABOUT, "queued_at", "claimed_at")]
+
+
+def events_of(ended: FromClause, **its: ColumnElement[Any]) -> Select[Any]:
+    """The events of jobs that end in the same statement."""
+    return _event(its, ended)
+
+
+def locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
+    """Lock these jobs, lowest id first, so that two who change many of them never wait for one another in a circle."""
+    return jobs.order_by(JOBS.c.job_id).with_for_update(skip_locked=skip)
+
+
+def give_away(connection: Connection, move: Move, where: ColumnElement[bool], why: str, now: float) -> list[JobId]:
+    """Queue jobs again that their attempt did not finish, or fail those at a cap; the ids touched.
+
+    A reclaim and the registration of a new incarnation are one kind of loss, and share a cap (A13).
+    """
+    lost = move in (Move.RECLAIM, Move.SUPERSEDE)
+    found = locked(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
+    back: list[JobId] = []
+    spent: list[JobId] = []
+    for row in connection.execute(found).all():
+        if row.attempt >= row.attempts_max:
+            used = f"all {row.attempts_max} attempts"
+        elif lost and row.reclaims >= RECLAIMS_MAX:
+            used = f"all {RECLAIMS_MAX} reclaims"
+        else:
+            back.append(row.job_id)
+            continue
+        spent.append(row.job_id)
+        this, because = JOBS.c.job_id == row.job_id, f"{why}, and {used} are used"
+        end_failed(connection, Move.EXHAUST, this, row.job_id, because, now)
+    # A fenced job keeps the reason of its fence.
+    fenced = JOBS.c.state == State.FENCING
+    because_of = case((fenced, JOBS.c.because + ", and its fence ran out"), else_=why)
+    values: dict[str, Any] = {"because": because_of, "queued_at": now, **UNCLAIMED}
+    if lost:
+        values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
+    if back:
+        connection.execute(transition(move, JOBS.c.job_id.in_(back), **values))
+        tell(connection, QUEUE.channel)
+    return sorted(back + spent)
+
+
+def retired(incarnation: str, now: float) -> dict[str, Any]:
+    """What the row of a worker says whose process is being ended."""
+    row = {"current_model": None, "loaded_model": None, "last_seen_at": now - GHOST_AGE_S}
+    return {**row, "retired": incarnation}
+
+
+def of_worker(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Update:
+    """A change of a worker's row, by incarnation."""
+    return update(WORKERS).where(
+        WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation
+    )
+
+
+def is_over(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Select[Any]:
+    """Whether an incarnation was replaced or retired; nothing for a slot without a row."""
+    over = or_(WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired == incarnation, false()))
+    return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
+
+
+def see_worker(
+    connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
+) -> None:
+    """Make this incarnation the one that the worker's row is of."""
+    row = {
+        "queue": queue,
+        "incarnation": incarnation,
+        "current_model": model,
+        "loaded_model": None,
+        "last_seen_at": now,
+    }
+    connection.execute(
+        upsert(connection, WORKERS)
+        .values(host=host, worker=worker, **row)
+        .on_conflict_do_update(index_elements=[WORKERS.c.host, WORKERS.c.worker], set_=row)
+    )
+
+
+def touch_worker(
+    connection: Connection,
+    host: str,
+    worker: str,
+    queue: str,
+    incarnation: str,
+    now: float,
+    *,
+    model: str | None = None,
+    loaded: str | None = None,
+) -> bool:
+    """Refresh the row of this incarnation; false when it is over: replaced, or retired."""
+    row = {"queue": queue, "current_model": model, "loaded_model": loaded, "last_seen_at": now}
+    touch = _touch(host=host, worker=worker, incarnation=incarnation, queue=queue, model=model, loaded=loaded, now=now)
+    if connection.execute(*touch).rowcount == 1:
+        return True
+    first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
+    inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # an insert's rowcount is not always told
+    return connection.scalar(inserted) is not None
+
+
+@Prepared
+def _touch(**its: ColumnElement[Any]) -> Executable:
+    row = {
+        "queue": its["queue"],
+        "current_model": its["model"],
+        "loaded_model": its["loaded"],
+        "last_seen_at": its["now"],
+    }
+    return (
+        of_worker(its["host"], its["worker"], its["incarnation"]).where(not_retired(its["incarnation"])).values(**row)
+    )
+
+
+def not_retired(incarnation: Value[str]) -> ColumnElement[bool]:
+    """Whether this incarnation's process is not being ended."""
+    return or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
+
+
+def is_locked(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a person keeps a worker from claiming."""
+    row = WORKERS.alias("locked")
+    locked = exists().where(row.c.host == host, row.c.worker == worker, row.c.locked_at.is_not(None))
+    return locked.correlate_except(row)
+
+
+def gpus_of(host: Value[str], worker: Value[str]) -> Select[tuple[str]]:
+    """The GPUs that a worker registered."""
+    its = select(WORKER_GPUS.c.gpu).where(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
+    return its.correlate_except(WORKER_GPUS)
+
+
+def quarantined_for(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """The quarantines that keep a worker from claiming."""
+    held = and_(QUARANTINED_GPUS.c.host == host, QUARANTINED_GPUS.c.worker == worker)
+    return or_(held, QUARANTINED_GPUS.c.gpu.in_(gpus_of(host, worker)))
+
+
+def in_quarantine(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether any does."""
+    return exists().where(quarantined_for(host, worker)).correlate_except(QUARANTINED_GPUS)
+
+
+def held_by_lost(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a GPU of this worker is another's whose host seems lost, and whose job may still run on it (D4)."""
+    lost, theirs = JOBS.alias("lost"), WORKER_GPUS.alias("theirs")
+    same = and_(theirs.c.host == lost.c.host, theirs.c.worker == lost.c.worker, theirs.c.gpu.in_(gpus_of(host, worker)))
+    return exists().where(is_in({State.NODE_LOST}, lost), same).correlate_except(lost, theirs)
+
+
+def better_elsewhere(
+    job: FromClause, host: Value[str], worker: Value[str], now: Value[float], fresh_since: Value[float]
+) -> ColumnElement[bool]:
+    """Whether a job avoids this worker, and another that it does not avoid is there to take it."""
+    other = WORKERS.alias("other")
+    there = exists().where(
+        other.c.queue == job.c.queue,
+        other.c.last_seen_at > fresh_since,
+        or_(other.c.retired.is_(None), other.c.retired != other.c.incarnation),
+        other.c.locked_at.is_(None),
+        or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
+        not_(avoids(job, other.c.host, other.c.worker, now)),
+        not_(is_barred(job, other.c.host, other.c.worker)),
+        not_(in_quarantine(other.c.host, other.c.worker)),
+        not_(held_by_lost(other.c.host, other.c.worker)),
+    )
+    return and_(avoids(job, host, worker, now), there.correlate_except(other))
+
+
+def avoids(job: FromClause, host: Value[str], worker: Value[str], now: Value[float]) -> ColumnElement[bool]:
+    """Whether a job is to stay away from a worker for now."""
+    slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
+    here = or_(slot, AVOIDED.c.gpu.in_(gpus_of(host, worker)))
+    return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
+
+
+def is_barred(job: FromClause, host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a worker is kept from a job's run, whoever else there is: it was tried, and finished nothing of it."""
+    its = exists().where(BARRED.c.run_id == job.c.run_id, BARRED.c.host == host, BARRED.c.worker == worker)
+    return its.correlate_except(BARRED)

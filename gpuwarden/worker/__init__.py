@@ -1,0 +1,1 @@
+"""`gpuwarden worker`: claim a job, run it, renew its lease."""

@@ -1,0 +1,1 @@
+"""Stacks, logs and curves of a target, taken before it is stopped."""

@@ -1,0 +1,259 @@
+"""Keeps what the processes of a target were doing right before they are stopped, within a bound of time and of bytes.
+
+A program of its own looks (`bystander`). It is killed at the deadline with all that it has started; what it had
+written until then is kept. The document is a JSON object:
+
+    armed             whether a stop was to follow
+    took_s            how long it took, seconds
+    cut_short         why it is not whole, as a sentence; null where it is
+    left_out_bytes    how much was seen and not kept, as JSON, because of the bound of bytes
+    facts             what the host's exporter published at that moment (gpuwarden.evidence, without `gpu_pids`), or null
+    processes         each with pid, name, state and threads (their number), and `seen`: its threads as `bystander`
+                      writes them, with `python`, the thread's Python stack, where there is one
+    logs              the last lines: source, lines
+    curves            what Prometheus has around the trip: see `curves.Curve`
+    notes             what was not seen, and why, a sentence each
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import structlog
+
+from gpuwarden.evidence import ContainerFacts
+from gpuwarden.worker import job_logs as joblogs
+from remediator.capture import probe
+from remediator.clients.prometheus_range import Curves, Found
+from remediator.plan import ContainerState, Episode
+
+log: Final = structlog.get_logger("capture")
+
+SHARE: Final = 0.9
+"""The share of the time after which the bystander ends by itself, and then says what it had no time for."""
+
+REAP_S: Final = 0.2
+"""How long a bystander that was killed may take to be gone, seconds; one in a hung system call never is."""
+
+_LOOK: Final = (sys.executable, "-IS", str(Path(probe.__file__)))
+
+_Line = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What was seen before one stop, or before one that a dry run would have made. `document` is as the module says."""
+
+    armed: bool
+    took_s: float
+    document: Mapping[str, Any]
+
+    @property
+    def because(self) -> str:
+        """In one sentence."""
+        of = self.document
+        threads = [thread for process in of["processes"] for thread in process["seen"]]
+        stacks = sum("python" in thread for thread in threads)
+        seen = f"{len(of['processes'])} processes, {len(threads)} threads, {stacks} Python stacks"
+        drawn = f"{len(of['curves'])} curves"
+        return "; ".join(
+            [f"{seen}, {drawn}", f"took {self.took_s:.1f} s", *([of["cut_short"]] if of["cut_short"] else [])]
+        )
+
+
+def find_py_spy() -> Path | None:
+    """py-spy as it was installed with this package, else on PATH; `None` where it is not."""
+    beside = [Path(sys.executable).parent, Path(__file__).resolve().parents[2] / "bin"]
+    found = shutil.which("py-spy", path=os.pathsep.join([*map(str, beside), os.environ.get("PATH", "")]))
+    return None if found is None else Path(found).resolve()
+
+
+class Captor:
+    """Captures, each within its bounds. Safe to share between threads.
+
+    Args:
+        for_s: how long one may take, seconds.
+        max_bytes: how much is kept of one.
+        engines: the sockets of this host's engines, by kind of container.
+        job_logs: the folder in which workers keep their jobs' logs; `None` where they keep none.
+        py_spy: where py-spy is; `None` where it is not.
+        curves: who is asked for the curves around the trip; `None` where there are none to ask.
+        look: the program that looks, before its request.
+    """
+
+    def __init__(
+        self,
+        *,
+        for_s: float,
+        max_bytes: int,
+        engines: Mapping[str, str] | None = None,
+        job_logs: Path | None = None,
+        py_spy: Path | None = None,
+        curves: Curves | None = None,
+        look: Sequence[str] = _LOOK,
+    ) -> None:
+        self._for_s = for_s
+        self._max_bytes = max_bytes
+        self._engines = dict(engines or {})
+        self._job_logs = job_logs
+        self._py_spy = py_spy
+        self._curves = curves
+        self._look = look
+
+    def capture(
+        self, episode: Episode, container: ContainerState, facts: ContainerFacts | None, *, armed: bool, now: float
+    ) -> Captured:
+        """See what is to be stopped. It never takes longer than its bound, and never fails.
+
+        `now` is by the clock by which the episode was opened.
+        """
+        started_s = time.monotonic()
+        answer = None
+        if self._curves is not None:
+            answer = self._curves.begin(episode, facts, now=now, within_s=self._for_s * SHARE)
+        lines, cut_short = self._see(self._request(episode, container))
+        if answer is not None:
+            lines += _drawn(answer, until_s=started_s + self._for_s)
+        took_s = time.monotonic() - started_s
+        document = {
+            "armed": armed,
+            "took_s": round(took_s, 3),
+            "cut_short": cut_short,
+            # Without what the driver lists on the host's GPUs: that is about other containers too.
+            "facts": facts and _storable(_without(asdict(facts), "gpu_pids")),
+        }
+        return Captured(armed=armed, took_s=took_s, document=_assembled(document, lines, max_bytes=self._max_bytes))
+
+    def _request(self, episode: Episode, container: ContainerState) -> dict[str, Any]:
+        log_files = [] if container.log_file is None else [container.log_file]
+        if self._job_logs is not None and episode.job_id is not None and episode.attempt is not None:
+            log_files.insert(0, str(joblogs.path_of(self._job_logs, episode.job_id, episode.attempt)))
+        engine = self._engines.get(container.kind)
+        return {
+            "until_s": time.monotonic() + self._for_s * SHARE,
+            "pids": sorted(container.pids),
+            "cgroup": container.cgroup,
+            "session": container.session,
+            "py_spy": None if self._py_spy is None else str(self._py_spy),
+            "log_files": log_files,
+            "engine": engine,
+            "container": None if engine is None else container.handle,
+        }
+
+    def _see(self, request: Mapping[str, Any]) -> tuple[list[_Line], str | None]:
+        """What the bystander wrote, and why that is not all of it."""
+        # In memory: a disk may be full or hang, and nobody has to read it meanwhile.
+        with _memory("capture") as seen, _memory("capture-errors") as errors:
+            try:
+                look = subprocess.Popen(
+                    [*self._look, json.dumps(request)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=seen,
+                    stderr=errors,
+                    env={**os.environ, "RUST_BACKTRACE": "0", "LC_ALL": "C.UTF-8"},
+                    start_new_session=True,  # so that all it has started is killed with it
+                )
+            except OSError as error:
+                return [], f"nothing was looked at: {error}"
+            cut_short = None
+            try:
+                look.wait(self._for_s)
+            except subprocess.TimeoutExpired:
+                cut_short = f"it was cut short after {self._for_s:g} s"
+                _kill(look)
+            lines = list(_read(os.pread(seen.fileno(), probe.OUTPUT_MAX_BYTES, 0)))
+            if cut_short is None and not any(line["kind"] == "over" for line in lines):
+                said = os.pread(errors.fileno(), 4096, 0).decode("utf-8", "backslashreplace").split("\n")
+                word = _storable(" ".join(said[-2:]).strip()) or "no word"
+                cut_short = f"the look ended by itself ({look.returncode}): {word}"
+            return lines, cut_short
+
+
+def _kill(look: "subprocess.Popen[bytes]") -> None:
+    """Kill a look that was not waited for yet: until then its number belongs to no other process."""
+    with suppress(ProcessLookupError):
+        os.killpg(look.pid, signal.SIGKILL)
+    try:
+        look.wait(REAP_S)
+    except subprocess.TimeoutExpired:
+        log.warning("a look at what is to be stopped cannot be killed", pid=look.pid)
+
+
+def _drawn(answer: "Future[Found]", *, until_s: float) -> list[_Line]:
+    try:
+        found, notes = answer.result(max(0.0, until_s - time.monotonic()))
+    except TimeoutError:
+        answer.cancel()
+        found, notes = [], ["no curves: no time was left"]
+    told = [*({"kind": "curve", **asdict(each)} for each in found), *({"kind": "note", "text": each} for each in notes)]
+    return [_storable(each) for each in told]
+
+
+def _memory(name: str) -> BinaryIO:
+    return os.fdopen(os.memfd_create(name), "rb")
+
+
+def _read(data: bytes) -> Iterator[_Line]:
+    for line in data.split(b"\n"):
+        with suppress(ValueError):  # it was killed in the middle of one
+            yield _storable(json.loads(line))
+
+
+_RANKS: Final = ("note", "process", "log", "thread", "curve", "python")
+"""What is kept first where not all of it fits."""
+
+
+def _assembled(document: _Line, lines: Sequence[_Line], *, max_bytes: int) -> _Line:
+    """All that fits: the stacks are left out first."""
+    kept: dict[str, list[_Line]] = {kind: [] for kind in _RANKS}
+    left_bytes, left_out_bytes = max_bytes - _size(document), 0
+    for line in sorted((line for line in lines if line["kind"] in kept), key=lambda line: _RANKS.index(line["kind"])):
+        size = _size(line)
+        if size <= left_bytes:
+            left_bytes -= size
+            kept[line["kind"]].append(_without(line, "kind"))
+        else:
+            left_out_bytes += size
+    threads = {(each["pid"], each["tid"]): _without(each, "pid") for each in kept["thread"]}
+    for each in kept["python"]:
+        nobody = {"tid": None, "name": "", "state": None, "cpu_ticks": None, "wchan": None, "stack": None}
+        threads.setdefault((each["pid"], each["tid"]), nobody)["python"] = _without(each, "pid", "tid")
+    return document | {
+        "left_out_bytes": left_out_bytes,
+        "processes": [
+            process | {"seen": [thread for (pid, _), thread in threads.items() if pid == process["pid"]]}
+            for process in kept["process"]
+        ],
+        "logs": kept["log"],
+        "curves": kept["curve"],
+        "notes": [note["text"] for note in kept["note"]],
+    }
+
+
+def _without(line: _Line, *names: str) -> _Line:
+    return {name: value for name, value in line.items() if name not in names}
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value)) + 2
+
+
+def _storable(value: Any) -> Any:
+    """As both databases take it: a text may hold half a surrogate pair, or a NUL."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+    if isinstance(value, dict):
+        return {name: _storable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(each) for each in value]
+    return value

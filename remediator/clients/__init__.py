@@ -1,0 +1,1 @@
+"""Clients of the exporter, Prometheus, Alertmanager and the job queue."""

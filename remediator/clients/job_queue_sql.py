@@ -1,0 +1,123 @@
+"""gpuwarden's own SQL queue, as the remediator sees it."""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gpuwarden.format import stamp
+from gpuwarden.job import HEARTBEAT_S, JobId, Trip
+from gpuwarden.queue import JobStore, Slot, UnknownJobError
+from gpuwarden.queue.items.tally import RunTally
+from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
+from remediator.remedies.wrangle import Rules, stands
+
+RENEWAL_S: Final = 2 * HEARTBEAT_S
+"""How long a lease must have been seen expired before its job is reclaimed, seconds."""
+
+
+class BuiltinQueue:
+    """See `remediator.clients.job_queue.Queue`."""
+
+    def __init__(self, store: JobStore) -> None:
+        self._store = store
+        self._expired: dict[tuple[JobId, int], float] = {}
+
+    def now(self) -> float:
+        """The queue's own clock."""
+        return self._store.now()
+
+    def job(self, job_id: int) -> JobFacts | None:
+        """The job as it is now."""
+        try:
+            found = self._store.job(job_id)
+        except UnknownJobError:
+            return None
+        return JobFacts(
+            job_id=found.job_id,
+            attempt=found.attempt,
+            state=found.state,
+            claimed_by=found.claimed_by,
+            attempts_max=found.attempts_max,
+            watchdog_retries=found.watchdog_retries,
+            retried=found.job_class.retried,
+        )
+
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        """Running to fencing."""
+        return self._store.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
+
+    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """The fence's lease is lengthened."""
+        return self._store.hold_fence(job_id, attempt=attempt, now=now)
+
+    def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
+        """Fencing to queued."""
+        return self._store.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
+
+    def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
+        """Fencing to failed."""
+        return self._store.fail(job_id, attempt=attempt, because=because, now=now)
+
+    def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
+        """The worker's row stops advertising a model, and its incarnation claims nothing."""
+        self._store.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
+
+    def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
+        """The GPUs' workers claim nothing."""
+        self._store.quarantine(gpus, host=host, worker=worker, because=because, now=now)
+
+    def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
+        """By the rows of its workers; one that was heard of in time to come was heard of now."""
+        return tuple(
+            HeldJob(
+                job_id=each.job_id,
+                attempt=each.attempt,
+                state=each.state,
+                heard_s_ago=None if each.heard_at is None else max(0.0, now - each.heard_at),
+            )
+            for each in self._store.jobs_on(host)
+        )
+
+    def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Running to node lost."""
+        return self._store.lose(job_id, attempt=attempt, now=now)
+
+    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """Node lost to running."""
+        return self._store.find(job_id, attempt=attempt, now=now)
+
+    def tally(self, run_id: str, *, now: float) -> RunTally | None:
+        """From how each of its items went each time."""
+        return self._store.tally(run_id, now=now)
+
+    def wrangle(self, run_id: str, verdict: Wrangle, *, rules: Rules, who: str, now: float) -> bool:
+        """One transaction, in which it is decided anew from what is counted there."""
+
+        def still(run: RunTally) -> bool:
+            return stands(run, verdict, rules)
+
+        because = f"wrangled, run {run_id}: {verdict.because}"
+        if isinstance(verdict, BlockRun):
+            because = f"{because} (blocked by {who}, {stamp(now)})"
+            return bool(self._store.block_run(run_id, still=still, because=because, now=now))
+        slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
+        act = self._store.lock_faulty if isinstance(verdict, LockWorker) else self._store.migrate_run
+        return act(run_id, **slot, still=still, who=who, because=because, now=now)
+
+    def tend(self, *, now: float) -> None:
+        """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.
+
+        A machine that was suspended, or a queue that was away, leaves every lease expired at once: its workers renew
+        within a heartbeat, and only what is still expired then is given away. A queue that can be read and takes
+        nothing, as a locked SQLite file, is away too. So each sweep that finds one expired writes, were it nothing, and
+        a refusal has all of them begin anew: no sweep that waits for the lock comes before those who wait to renew.
+        """
+        now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
+        expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
+        ripe = [job_id for (job_id, _), since_s in expired.items() if now_s - since_s >= RENEWAL_S]
+        try:
+            if expired:
+                self._store.reclaim_expired(now=now, among=ripe)
+            self._expired = expired
+        finally:  # whatever keeps the sweeps from their work
+            self._store.consume_events(now=now)

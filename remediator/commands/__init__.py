@@ -1,0 +1,1 @@
+"""The commands of operators: status, orders, ledger, export, wrangle."""

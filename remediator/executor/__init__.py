@@ -1,0 +1,1 @@
+"""`remediator execute`: process every open episode until it is closed."""

@@ -1,0 +1,1247 @@
+"""The executor: the only loop that acts. Open episodes, facts, decide, record, act, record; again on a timer.
+
+One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
+anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also settles what another
+host's executor has fenced and left, once that one has shown no life for the bound, and holds the jobs of a host that
+is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
+"""
+
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import structlog
+
+from gpuwarden import clock
+from gpuwarden.db.engine import Changes, DatabaseError, LockHeldElsewhereError, NewerTablesError, ProcessLock
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
+from gpuwarden.job import HEARTBEAT_S, State
+from gpuwarden.procfs import ProcessId
+from gpuwarden.queue import Slot
+from remediator import plan
+from remediator.actuators import ENGINES, Actuator
+from remediator.capture.capture import Captor
+from remediator.clients.alertmanager import Silences
+from remediator.clients.exporter import Witness, WorkerUnseenError
+from remediator.clients.job_queue import Queue
+from remediator.executor import signal_worker
+from remediator.ledger.ledger import WRANGLING, Ledger
+from remediator.plan import (
+    ContainerState,
+    Episode,
+    Facts,
+    HostFacts,
+    Intent,
+    JobFacts,
+    Kind,
+    Limits,
+    RunFacts,
+    Stage,
+    Subject,
+    Unconfirmed,
+)
+from remediator.process_id import Holder
+from remediator.remedies import REMEDIES, guards, restart, wrangle
+from remediator.remedies.guards import Orders, Safeguards
+from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile
+
+log: Final = structlog.get_logger("executor")
+
+POLL_S: Final = 0.1
+"""How often the loop looks whether the ledger has changed, seconds."""
+
+AT_ONCE: Final = 8
+"""Episodes worked on at the same time."""
+
+STEPS_MAX: Final = 20
+"""Steps of one episode before the others get their turn."""
+
+SETTLE_HELD_S: Final = 10.0
+"""For how long a settle is held for one act, seconds; less than any bound after which another host takes it up."""
+
+ACT_MARGIN_S: Final = 30.0
+"""How much longer than a stop's grace an intent is held for one act, seconds: every call to an engine is bounded."""
+
+PAUSE_MAX_S: Final = 10.0
+"""A loop that has not gone round for longer was stopped, or without its ledger, and has not looked on, seconds."""
+
+FORGET_S: Final = 0.1
+"""How much of each `tend_s` goes to forgetting what has been over for long, seconds, and a transaction more."""
+
+FACTS_S: Final = 30.0
+"""Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
+
+
+CLOCK_STEP_S: Final = 3600.0
+CLOCK_BELIEVED_S: Final = 600.0
+"""A clock that was set, or that was just come upon, makes nothing old before it has gone on for so long, seconds."""
+
+ALIVE_S: Final = 15.0
+"""A host whose executor gave its newest sign of life within this time shows life, seconds; one is given each second."""
+
+LOOK_FOR_S: Final = 10.0
+"""How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are.
+
+And how often it counts how the items of a run went that is to be judged.
+"""
+
+_LOSE: Final = "lose"
+"""What the account calls it that a host's jobs are taken for lost."""
+
+_HELD: Final = frozenset(
+    {"approval", "brake", "declined", "dry_run", "maintenance", "paused", "silenced", "silences_unknown", "warned"}
+)
+"""Waits that tell nothing of whether a wedge is confirmed still."""
+
+
+class AlreadyExecutingError(GpuwardenError):
+    """Another executor holds this ledger's lock."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """What the executor works with."""
+
+    witness: Witness
+    queue: Queue
+    actuators: Mapping[str, Actuator]
+    captor: Captor | None = None
+    """`None`: nothing is captured before a stop."""
+
+    silences: Silences | None = None
+    """`None`: no Alertmanager is asked what it silences."""
+
+    policy: PolicyFile | None = None
+    """`None`: every remedy is as the pace has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """How it goes about it; seconds."""
+
+    limits: Limits
+    safeguards: Safeguards
+    look_again_s: float
+    tend_s: float
+    stop_grace_s: float
+    keep_s: float = 0.0
+    """For how long what is over is kept; 0 is for ever."""
+
+
+@dataclass(kw_only=True)
+class _Watch:
+    """Since when this process has seen an episode as it is, by the monotonic clock."""
+
+    stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
+    quiet_since_s: float | None = None
+    runs_since_s: tuple[str, float] | None = None
+    """Which incarnation of the container runs, and since when it was seen to."""
+    stuck_since_s: float | None = None
+    """Since when the queue has answered nothing, or taken nothing."""
+
+    refused_at_s: float | None = None
+    """When the queue refused what was to be written there for this episode; `None`: it has taken something since."""
+
+    refusals: set[str] = field(default_factory=set)
+    """What it has refused since then, and is on record."""
+
+    stopped_at_s: float | None = None
+    """When the newest stop came to an end, however it went."""
+
+    waited: str = ""
+    """What it was told to wait for last."""
+
+    captured: set[int | None] = field(default_factory=set)
+    """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
+
+    warned_since_s: tuple[int, float] | None = None
+    """Which free's worker is known to have been warned, and since when."""
+
+    def knows_warned_since_s(self, free: Intent | None, now_s: float) -> float:
+        """Since when a free's worker is known to have been warned."""
+        if free is None or not free.data.get("warned"):
+            return now_s
+        if self.warned_since_s is None or self.warned_since_s[0] != free.intent_id:
+            self.warned_since_s = (free.intent_id, now_s)
+        return self.warned_since_s[1]
+
+    def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
+        """Since when an intent has been at its stage; one that was promised anew begins anew."""
+        if intent is None:
+            return now_s
+        known = self.stages_since_s.get(intent.kind)
+        if known is None or known[:2] != (intent.intent_id, intent.stage):
+            known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
+        return known[2]
+
+    def forget_promises(self) -> None:
+        """Let the time at the stage of what is only promised begin anew."""
+        self.stages_since_s = {kind: known for kind, known in self.stages_since_s.items() if known[1] != Stage.PLANNED}
+
+    def up_since_s(self, container: ContainerState | None, now_s: float) -> float:
+        """Since when the container has been seen to run as it is; a look that did not see it run begins anew."""
+        if container is None or not container.running:
+            self.runs_since_s = None
+            return now_s
+        if self.runs_since_s is None or self.runs_since_s[0] != container.incarnation:
+            self.runs_since_s = (container.incarnation, now_s)
+        return self.runs_since_s[1]
+
+
+class Executor:
+    """Works the ledger's open episodes on one host.
+
+    Args:
+        ledger: what is owed.
+        host: this host's key.
+        hands: what to look and act with.
+        pace: how to go about it.
+        lock: what says that this is the host's one executor; `None` where there can be no other.
+    """
+
+    def __init__(
+        self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace, lock: "ExecutorLock | None" = None
+    ) -> None:
+        self._ledger = ledger
+        self._host = host
+        self._hands = hands
+        self._pace = pace
+        self._lock = lock
+        self._waits: dict[int, str] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._signs: dict[str, tuple[float, float]] = {}
+        self._heard_s: dict[str, float] = {}
+        self._silent: list[Episode] = []
+        self._said_s: dict[int, float] = {}
+        self._at_work: dict[int, Future[None]] = {}
+        self._tending: Future[None] | None = None
+        self._errors = 0
+        self._workers: int | None = None
+        self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
+        self._took_over = False
+        self._started_at = time.time()
+        self._looking_since_s = self._went_round_s = time.monotonic()
+        self._judged_s: dict[int, float] = {}
+        self._next_look_s = self._next_tend_s = self._next_fences_s = self._next_look_for_s = 0.0
+        self._clock_s = self._forgets_from_s = 0.0
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """End the loop after the step at hand."""
+        self._closing.set()
+
+    def run(self) -> None:
+        """Go on until `close`.
+
+        Raises:
+            DatabaseError: the ledger cannot be watched; once it is, it may come and go.
+            NewerTablesError: a newer gpuwarden has taken the ledger over; what is at work is done, and nothing begun.
+        """
+        with (
+            closing(self._ledger.changes()) as changes,
+            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
+            # What is wedged waits for no run's items, and no sweep of the queue does.
+            ThreadPoolExecutor(1, thread_name_prefix="run") as counting,
+            ThreadPoolExecutor(1, thread_name_prefix="sweep") as tending,
+        ):
+            while not self._closing.is_set():
+                try:
+                    self._go_round(changes, pool, counting, tending)
+                except NewerTablesError:
+                    self._closing.set()
+                    raise
+                except DatabaseError as error:
+                    log.warning("the ledger does not answer; nothing is done until it does", because=str(error))
+                    self._closing.wait(self._pace.look_again_s)
+                except Exception:  # the loop outlives a defect in one round; it is counted, and published
+                    self._errors += 1
+                    log.exception("unexpected error")
+                    self._closing.wait(self._pace.look_again_s)
+        with suppress(DatabaseError):  # then the leases end by themselves
+            self._ledger.let_go()
+
+    def _go_round(
+        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, tending: ThreadPoolExecutor
+    ) -> None:
+        if not self._took_over:
+            self._ledger.take_over(Holder.this_process(self._host))
+            self._took_over = True
+        if changes.wait(POLL_S):
+            self._next_look_s = 0.0
+        now_s = time.monotonic()
+        if now_s >= self._next_look_s:
+            if self._lock is not None and not self._lock.held():
+                self._closing.wait(self._pace.look_again_s)
+                return
+            self._next_look_s = now_s + self._pace.look_again_s
+            self._beat()
+            changes.any()  # our own beat is no news; whatever came before it is read now
+            self.look(pool, counting)
+        else:
+            self._look_on()
+        if now_s >= self._next_tend_s:
+            self._next_tend_s = now_s + self._pace.tend_s
+            self._tend_beside(tending)
+            self._forget()
+
+    def _look_on(self) -> None:
+        """The loop goes round, the ledger answers, and this is the host's one executor: patience goes on.
+
+        The order matters to the threads that read both: see `_patience_since_s`.
+        """
+        now_s = time.monotonic()
+        if now_s - self._went_round_s > PAUSE_MAX_S:
+            log.warning("stood still; patience begins anew", for_s=round(now_s - self._went_round_s))
+            self._looking_since_s = now_s
+        self._went_round_s = now_s
+
+    def _patience_since_s(self, since_s: float, now_s: float) -> float:
+        """Since when something has been so while we looked on; only now, where the loop has just stood still.
+
+        A thread may wake before the loop does.
+        """
+        if now_s - self._went_round_s > PAUSE_MAX_S:
+            return now_s
+        return max(since_s, self._looking_since_s)
+
+    def look(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
+        """Take the new alerts, and give every open episode that is not at work its turn; runs in `counting`.
+
+        A container that is slow to stop holds up its own episode only.
+        """
+        self._look_on()
+        self._collect()
+        while self._ledger.take_new(self._host, now=self._ledger.now()):
+            pass
+        episodes = [each for each in self._ledger.open_episodes(self._host) if each.subject is not Subject.HOST]
+        left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
+        looks_for = time.monotonic() >= self._next_look_for_s
+        if looks_for:
+            self._silent = self._ledger.silent_hosts()
+            self._said_s = {
+                each.episode_id: self._said_s.get(each.episode_id, time.monotonic())
+                for each in self._silent
+                if each.firing
+            }
+            self._next_look_for_s = time.monotonic() + LOOK_FOR_S
+        if self._ledger.shared:
+            self._see_executors(time.monotonic())
+        self._keep_fences(episodes, left)
+        known = {each.episode_id for each in (*episodes, *left, *self._silent)}
+        for closed in (set(self._waits) | set(self._watches) | set(self._judged_s)) - known:
+            self._waits.pop(closed, None)
+            self._watches.pop(closed, None)
+            self._judged_s.pop(closed, None)
+        for episode in episodes:
+            if episode.episode_id not in self._at_work and self._is_due(episode):
+                judged = episode.subject is Subject.RUN
+                work = counting.submit(self._judge, episode) if judged else pool.submit(self._work, episode)
+                self._at_work[episode.episode_id] = work
+        for episode in left:
+            if episode.episode_id not in self._at_work:
+                self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
+        for episode in self._silent:
+            if looks_for and episode.episode_id not in self._at_work:
+                accused = self._accused_with(episode)
+                self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
+
+    def _is_due(self, episode: Episode) -> bool:
+        """Whether an episode has its turn at this look; what a run costs to count grows with its items."""
+        if episode.subject is not Subject.RUN:
+            return True
+        now_s = time.monotonic()
+        if now_s - self._judged_s.get(episode.episode_id, -LOOK_FOR_S) < LOOK_FOR_S:
+            return False
+        self._judged_s[episode.episode_id] = now_s
+        return True
+
+    def _see_executors(self, now_s: float) -> None:
+        """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
+        for host, beat_at in self._ledger.executors().items():
+            before = self._signs.get(host)
+            if before is None or before[0] != beat_at:
+                self._signs[host] = (beat_at, now_s)
+            if before is not None and before[0] != beat_at:  # the first that is seen of it may be old
+                self._heard_s[host] = now_s
+
+    def _shows_life(self, host: str, now_s: float) -> bool:
+        """Whether a host's executor, or we ourselves, gave a sign of life while we looked on, and lately."""
+        return host == self._host or now_s - self._heard_s.get(host, -ALIVE_S) < ALIVE_S
+
+    def _accused_with(self, episode: Episode) -> int:
+        """How many hosts are said to be silent together, this one among them.
+
+        Not who was said to be before this one last showed life to us, as the rule that accuses them has it: that one's
+        silence was no part of what silences this one. Of what we have not seen ourselves nothing is left out.
+        """
+        heard_s = self._heard_s.get(episode.host, -math.inf)
+        found = (each for each in self._silent if each.firing)
+        return sum(each is episode or self._said_s[each.episode_id] >= heard_s for each in found)
+
+    def _keep_fences(self, ours: list[Episode], left: list[Episode]) -> None:
+        """While somebody is about to settle a fenced job, no sweep of the queue gives it away.
+
+        As often as a worker renews its lease, so that a clock that is set takes neither. The first failure ends it: a
+        queue that does not answer must not keep the loop from going round.
+        """
+        now_s = time.monotonic()
+        if now_s < self._next_fences_s:
+            return
+        self._next_fences_s = now_s + HEARTBEAT_S
+        waited_for = [
+            each
+            for each in left
+            if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s or self._holds(each)
+        ]
+        queue = self._hands.queue
+        for episode in [*ours, *waited_for]:
+            settle, job_id, attempt = episode.settle, episode.job_id, episode.attempt
+            if settle is None or settle.stage is not Stage.FENCED or job_id is None or attempt is None:
+                continue
+            try:
+                queue.hold_fence(job_id, attempt=attempt, now=queue.now())
+            except GpuwardenError as error:
+                log.warning("the fence could not be lengthened", job_id=job_id, because=str(error))
+                return
+
+    def _silent_s(self, host: str, now_s: float) -> float:
+        """For how long we have looked on while a host's executor showed no new sign of life."""
+        return now_s - self._patience_since_s(self._signs.get(host, (0.0, now_s))[1], now_s)
+
+    def _policies(self) -> Policies:
+        return Policies() if self._hands.policy is None else self._hands.policy.now()
+
+    def _limits(self, remedy: str) -> Limits:
+        """What bounds a remedy: the settings, but for what its policy says."""
+        its, limits = self._policies().of(remedy), self._pace.limits
+        if not isinstance(its, JobRemedyPolicy):
+            return limits
+        retries_max = limits.retries_max if its.retries_max is None else its.retries_max
+        return replace(
+            limits,
+            unconfirmed=its.unconfirmed,
+            retries_max=retries_max,
+            warn_signal=its.warn_signal,
+            warn_grace_s=its.warn_grace_s,
+        )
+
+    def _safeguards(self, remedy: str) -> Safeguards:
+        cooldown_s = self._policies().of(remedy).cooldown_s
+        return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
+
+    def _holds(self, episode: Episode) -> bool:
+        return self._limits(episode.remedy).unconfirmed is Unconfirmed.HOLD
+
+    def _collect(self) -> None:
+        """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
+        for episode_id, work in list(self._at_work.items()):
+            if work.done():
+                del self._at_work[episode_id]
+                if (error := work.exception()) is not None:
+                    self._errors += 1
+                    log.error("unexpected error", episode=episode_id, exc_info=error)
+
+    def _beat(self) -> None:
+        orders = self._ledger.orders()
+        acts = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
+        asks = tuple(remedy for remedy in acts if orders.asks(host=self._host, remedy=remedy))
+        if (acts, asks) != self._acts:
+            self._acts = (acts, asks)
+            self._say_what_acts(orders)
+        self._ledger.beat(
+            host=self._host,
+            pid=os.getpid(),
+            armed=bool(acts),
+            started_at=self._started_at,
+            errors=self._errors,
+            workers=self._workers,
+            now=self._ledger.now(),
+        )
+
+    def _say_what_acts(self, orders: Orders) -> None:
+        for remedy in REMEDIES:
+            order = orders.arming(host=self._host, remedy=remedy)
+            by = {} if order is None else {"by": order.who, "because": order.because}
+            if orders.asks(host=self._host, remedy=remedy):
+                log.warning("armed with approval: it acts on what a person approves", remedy=remedy, **by)
+            elif orders.armed(host=self._host, remedy=remedy):
+                log.warning("armed: it acts", remedy=remedy, **by)
+            else:
+                hint = "`gpuwarden arm` makes it act"
+                log.warning("dry run: all is recorded and nothing is done", remedy=remedy, hint=hint, **by)
+
+    def _tend_beside(self, tending: ThreadPoolExecutor) -> None:
+        """Tend beside the loop, once at a time.
+
+        Each sweep waits for a queue that is locked, perhaps by the very process that is to be stopped: a loop that
+        waited with it would be taken for one that stood still, and patience would never come to an end.
+        """
+        if self._tending is not None:
+            if not self._tending.done():
+                return
+            if (error := self._tending.exception()) is not None:
+                self._errors += 1
+                log.error("unexpected error", exc_info=error)
+        self._tending = tending.submit(self._tend)
+
+    def _tend(self) -> None:
+        if self._closing.is_set():
+            return  # a sweep that waits for a locked queue would hold up the end
+        try:
+            self._hands.queue.tend(now=self._hands.queue.now())
+        except GpuwardenError as error:
+            log.warning("the queue does not answer", because=str(error))
+        try:
+            self._workers = self._hands.witness.workers()
+        except GpuwardenError as error:
+            self._workers = None
+            log.debug("the host's workers cannot be counted", because=str(error))
+
+    def _forget(self) -> None:
+        """Let go of what has been over for long, a little at a time: alerts and episodes come first.
+
+        Not by a clock that is ahead because nobody has set it yet: what is forgotten cannot be had back.
+        """
+        if not self._pace.keep_s:
+            return
+        now, boot_s = self._ledger.now(), clock.boottime_s()
+        if abs(now - boot_s - self._clock_s) > CLOCK_STEP_S:  # at the start too
+            self._clock_s, self._forgets_from_s = now - boot_s, boot_s + CLOCK_BELIEVED_S
+        if boot_s < self._forgets_from_s:
+            return
+        until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
+        for host, count in self._ledger.abandon(before=before, now=now).items():
+            because = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
+            log.error("accepted alerts abandoned", host=host, count=count, because=because)
+        while self._ledger.forget(before=before) and time.monotonic() < until_s:
+            pass
+
+    def _work(self, episode: Episode | None) -> None:
+        """Step one episode until it waits, closes, or has had its share.
+
+        An act that is decided twice in a row did not take: it is tried again at the loop's pace, not at once.
+        """
+        acted: type[plan.Step] | None = None
+        try:
+            for _ in range(STEPS_MAX):
+                if episode is None or self._closing.is_set():
+                    return
+                read_at_s = clock.boottime_s()
+                facts = self._facts(episode)
+                step = self._held(facts, REMEDIES[episode.remedy].decide(facts))
+                if isinstance(step, plan.Wait):
+                    self._wait(episode, step)
+                    return
+                self._waits[episode.episode_id] = ""
+                if self._captured(facts, step):
+                    episode = self._ledger.episode(episode.episode_id)
+                    continue  # that took its time: what was decided before it is decided anew
+                if not isinstance(step, plan.Advance):
+                    if acted is type(step):
+                        self._closing.wait(self._pace.look_again_s)
+                        return
+                    acted = type(step)
+                if clock.boottime_s() - read_at_s <= FACTS_S:
+                    self._perform(episode, step)
+                episode = self._ledger.episode(episode.episode_id)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
+
+    def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order, a safeguard or a silence puts before it.
+
+        Nobody is asked to approve what is silenced.
+        """
+        if not (isinstance(step, plan.Begin) or guards.is_first(step)):
+            return step
+        safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
+        orders, recent = self._ledger.standing(guards.wish(facts.episode, step), safeguards, now=now)
+        held = guards.hold(step, facts, orders, recent, safeguards, now=now)
+        begins = held is step and (isinstance(step, plan.Begin) or guards.is_untouched(facts))
+        asks = isinstance(held, plan.Wait) and held.asks is not None
+        if self._hands.silences is None or not (begins or asks):
+            return held
+        heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
+        silenced = guards.heed(heard.silences, heard.unknown, safeguards)
+        if silenced is None and begins and heard.unknown:
+            log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
+        return silenced or held
+
+    def _captured(self, facts: Facts, step: plan.Step) -> bool:
+        """Whether it was only now kept what the processes are doing that this step is about to end.
+
+        Once for each free, before its fence or, where there is none to come, its stop: a worker that is fenced may end
+        itself within the second. In a dry run once for each episode, and without so much as stopping a process.
+        """
+        captor, container, episode = self._hands.captor, facts.container, facts.episode
+        if captor is None or container is None or not container.running or not _ends_it(facts, step):
+            return False
+        intent_id = None if episode.free is None else episode.free.intent_id
+        tried = self._watches.setdefault(episode.episode_id, _Watch()).captured
+        if intent_id in tried or self._ledger.is_captured(episode):
+            return False
+        tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
+        armed = not isinstance(step, plan.WouldAct)
+        captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
+        log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.because)
+        self._ledger.keep(episode, captured, now=self._ledger.now())
+        return True
+
+    def _armed(self, remedy: str) -> bool:
+        """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
+        return self._ledger.orders().armed(host=self._host, remedy=remedy)
+
+    def _adopt(self, episode: Episode) -> None:
+        """Settle for another host, if its executor shows no life. Nothing but the job is touched."""
+        read_at_s, unknown = clock.boottime_s(), list[str]()
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        try:
+            job, job_known = self._job(episode, unknown)
+            now_s = time.monotonic()
+            settle_since_s = watch.stage_since_s(episode.settle, now_s)
+            settle_for_s = now_s - self._patience_since_s(settle_since_s, now_s)
+            step = REMEDIES[episode.remedy].adopt(
+                Facts(
+                    armed=self._armed(episode.remedy),
+                    limits=self._limits(episode.remedy),
+                    episode=episode,
+                    evidence=None,
+                    container=None,
+                    container_known=False,
+                    job=job,
+                    job_known=job_known,
+                    settle_for_s=min(settle_for_s, self._silent_s(episode.host, now_s)),
+                    unknown="; ".join(unknown),
+                )
+            )
+            if isinstance(step, plan.Wait):
+                # Every host looks on while one settles its own: that is no part of the story.
+                log.debug("not ours to settle yet", episode=episode.episode_id, host=episode.host, because=step.because)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+
+    def _look_for(self, episode: Episode, accused: int) -> None:
+        """Decide about a host that is said to be silent, as every host's executor does. Only its jobs are moved."""
+        read_at_s = clock.boottime_s()
+        try:
+            facts = self._facts_of_host(episode, accused)
+            step = self._held_for_host(facts, REMEDIES[episode.remedy].decide(facts))
+            if isinstance(step, plan.Wait):
+                self._wait(episode, step, once=True)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._waits[episode.episode_id] = ""
+                if isinstance(step, plan.Lose | plan.Return):
+                    self._move_jobs(episode, step)
+                else:
+                    self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+
+    def _judge(self, before: Episode) -> None:
+        """Decide about a run whose items fail on a worker of this host. Only the queue is changed."""
+        read_at_s = clock.boottime_s()
+        try:
+            episode = self._ledger.episode(before.episode_id)  # it may have waited for other runs to be counted
+            if episode is None or self._closing.is_set():
+                return
+            step: plan.Step | None = self._held_uncounted(episode)
+            if step is None:
+                facts = self._facts_of_run(episode)
+                step = self._held_for_run(facts, REMEDIES[episode.remedy].decide(facts))
+            if isinstance(step, plan.Wait):
+                self._wait(episode, step)
+            elif clock.boottime_s() - read_at_s <= FACTS_S:
+                self._waits[episode.episode_id] = ""
+                if isinstance(step, plan.Wrangle):
+                    self._carry_out(episode, step)
+                else:
+                    self._perform(episode, step)
+        except GpuwardenError as error:
+            log.warning("step failed; looking again", episode=before.episode_id, because=str(error))
+
+    def _held_uncounted(self, episode: Episode) -> plan.Wait | None:
+        """What holds whatever would be found, so that nothing is counted for it.
+
+        Not in a dry run, which tells what it would do, nor where the alert has ended: then it may be over.
+        """
+        orders = self._ledger.orders()
+        if not (episode.firing and orders.armed(host=self._host, remedy=episode.remedy)):
+            return None
+        return guards.may_go_on(orders, host=self._host, now=self._ledger.now())
+
+    def _held_for_run(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order or a silence puts before it; what latches the brake passes.
+
+        Nobody is asked to approve what is silenced.
+        """
+        if not isinstance(step, plan.Wrangle):
+            return step
+        safeguards, now = self._pace.safeguards, self._ledger.now()
+        wanted = guards.wish(facts.episode, step)
+        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        held = guards.may_wrangle(wanted, orders, recent, safeguards, now=now)
+        waits = held if isinstance(held, plan.Wait) else None
+        if waits is not None and waits.asks is None:
+            return waits
+        return self._silenced(facts) or waits or step
+
+    def _silenced(self, facts: Facts) -> plan.Wait | None:
+        if self._hands.silences is None:
+            return None
+        heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
+        return guards.heed(heard.silences, heard.unknown, self._pace.safeguards)
+
+    def _facts_of_run(self, episode: Episode) -> Facts:
+        queue, unknown, run = self._hands.queue, "", None
+        try:
+            run = RunFacts(
+                tally=queue.tally(episode.worker, now=queue.now()),
+                decided=self._ledger.has_told(episode.episode_id, "decided", WRANGLING.values()),
+                done=self._was_done(episode),
+            )
+        except GpuwardenError as error:
+            unknown = str(error)
+        return self._facts_of_no_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
+
+    def _facts_of_no_container(
+        self,
+        episode: Episode,
+        *,
+        armed: bool,
+        unknown: str,
+        run: RunFacts | None = None,
+        host: HostFacts | None = None,
+    ) -> Facts:
+        """Facts of what only the queue knows: a run, or a host's jobs."""
+        return Facts(
+            armed=armed,
+            limits=self._pace.limits,
+            episode=episode,
+            evidence=None,
+            container=None,
+            container_known=False,
+            job=None,
+            job_known=(run or host) is not None,
+            run=run,
+            host=host,
+            unknown=unknown,
+        )
+
+    def _was_done(self, episode: Episode) -> bool:
+        """Whether anything was done about a run; where it was to be blocked, by whichever host."""
+        if self._ledger.has_told(episode.episode_id, "did", WRANGLING.values()):
+            return True
+        blocks = self._ledger.has_told(episode.episode_id, "decided", [WRANGLING[plan.BlockRun]])
+        return blocks and self._ledger.has_blocked(episode.worker, since=episode.opened_at)
+
+    def _held_for_host(self, facts: Facts, step: plan.Step) -> plan.Step:
+        """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
+        if not isinstance(step, plan.Lose):
+            return step
+        safeguards, now = self._pace.safeguards, self._ledger.now()
+        wanted = guards.wish(facts.episode, step)
+        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        held = guards.may_hold(wanted, orders, recent, by=self._host, now=now)
+        return held or self._silenced(facts) or step
+
+    def _facts_of_host(self, episode: Episode, accused: int) -> Facts:
+        """A host acts for another where both are armed for it: whoever disarmed either wants nothing moved."""
+        orders, queue, unknown, host = self._ledger.orders(), self._hands.queue, "", None
+        now_s = time.monotonic()
+        try:
+            host = HostFacts(
+                jobs=queue.jobs_on(episode.host, now=queue.now()),
+                shows_life=self._shows_life(episode.host, now_s),
+                silent_for_s=self._silent_s(episode.host, now_s),
+                accused=accused,
+                alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
+                taken=self._ledger.has_told(episode.episode_id, "decided", [_LOSE]),
+            )
+        except GpuwardenError as error:
+            unknown = str(error)
+        armed = all(orders.armed(host=each, remedy=episode.remedy) for each in (self._host, episode.host))
+        return self._facts_of_no_container(episode, armed=armed, unknown=unknown, host=host)
+
+    def _wait(self, episode: Episode, step: plan.Wait, *, once: bool = False) -> None:
+        """Waiting is told once for each reason, not once a second; a person is asked once about each incarnation.
+
+        For a run it is told once for whom or what it waits for.
+
+        What is only promised and held, by whatever it is, loses none of the patience with its confirmation by that.
+        """
+        if step.reason in _HELD:
+            self._watches.setdefault(episode.episode_id, _Watch()).forget_promises()
+        told = f"{step.reason} {step.asks or ''} {step.about}"
+        if self._waits.get(episode.episode_id) != told:
+            self._waits[episode.episode_id] = told
+            self._watches.setdefault(episode.episode_id, _Watch()).waited = told
+            log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
+            self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
+
+    # --- facts
+
+    def _facts(self, episode: Episode) -> Facts:
+        unknown: list[str] = []
+        evidence, worker_ended = self._evidence(episode, unknown)
+        server = self._server(episode, unknown)
+        container, container_known = self._container(episode, evidence or server, unknown)
+        job, job_known = self._job(episode, unknown)
+        now_s = time.monotonic()
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        if len(unknown) > worker_ended or watch.quiet_since_s is None:
+            watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
+        refused_s_ago = None if watch.refused_at_s is None else now_s - watch.refused_at_s
+        # Where nothing is stopped yet, what was refused long ago is asked for again: the queue may be well since.
+        untouched = episode.free is None or episode.free.stage is Stage.PLANNED
+        if job_known and (refused_s_ago is None or (untouched and refused_s_ago > FACTS_S)):
+            watch.stuck_since_s = None
+        elif watch.stuck_since_s is None:
+            watch.stuck_since_s = now_s
+        stuck_since_s = now_s if watch.stuck_since_s is None else watch.stuck_since_s
+        free_since_s = watch.stage_since_s(episode.free, now_s)
+        settle_since_s = watch.stage_since_s(episode.settle, now_s)
+        up_since_s = watch.up_since_s(container, now_s)
+        warned_since_s = watch.knows_warned_since_s(episode.free, now_s)
+        limits = self._limits(episode.remedy)
+        listener, deaf = _listener(limits, episode, evidence, container)
+        return Facts(
+            armed=self._armed(episode.remedy),
+            limits=limits,
+            episode=episode,
+            evidence=evidence,
+            container=container,
+            container_known=container_known,
+            job=job,
+            job_known=job_known,
+            server=server,
+            worker_ended=worker_ended,
+            free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
+            settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
+            quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
+            runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
+            queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
+            refused_s_ago=refused_s_ago,
+            stopped_s_ago=None if watch.stopped_at_s is None else now_s - watch.stopped_at_s,
+            warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
+            listener=listener,
+            deaf=deaf,
+            unknown="; ".join(unknown),
+        )
+
+    def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
+        if episode.subject is not Subject.WORKER:
+            return None, False
+        try:
+            return self._hands.witness.about(episode.worker, host=self._host), False
+        except WorkerUnseenError as error:
+            unknown.append(str(error))
+            return None, True
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None, False
+
+    def _server(self, episode: Episode, unknown: list[str]) -> ServerFacts | None:
+        if episode.subject is Subject.WORKER:
+            return None
+        try:
+            return self._hands.witness.about_server(episode.worker, host=self._host)
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None
+
+    def _container(
+        self, episode: Episode, evidence: ContainerFacts | None, unknown: list[str]
+    ) -> tuple[ContainerState | None, bool]:
+        """The container promised to, once an intent names it; before that the one the evidence points at.
+
+        A container that the exporter does not list may only be missing from one listing: its engine is asked about the
+        container that was accused.
+        """
+        if episode.free is not None:
+            kind, handle = episode.free.data["kind"], episode.free.data["handle"]
+            group = episode.free.data.get("cgroup")
+        elif evidence is not None and evidence.container_kind and evidence.container_id and evidence.container:
+            kind, group = evidence.container_kind, None
+            handle = evidence.container if kind == "process" else evidence.container_id
+        elif evidence is not None and (accused := _accused(episode)) is not None:
+            return self._accused_container(accused, unknown)
+        else:
+            return None, False
+        actuator = self._hands.actuators.get(kind)
+        if actuator is None:
+            unknown.append(f"this remediator has no hands for containers of kind {kind}")
+            return None, False
+        try:
+            return actuator.look(handle, cgroup=group), True
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None, False
+
+    def _accused_container(self, handle: str, unknown: list[str]) -> tuple[ContainerState | None, bool]:
+        """A container by its id alone, from whichever engine has it; gone is only what every engine says is gone."""
+        known = False
+        for kind in ENGINES:
+            actuator = self._hands.actuators.get(kind)
+            if actuator is None:
+                continue
+            try:
+                found = actuator.look(handle)
+            except GpuwardenError as error:
+                unknown.append(str(error))
+                return None, False
+            if found is not None:
+                return found, True
+            known = True
+        if not known:
+            unknown.append("this remediator has no hands for containers")
+        return None, known
+
+    def _job(self, episode: Episode, unknown: list[str]) -> tuple[JobFacts | None, bool]:
+        if episode.job_id is None:
+            return None, True
+        try:
+            return self._hands.queue.job(episode.job_id), True
+        except GpuwardenError as error:
+            unknown.append(str(error))
+            return None, False
+
+    # --- acts
+
+    def _perform(self, episode: Episode, step: plan.Step) -> None:
+        """Do one step. No policy here: what to do was decided, and facts are read anew after it."""
+        name = type(step).__name__.lower()
+        log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.because)
+        match step:
+            case plan.Close(outcome=outcome, because=because):
+                self._ledger.close_episode(episode.episode_id, outcome, because, now=self._ledger.now())
+            case plan.WouldAct(because=because):
+                self._ledger.would_act(episode.episode_id, because, now=self._ledger.now())
+            case plan.Begin():
+                self._begin(episode, step)
+            case plan.Withdraw(because=because):
+                self._ledger.withdraw(episode.episode_id, because, now=self._ledger.now())
+            case plan.Advance(kind=kind, stage=stage, because=because, unspent=unspent):
+                intent = episode.free if kind is Kind.FREE else episode.settle
+                if intent is not None:
+                    self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw", unspent=unspent)
+            case plan.Warn():
+                self._warn(episode, step)
+            case plan.Fence() | plan.Requeue() | plan.Fail():
+                self._settle(episode, step)
+            case plan.Stop() | plan.Start():
+                self._free(episode, step)
+            case plan.Quarantine():
+                self._quarantine(episode, step)
+            case plan.Wait() | plan.Lose() | plan.Return() | plan.LockWorker() | plan.Migrate() | plan.BlockRun():
+                raise AssertionError("it is not performed here")
+
+    def _begin(self, episode: Episode, step: plan.Begin) -> None:
+        safeguards = self._safeguards(episode.remedy)
+        self._instead(episode, self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
+
+    def _instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
+        """What is done instead of what may not be begun."""
+        if isinstance(instead, plan.Close):
+            self._perform(episode, instead)
+        elif isinstance(instead, plan.Wait):
+            if instead.reason == "brake":
+                log.error("the brake is latched: nothing is begun until a person releases it", because=instead.because)
+            self._wait(episode, instead)
+
+    def _settle(self, episode: Episode, step: plan.Fence | plan.Requeue | plan.Fail) -> None:
+        intent, job_id, attempt = episode.settle, episode.job_id, episode.attempt
+        if intent is None or job_id is None or attempt is None:
+            raise AssertionError("a settle without a job was decided")
+        if not self._ledger.hold(intent, for_s=self._act_s(Kind.SETTLE)):
+            return  # another remediator is at it
+        queue = self._hands.queue
+        its: dict[str, Any] = {"attempt": attempt, "trip": episode.trip}
+        if isinstance(step, plan.Fence):
+            its |= {"incarnation": intent.data["incarnation"]}
+            fenced = self._taken(episode, "fence", lambda: queue.fence(job_id, now=queue.now(), **its))
+            if fenced is None:
+                return
+            if not fenced:
+                job = queue.job(job_id)
+                if job is None or job.state is not State.FENCING or job.attempt != attempt:
+                    return  # the job moved meanwhile; the next look decides anew
+            self._advance(episode, intent, Stage.FENCED, "fence", step.because)
+        elif isinstance(step, plan.Requeue):
+            gpus = () if episode.free is None else tuple(episode.free.data.get("gpus", ()))
+            avoid = Slot(host=episode.host, worker=episode.worker, gpus=gpus)
+            its |= {"avoid": avoid, "avoid_s": step.avoid_s}
+            if self._taken(episode, "requeue", lambda: queue.requeue(job_id, now=queue.now(), **its)):
+                self._advance(episode, intent, Stage.DONE, "requeue", step.because)
+        else:
+            its = {"attempt": attempt, "because": step.because}
+            if self._taken(episode, "fail", lambda: queue.fail(job_id, now=queue.now(), **its)):
+                self._advance(episode, intent, Stage.DONE, "fail", step.because)
+                queue.tend(now=queue.now())
+
+    def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
+        """Have the queue write what becomes of a job or of GPUs; what it says to it, `None` where it refused.
+
+        Each refusal is on record once, of a quarantine once a stage: the step is tried again for as long as it takes,
+        and the free has its turn.
+        """
+        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        watch.refused_at_s = time.monotonic()  # also where it is a defect that ends it: no stop waits for that for ever
+        try:
+            taken = write()
+        except GpuwardenError as error:
+            watch.refused_at_s = time.monotonic()
+            log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
+            if step not in watch.refusals:
+                because = f"the queue takes nothing, and it is tried again: {error}"
+                self._ledger.record(episode.episode_id, "failed", step, because, now=self._ledger.now())
+                watch.refusals.add(step)
+            else:
+                self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
+            return None
+        watch.refused_at_s = None
+        watch.refusals.clear()
+        return taken is not False
+
+    def _free(self, episode: Episode, step: plan.Stop | plan.Start) -> None:
+        intent = episode.free
+        if intent is None:
+            raise AssertionError("a free without an intent was decided")
+        actuator = self._hands.actuators[intent.data["kind"]]
+        handle: str = intent.data["handle"]
+        stage = Stage.STARTING if isinstance(step, plan.Start) else Stage.STOPPING
+        tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
+        if isinstance(step, plan.Start):
+            if self._advance(episode, intent, stage, "start", step.because, act="decided", data={"tries": tries}):
+                self._tell(episode, "start", *self._try(lambda: actuator.start(handle)))
+            return
+        before = actuator.look(handle)
+        if before is None or before.incarnation != intent.key:
+            return  # it ended or was restarted since the facts were read: that incarnation is over
+        # What it had at the first try counts too: a process may leave its cgroup before the driver lets go of it.
+        had = intent.data.get("pids", [])
+        data = {
+            "pids": sorted(before.pids.union(had)),
+            "cgroup": before.cgroup or intent.data.get("cgroup"),
+            "tries": tries,
+        }
+        if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
+            # The commit may have taken its time, and an engine stops whatever bears the handle by now.
+            still = actuator.look(handle)
+            if still is None or still.incarnation != intent.key:
+                return
+            how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
+            self._watches.setdefault(episode.episode_id, _Watch()).stopped_at_s = time.monotonic()
+            self._retire(episode)
+            self._tell(episode, "stop", *how)
+
+    def _warn(self, episode: Episode, step: plan.Warn) -> None:
+        """Warn a worker, on record before and after: whoever comes after a death in between warns once more."""
+        intent = episode.free
+        if intent is None:
+            raise AssertionError("a warning without a free was decided")
+        tries = 1 + int(intent.data.get("warned", {}).get("tries", 0))
+        decided = {"warned": {"signal": step.signal, "pid": step.listener.pid, "tries": tries, "done": False}}
+        if not self._advance(episode, intent, intent.stage, "warn", step.because, act="decided", data=decided):
+            return
+        act, because = self._try(lambda: signal_worker.send(step.listener, step.signal))
+        intent = replace(intent, data={**intent.data, **decided})
+        # Whom no signal reached has no grace to wait for.
+        done = {"warned": {**decided["warned"], "done": True, "before": act == "failed"}}
+        self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
+
+    def _quarantine(self, episode: Episode, step: plan.Quarantine) -> None:
+        intent, because = episode.free, step.because
+        if intent is None:
+            raise AssertionError("a quarantine without a free was decided")
+        if not self._ledger.hold(intent, for_s=self._act_s(Kind.FREE)):
+            return
+        gpus: list[str] = list(step.lost) or intent.data["gpus"]
+        queue = self._hands.queue
+        slot = episode.worker if episode.subject is Subject.WORKER else ""
+        its = {"host": self._host, "worker": slot, "because": because}
+        if not self._taken(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
+            return
+        log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
+        data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
+        self._advance(episode, intent, intent.stage, "quarantine", because, data=data)
+
+    def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
+        """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
+        losing, queue = isinstance(step, plan.Lose), self._hands.queue
+        name, move = (_LOSE, queue.lose) if losing else ("return", queue.find)
+        if not self._ledger.announce(
+            episode.episode_id, name, step.because, now=self._ledger.now(), for_s=SETTLE_HELD_S
+        ):
+            return  # another host is at it
+        for job in step.jobs:
+            if move(job.job_id, attempt=job.attempt, now=queue.now()):
+                because = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
+                self._ledger.record(episode.episode_id, "did", name, because, now=self._ledger.now())
+                if losing:
+                    log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
+
+    def _carry_out(self, episode: Episode, step: plan.Wrangle) -> None:
+        """Do it, on record before. Decided anew in the transaction that does it: what is so no more is not done."""
+        instead = self._ledger.set_about(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
+        if instead is not None:
+            self._instead(episode, instead)
+            return
+        queue, name, rules = self._hands.queue, WRANGLING[type(step)], wrangle.rules(self._pace.limits)
+        who = f"the executor of {self._host}, episode {episode.episode_id}"
+        if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
+            tell = f"; the {step.tell} is to be told" if step.tell else ""
+            self._ledger.record(episode.episode_id, "did", name, f"{step.deed}{tell}", now=self._ledger.now())
+            log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.because)
+
+    def _act_s(self, kind: Kind) -> float:
+        """For how long an intent is held while something is done for it, seconds.
+
+        A settle is a transaction or two, and the queue takes each once only; a free may have to wait for a stop.
+        """
+        return SETTLE_HELD_S if kind is Kind.SETTLE else self._pace.stop_grace_s + ACT_MARGIN_S
+
+    def _advance(
+        self,
+        episode: Episode,
+        intent: Intent,
+        stage: Stage,
+        step: str,
+        because: str,
+        *,
+        act: str = "did",
+        data: Mapping[str, object] | None = None,
+        unspent: bool = False,
+    ) -> bool:
+        if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
+            watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
+        return self._ledger.advance(
+            intent,
+            stage,
+            episode_id=episode.episode_id,
+            act=act,
+            step=step,
+            because=because,
+            now=self._ledger.now(),
+            for_s=self._act_s(intent.kind),
+            data=data,
+            unspent=unspent,
+        )
+
+    def _try(self, act: Callable[[], None]) -> tuple[str, str]:
+        """Act after the decision is on record; how it went, in the ledger's words."""
+        started_s = time.monotonic()
+        try:
+            act()
+        except GpuwardenError as error:
+            return "failed", str(error)
+        return "did", f"took {time.monotonic() - started_s:.1f} s"
+
+    def _tell(self, episode: Episode, step: str, act: str, because: str) -> None:
+        self._ledger.record(episode.episode_id, act, step, because, now=self._ledger.now())
+        if act == "failed":
+            log.warning("act failed", episode=episode.episode_id, step=step, because=because)
+            self._closing.wait(self._pace.look_again_s)
+
+    def _retire(self, episode: Episode) -> None:
+        """Best effort: it never holds up the stop."""
+        if episode.incarnation is None or episode.subject is not Subject.WORKER:
+            return
+        queue = self._hands.queue
+        try:
+            queue.retire_worker(
+                host=self._host, worker=episode.worker, incarnation=episode.incarnation, now=queue.now()
+            )
+        except GpuwardenError as error:
+            log.warning("the worker's row could not be aged", worker=episode.worker, because=str(error))
+
+
+def _ends_it(facts: Facts, step: plan.Step) -> bool:
+    """Whether a step is the first of those that end what runs, or says in a dry run that it would be."""
+    free = facts.episode.free
+    if free is None:
+        return isinstance(step, plan.WouldAct)
+    first = isinstance(step, plan.Warn | plan.Fence | plan.Stop) and free.stage is Stage.PLANNED
+    return first and (not facts.container_known or restart.is_up(facts, free))
+
+
+def _listener(
+    limits: Limits, episode: Episode, evidence: WorkerFacts | None, container: ContainerState | None
+) -> tuple[ProcessId | None, str]:
+    """Whom a warning would reach, or why it would reach nobody; read only while one may be wanted."""
+    free, signal = episode.free, limits.warn_signal
+    if signal is None or free is None or free.stage is not Stage.PLANNED or evidence is None or container is None:
+        return None, "nothing is known of its process"
+    try:
+        seen_s_ago = evidence.sample_age_s
+        return signal_worker.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
+    except signal_worker.WarningError as error:
+        return None, str(error)
+
+
+def _accused(episode: Episode) -> str | None:
+    """The full id of the container that an episode without a worker is about, where its alert named one."""
+    if episode.subject is Subject.WORKER:
+        return None
+    found = _FULL_ID.match(episode.incarnation or "")
+    return None if found is None else found[1]
+
+
+_FULL_ID: Final = re.compile(r"([0-9a-z]{64})@")
+"""How a container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
+
+
+class ExecutorLock:
+    """That this is the host's one executor. One that a broken connection lost is asked for again.
+
+    Raises:
+        AlreadyExecutingError: another one is; the message says which process.
+        DatabaseError: the ledger does not answer.
+    """
+
+    def __init__(self, ledger: Ledger, *, host: str) -> None:
+        self._ledger = ledger
+        self._host = host
+        self._told = False
+        try:
+            self._lock: ProcessLock | None = ledger.lock_executor(host)
+        except LockHeldElsewhereError as error:
+            raise AlreadyExecutingError(
+                f"another executor works this ledger ({error}): one acts, the other must not"
+            ) from None
+
+    def held(self) -> bool:
+        """Whether we may act now.
+
+        Raises:
+            DatabaseError: the ledger does not answer; then we may not.
+        """
+        if self._lock is not None and self._lock.held():
+            return True
+        self.close()
+        try:
+            self._lock = self._ledger.lock_executor(self._host)
+        except LockHeldElsewhereError as error:
+            if not self._told:
+                log.warning("another executor took over; nothing is done here meanwhile", because=str(error))
+            self._told = True
+            return False
+        self._told = False
+        log.warning("the lock was lost with its connection, and is ours again")
+        self._ledger.take_over(Holder.this_process(self._host))
+        return True
+
+    def close(self) -> None:
+        """Let another one execute."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None

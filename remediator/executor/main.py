@@ -1,0 +1,140 @@
+"""`gpuwarden remediator execute`: settings in, parts wired, a clean end on SIGTERM."""
+
+import signal
+from contextlib import ExitStack, closing
+from typing import Final
+
+import structlog
+
+from gpuwarden import __version__, logs
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.queue import JobStore
+from gpuwarden.reporter import host_key
+from remediator.actuators import Actuator
+from remediator.actuators.docker import DockerActuator
+from remediator.actuators.process import ProcessActuator
+from remediator.actuators.systemd import SystemdActuator
+from remediator.capture.capture import Captor, find_py_spy
+from remediator.clients.alertmanager import Silences
+from remediator.clients.exporter import Access, Witness
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.clients.prometheus_range import Curves
+from remediator.executor.executor import Executor, ExecutorLock, Hands, Pace
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Limits
+from remediator.remedies.guards import Safeguards
+from remediator.settings.policy_file import PolicyFile
+from remediator.settings.settings import ExecuteSettings
+
+log: Final = structlog.get_logger("remediator")
+
+
+def execute(settings: ExecuteSettings) -> None:
+    """Work the open episodes until SIGTERM or SIGINT.
+
+    Raises:
+        GpuwardenError: it cannot start, and why.
+    """
+    logs.configure(level=settings.log_level)
+    host = host_key(settings.dir)
+    with ExitStack() as parts:
+        ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
+        lock = parts.enter_context(closing(ExecutorLock(ledger, host=host)))
+        store = parts.enter_context(closing(JobStore.open(settings.queue)))
+        if ledger.shared and not store.shared:
+            raise GpuwardenError(
+                "the ledger is shared by hosts and the queue is this host's own: job 7 here would be taken for job 7 "
+                "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
+            )
+        witness = parts.enter_context(closing(Witness(settings.exporter, _access(settings))))
+        actuators: dict[str, Actuator] = {
+            kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
+        }
+        if settings.systemd_unit:
+            actuators["systemd"] = SystemdActuator(settings.systemd_unit)
+        if settings.processes is not None:
+            actuators["process"] = ProcessActuator(settings.processes)
+        silences = None
+        if settings.alertmanager:
+            silences = parts.enter_context(closing(Silences(settings.alertmanager)))
+        curves = None
+        if settings.prometheus and settings.curves_s:
+            curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.curves_s)))
+        hands = Hands(
+            witness=witness,
+            queue=BuiltinQueue(store),
+            actuators=actuators,
+            captor=_captor(settings, curves),
+            silences=silences,
+            policy=None if settings.policy is None else PolicyFile(settings.policy),
+        )
+        executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: executor.close())
+        if settings.armed:
+            ledger.arm_at_first(host=host, who=f"the executor of {host}, started with --armed", now=ledger.now())
+        log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
+        executor.run()
+    log.info("executor stopped")
+
+
+def _access(settings: ExecuteSettings) -> Access:
+    return Access(
+        ca_file=settings.exporter_ca_file,
+        server_name=settings.exporter_server_name,
+        cert_file=settings.exporter_cert_file,
+        key_file=settings.exporter_key_file,
+        basic_auth_file=settings.exporter_basic_auth_file,
+    )
+
+
+def _engines(settings: ExecuteSettings) -> dict[str, str]:
+    """The sockets of this host's engines, by kind."""
+    named = {"docker": settings.docker, "podman": settings.podman}
+    return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
+
+
+def _captor(settings: ExecuteSettings, curves: Curves | None) -> Captor | None:
+    if not settings.capture_s:
+        return None
+    py_spy = find_py_spy()
+    if py_spy is None:
+        log.info("no Python stacks are kept before a stop", hint="pip install 'gpuwarden[evidence]'")
+    return Captor(
+        for_s=settings.capture_s,
+        max_bytes=settings.capture_max_bytes,
+        engines=_engines(settings),
+        job_logs=settings.job_logs,
+        py_spy=py_spy,
+        curves=curves,
+    )
+
+
+def _pace(settings: ExecuteSettings) -> Pace:
+    return Pace(
+        limits=Limits(
+            evidence_fresh_s=settings.evidence_fresh_s,
+            settle_bound_s=settings.settle_bound_s,
+            free_bound_s=settings.free_bound_s,
+            gpu_lost_s=settings.gpu_lost_s,
+            retries_max=settings.retries_max,
+            avoid_s=settings.avoid_s,
+            node_lost_after_s=settings.node_lost_after_s,
+            wrangle_activation=settings.wrangle_activation,
+            wrangle_migrations_max=settings.wrangle_migrations_max,
+            wrangle_patience_s=settings.wrangle_patience_s,
+        ),
+        safeguards=Safeguards(
+            cooldown_s=settings.cooldown_s,
+            storm_targets=settings.storm_targets,
+            storm_share=settings.storm_share,
+            storm_window_s=settings.storm_window_s,
+            storm_frees=settings.storm_frees,
+            vram_cooldown_s=settings.vram_cooldown_s,
+            unknown_holds=settings.silences_unknown == "hold",
+        ),
+        look_again_s=settings.look_again_s,
+        tend_s=settings.tend_s,
+        stop_grace_s=settings.stop_grace_s,
+        keep_s=settings.keep_days * 86400.0,
+    )

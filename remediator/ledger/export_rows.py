@@ -1,0 +1,43 @@
+"""Episodes with everything that the ledger holds of them, a page at a time, for whoever takes them away.
+
+An episode is its columns, and beside them `alerts`, `journal`, `intents` and, where they are wanted, `captures`: lists
+of their rows, oldest first, without the numbers that say to whom a row belongs. Times are Unix seconds.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import Connection, Table, or_, select
+
+from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL
+
+PAGE: Final = 20
+"""Episodes read in one transaction, at most: what is in memory at a time."""
+
+_LEFT_OUT: Final = frozenset(
+    {"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "state", "reason", "holder", "held_until"}
+)
+"""What only the ledger itself goes by, and what is known of every alert of an episode."""
+
+
+def page(
+    connection: Connection, *, after: int, since: float, until: float | None, captures: bool
+) -> list[dict[str, Any]]:
+    """The next episodes behind number `after` that were open at any time between the two, oldest first."""
+    its = [EPISODES.c.episode_id > after, or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
+    if until is not None:
+        its.append(EPISODES.c.opened_at <= until)
+    rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id).limit(PAGE)).mappings()
+    found = {row["episode_id"]: dict(row) for row in rows}
+    for table in (ALERTS, JOURNAL, INTENTS, *((CAPTURES,) if captures else ())):
+        for episode in found.values():
+            episode[table.name] = []
+        for number, row in _of(connection, table, list(found)):
+            found[number][table.name].append(row)
+    return list(found.values())
+
+
+def _of(connection: Connection, table: Table, episodes: list[int]) -> list[tuple[int, dict[str, Any]]]:
+    rows = connection.execute(
+        select(table).where(table.c.episode_id.in_(episodes)).order_by(*table.primary_key)
+    ).mappings()
+    return [(row["episode_id"], {name: value for name, value in row.items() if name not in _LEFT_OUT}) for row in rows]

@@ -1,0 +1,1331 @@
+"""What was seen, decided and done, and what is still owed. Write ahead, then act.
+
+An accepted alert is here before Alertmanager hears 202. An intent is here before anything is done for it, at most one
+per container incarnation and one per job attempt, and stays until it is done or abandoned with a reason. Who works on
+an intent holds it: a lease, taken and lengthened with each change of it, keeps every other executor's hands off.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Engine,
+    Integer,
+    Row,
+    Select,
+    String,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from gpuwarden.db.engine import (
+    Changes,
+    DatabaseClock,
+    DatabaseError,
+    ProcessLock,
+    at_once,
+    in_turn,
+    is_shared,
+    lock_for_one,
+    only_one,
+    open_database,
+    reading,
+    refuse_other_revisions,
+    tell,
+    upsert,
+    watch,
+    writing,
+)
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import Trip
+from remediator.alert import Alert, Refusal, subject
+from remediator.capture.capture import Captured
+from remediator.ledger import export_rows, retention
+from remediator.ledger.counters import Tally, Totals, count_up
+from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
+from remediator.plan import (
+    OVER,
+    Begin,
+    BlockRun,
+    Close,
+    Episode,
+    Intent,
+    Kind,
+    LockWorker,
+    Migrate,
+    Outcome,
+    Stage,
+    Subject,
+    Wait,
+    Wrangle,
+)
+from remediator.process_id import Holder
+from remediator.remedies.guards import (
+    RATE_WINDOW_S,
+    TOPIC,
+    Act,
+    Latch,
+    Order,
+    Orders,
+    Recent,
+    Safeguards,
+    Wish,
+    condemned_run,
+    condemned_worker,
+    may_begin,
+    may_wrangle,
+    target,
+    wish,
+)
+
+TAKE_MAX: Final = 500
+"""Alerts taken from the inbox in one go."""
+
+ROOM_MIN_BYTES: Final = 2**20
+"""With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
+
+WRANGLING: Final[Mapping[type[Wrangle], str]] = {LockWorker: "lock", Migrate: "move", BlockRun: "block"}
+"""What an account calls what is done about runs; what is decided about a worker has its name behind that."""
+
+_LOCK: Final = f"{WRANGLING[LockWorker]}: "
+
+CAPTURES_MAX: Final = 1000
+"""So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
+
+
+class NotAskedError(GpuwardenError):
+    """A person answered what an episode does not ask, or not any more; the message says which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One line of an episode's account. `host` is whose remediator wrote it."""
+
+    at: float
+    act: str
+    step: str
+    because: str
+    host: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """One episode with its whole account, for people."""
+
+    episode_id: int
+    remedy: str
+    trip: str
+    host: str
+    worker: str
+    job_id: int | None
+    attempt: int | None
+    opened_at: float
+    closed_at: float | None
+    outcome: str | None
+    because: str | None
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What was captured before one stop; `document` is as `remediator.capture.capture` has it. `at` is Unix seconds."""
+
+    at: float
+    host: str | None
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executing:
+    """One host's executor: its process, its newest sign of life, what it counts. Times are Unix seconds."""
+
+    host: str
+    pid: int
+    armed: bool
+    started_at: float
+    beat_at: float
+    errors: int
+    workers: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What an open episode waits for, and since when; `reason` is "" while it is at work or was not looked at yet."""
+
+    episode_id: int
+    host: str
+    worker: str
+    remedy: str
+    opened_at: float
+    reason: str
+    because: str
+    since: float
+
+
+class Ledger:
+    """The ledger in one database. Safe to share between threads.
+
+    Args:
+        engine: the database.
+        host: whose remediator writes; `None` for a reader.
+    """
+
+    def __init__(self, engine: Engine, *, host: str | None = None) -> None:
+        self._engine = engine
+        self._host = host
+        self._clock = DatabaseClock(engine)
+        self._holder: str | None = None
+        self.shared = is_shared(engine)
+        """Whether several hosts' remediators may work on it."""
+
+    @classmethod
+    def open(cls, url: str, *, host: str | None = None, migrate: bool = True) -> Self:
+        """Open the ledger at an SQLAlchemy URL; `migrate` as `open_database` has it.
+
+        Raises:
+            DatabaseError: it cannot be opened.
+        """
+        return cls(open_database(url, LEDGER, migrate=migrate), host=host)
+
+    def now(self) -> float:
+        """The time that the ledger goes by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
+
+        Raises:
+            DatabaseError: the server's time is not known.
+        """
+        return self._clock.now()
+
+    def close(self) -> None:
+        """Let go of every connection."""
+        self._engine.dispose()
+
+    def changes(self) -> Changes:
+        """A cheap watch on the ledger, for one thread."""
+        return watch(self._engine, LEDGER)
+
+    def lock_executor(self, host: str) -> ProcessLock:
+        """Be the one executor of a host, and on SQLite of the whole ledger.
+
+        Raises:
+            LockHeldElsewhereError: another one is; the message says which process.
+            DatabaseError: the lock cannot be asked for.
+        """
+        return lock_for_one(self._engine, f"executor of {host}")
+
+    # --- the inbox
+
+    def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
+        """Make them durable: all of them, or DatabaseError and none."""
+        rows = [*(_row(alert, now) for alert in alerts), *self._refused(refusals, now)]
+        if not rows:
+            return
+        # One row that nothing else is written with needs no transaction around it: two round trips less.
+        with at_once(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
+            self._insert(connection, rows)
+
+    def newest_alert(self) -> int:
+        """The number of the newest alert that is durable; 0 before the first."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(func.max(ALERTS.c.alert_id))) or 0
+
+    def accept_listed(
+        self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, asked_after: int, now: float
+    ) -> Sequence[Alert]:
+        """Make durable what an Alertmanager has listed, but for what was resolved since it was asked; those are told.
+
+        A list is from before its arrival, and no order of arrival tells which is newer: a firing one that is written
+        behind its own resolved would never be resolved again. One that fires anew is delivered.
+
+        Args:
+            alerts: which fire.
+            refusals: which cannot be taken up.
+            asked_after: the newest alert that was durable before it was asked.
+            now: Unix seconds.
+        """
+        resolved = select(ALERTS.c.fingerprint).where(ALERTS.c.alert_id > asked_after, ALERTS.c.firing == false())
+        with writing(self._engine) as connection:
+            if is_shared(self._engine):  # whoever is writing alerts has written them; writers of SQLite take turns
+                connection.execute(text(f"LOCK TABLE {ALERTS.name} IN SHARE ROW EXCLUSIVE MODE"))
+            over = set(connection.scalars(resolved.where(ALERTS.c.state != "refused")))
+            listed = [_row(alert, now) for alert in alerts if alert.fingerprint not in over]
+            if rows := [*listed, *self._refused(refusals, now)]:
+                self._insert(connection, rows)
+        return [alert for alert in alerts if alert.fingerprint in over]
+
+    def _refused(self, refusals: Sequence[Refusal], now: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "received_at": now,
+                "host": self._host,
+                "fingerprint": refusal.fingerprint,
+                "firing": False,
+                "labels": dict(refusal.labels),
+                "annotations": {},
+                "starts_at": "",
+                "state": "refused",
+                "reason": refusal.reason,
+                "because": refusal.because,
+            }
+            for refusal in refusals
+        ]
+
+    def _insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        tally, refused = Tally(), [row["reason"] for row in rows if row["state"] == "refused"]
+        for reason in refused:
+            tally.refused(self._host or "", reason)
+        connection.execute(insert(ALERTS), rows)
+        if refused:
+            retention.keep_newest(connection, "refused")
+        tally.keep(connection)
+        tell(connection, LEDGER.channel)
+
+    def take_new(self, host: str, *, now: float) -> int:
+        """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
+
+        A resolved alert opens nothing. In one transaction, so that an alert is tied once; whoever else takes for this
+        host waits, for two that open the same episodes in different orders would wait for one another. Those about
+        hosts that are silent are taken up by whoever comes first, one at a time: to another, one that is being taken up
+        is not there, and what resolves it would find nothing open.
+        """
+        tally = Tally()
+        with writing(self._engine) as connection:
+            in_turn(connection, f"alerts of {host}")
+            new = _NEW_OF_ANYBODY if only_one(connection, "alerts about hosts") else _NEW
+            rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
+            taken: list[Row[Any]] = []
+            for row in rows:
+                episode_id = _open_episode_of(connection, row.labels)
+                if row.firing and episode_id is None:
+                    episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
+                    if episode_id is None:
+                        break  # another's was open, and is closed by now: the next look opens one, before what follows
+                elif row.firing:
+                    tally.duplicate(host)
+                state = "idle" if episode_id is None else "linked"
+                connection.execute(
+                    update(ALERTS)
+                    .where(ALERTS.c.alert_id == row.alert_id)
+                    .values(
+                        state=state, episode_id=episode_id, because=None if episode_id else "nothing was open for it"
+                    )
+                )
+                if episode_id is not None:
+                    status = "firing" if row.firing else "resolved"
+                    because = row.annotations.get("summary") or row.labels.get("alertname", "")
+                    self._write(connection, episode_id, "saw", f"alert {status}", because, now)
+                taken.append(row)
+            if any(not row.firing for row in taken):
+                retention.keep_newest(connection, "idle")
+            if taken:
+                tally.taken(host, len(taken))
+                tally.keep(connection)
+            return len(taken)
+
+    # --- episodes
+
+    def open_episodes(self, host: str | None = None) -> list[Episode]:
+        """Every episode that is not closed, or those of one host; oldest first."""
+        found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
+        if host is not None:
+            found = found.where(EPISODES.c.host == host)
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(EPISODES.c.episode_id)).all()
+            return [_episode(connection, row) for row in rows]
+
+    def unsettled_elsewhere(self, host: str) -> list[Episode]:
+        """The episodes of other hosts whose settle is still owed, oldest first."""
+        unsettled = INTENTS.c.stage.in_([Stage.PLANNED, Stage.FENCED])
+        owed = and_(INTENTS.c.kind == Kind.SETTLE, unsettled, INTENTS.c.host != host)
+        found = select(EPISODES).where(EPISODES.c.episode_id.in_(select(INTENTS.c.episode_id).where(owed)))
+        with reading(self._engine) as connection:
+            return [_episode(connection, row) for row in connection.execute(found.order_by(EPISODES.c.episode_id))]
+
+    def silent_hosts(self) -> list[Episode]:
+        """The open episodes about hosts that are said to be silent, whoever's, oldest first."""
+        its = EPISODES.c.closed_at.is_(None), EPISODES.c.subject == Subject.HOST
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id)).all()
+            return [_episode(connection, row) for row in rows]
+
+    def episode(self, episode_id: int) -> Episode | None:
+        """One open episode; `None` once it is closed."""
+        with reading(self._engine) as connection:
+            found = select(EPISODES).where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
+            row = connection.execute(found).one_or_none()
+            return None if row is None else _episode(connection, row)
+
+    def begin(self, episode: Episode, step: Begin, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+        """Write the two intents. What is to be done instead when that may not be, and then nothing is written.
+
+        Whether it may is decided here too, in the transaction that begins: of many episodes at once, and hosts at
+        once, none begins what the one before it has made one too many, or an order has just forbidden. A storm latches
+        the brake. A settle that another episode already owes stays with it: the free stands on its own.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            self._alone(connection)
+            this = EPISODES.c.episode_id == episode.episode_id
+            if not _is_open(connection, episode.episode_id):
+                return _CLOSED_MEANWHILE
+            if retention.is_spent(connection, Kind.FREE, step.free_key):
+                return _FREED_ALREADY
+            orders = _orders(connection, now)
+            wanted = wish(episode, step)
+            recent = _recent(connection, wanted, orders, safeguards, now=now)
+            verdict = may_begin(wanted, orders, recent, safeguards, now=now)
+            if isinstance(verdict, Latch):
+                return self._latch(connection, verdict, now)
+            if verdict is not None:
+                return verdict
+            data: dict[str, Any] = {
+                "kind": step.container_kind,
+                "handle": step.container_handle,
+                "name": step.container_name,
+                "gpus": list(step.gpus),
+                "pids": sorted(step.pids),
+                "cgroup": step.cgroup,
+            }
+            if (warned := _warned_before(connection, episode, step.free_key)) is not None:
+                data["warned"] = {**warned, "done": True, "before": True}
+            if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
+                return _FREED_ALREADY
+            if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
+                claimed = {"incarnation": step.worker_incarnation}
+                _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
+            connection.execute(update(EPISODES).where(this).values(trip=step.trip))
+            self._write(connection, episode.episode_id, "decided", "begin", step.because, now)
+            return None
+
+    def set_about(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+        """Write ahead what is to be done about a run. What is to be done instead where that may not be: see `begin`.
+
+        What was written last, and not told to be done, is promised already: it is not written again.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            self._alone(connection)
+            if not _is_open(connection, episode.episode_id):
+                return _CLOSED_MEANWHILE
+            name, because = _promise_of(step), f"{step.deed}: {step.because}"
+            newest = _newest_of(connection, episode.episode_id)
+            promised = newest is not None and (newest.act, newest.step) == ("decided", name)
+            orders = _orders(connection, now)
+            wanted = wish(episode, step)
+            recent = _recent(connection, wanted, orders, safeguards, now=now)
+            verdict = may_wrangle(wanted, orders, recent, safeguards, now=now)
+            if isinstance(verdict, Latch):
+                return self._latch(connection, verdict, now)
+            if verdict is None and not promised:
+                self._write(connection, episode.episode_id, "decided", name, because, now)
+            return verdict
+
+    def _latch(self, connection: Connection, found: Latch, now: float) -> Wait:
+        who = f"the executor of {self._host}"
+        self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=found.because))
+        return Wait(reason="brake", because=f"the brake was latched here: {found.because}")
+
+    # --- orders
+
+    def order(self, order: Order) -> int:
+        """Keep an order; every open episode that it is about tells of it. Its number."""
+        with writing(self._engine) as connection:
+            return self._give(connection, order)
+
+    def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
+        """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
+        with writing(self._engine) as connection:
+            self._alone(connection)
+            about = ORDERS.c.topic == TOPIC[Act.ARM], or_(ORDERS.c.host.is_(None), ORDERS.c.host == host)
+            if connection.scalar(select(ORDERS.c.order_id).where(*about).limit(1)) is not None:
+                return False
+            because = "as it was started, before anybody ordered otherwise"
+            self._give(connection, Order(act=Act.ARM, at=now, who=who, because=because, host=host))
+            return True
+
+    def orders(self) -> Orders:
+        """The orders that may still matter."""
+        now = self.now()
+        with reading(self._engine) as connection:
+            return _orders(connection, now)
+
+    def standing(self, wanted: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
+        """What decides whether a free may be begun."""
+        with reading(self._engine) as connection:
+            orders = _orders(connection, now)
+            return orders, _recent(connection, wanted, orders, safeguards, now=now)
+
+    def answer(
+        self, episode_id: int, act: Act, *, who: str, because: str, now: float, until: float | None = None
+    ) -> tuple[Order, str]:
+        """Keep a person's yes or no to what an open episode asks, for the incarnation that it asks about.
+
+        With it comes what was asked.
+
+        Raises:
+            NotAskedError: it asks nothing, and why.
+        """
+        with writing(self._engine) as connection:
+            self._alone(connection)
+            found = select(EPISODES).where(EPISODES.c.episode_id == episode_id).with_for_update()
+            row = connection.execute(found).one_or_none()
+            if row is None:
+                raise NotAskedError(f"the ledger has no episode {episode_id}: `gpuwarden status` names those that ask")
+            if row.closed_at is not None:
+                raise NotAskedError(f"episode {episode_id} is over ({row.outcome}: {row.because}): nothing is asked")
+            (held,) = (each for each in _held(connection, row.host) if each.episode_id == episode_id)
+            free = _episode(connection, row).free
+            if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
+                waits = f"waits for something else ({held.reason})" if held.reason else "is at work"
+                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}: {held.because}")
+            order = Order(
+                act=act,
+                at=now,
+                who=who,
+                because=because,
+                host=row.host,
+                remedy=row.remedy,
+                until=until,
+                episode_id=episode_id,
+                key=row.asked,
+            )
+            self._give(connection, order)
+            return order, held.because
+
+    def orders_given(self, *, since: float) -> list[Order]:
+        """Every order since then, oldest first: who armed what, and when."""
+        with reading(self._engine) as connection:
+            found = select(ORDERS).where(ORDERS.c.at >= since).order_by(ORDERS.c.order_id)
+            return [_order(row) for row in connection.execute(found)]
+
+    def freed_since(self, since: float, *, host: str | None = None) -> list[tuple[str, str, float]]:
+        """The containers freed since then: host, name, and when, Unix seconds; oldest first."""
+        with reading(self._engine) as connection:
+            rows = [row for row in _frees(connection, since=since) if row.stage not in _NOT_FREED]
+            return [(row.host, row.data["name"], row.entered_at) for row in rows if host in (None, row.host)]
+
+    def _alone(self, connection: Connection) -> None:
+        """Let no other begin or order anything until this transaction is over; writers of SQLite take turns anyway."""
+        if is_shared(self._engine):
+            connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
+
+    def _give(self, connection: Connection, order: Order) -> int:
+        who, because = _storable(order.who), _storable(order.because[:1000])
+        names = ("at", "act", "host", "remedy", "until", "episode_id", "key", "since", "ends")
+        row = {name: getattr(order, name) for name in names}
+        given = insert(ORDERS).values(**row, topic=TOPIC[order.act], who=who, because=because)
+        order_id: int = connection.execute(given.returning(ORDERS.c.order_id)).scalar_one()
+        about: list[ColumnElement[bool]] = [EPISODES.c.closed_at.is_(None)]
+        about += [] if order.host is None else [EPISODES.c.host == order.host]
+        about += [] if order.remedy is None else [EPISODES.c.remedy == order.remedy]
+        about += [] if order.episode_id is None else [EPISODES.c.episode_id == order.episode_id]
+        for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
+            self._write(connection, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
+        tell(connection, LEDGER.channel)
+        return order_id
+
+    def take_over(self, holder: Holder) -> None:
+        """Work as `holder` from now on, and let go of what an executor held that is known to be over.
+
+        Where the ledger is one host's alone, whoever may execute is the only one: all others are over.
+        """
+        self._holder = str(holder)
+        held = INTENTS.c.holder.is_not(None) & (INTENTS.c.holder != self._holder)
+        with writing(self._engine) as connection:
+            for name in connection.scalars(select(INTENTS.c.holder).where(held).distinct()).all():
+                before = Holder.parse(name)
+                if not self.shared or (before is not None and before.is_over(seen_by=holder)):
+                    connection.execute(update(INTENTS).where(INTENTS.c.holder == name).values(_LET_GO))
+
+    def let_go(self) -> None:
+        """This process holds nothing any more: what it leaves need not wait for a lease."""
+        with writing(self._engine) as connection:
+            connection.execute(update(INTENTS).where(INTENTS.c.holder == self._holder).values(_LET_GO))
+
+    def hold(self, intent: Intent, *, for_s: float) -> bool:
+        """Take, or keep, an intent for `for_s` seconds; false while another executor has it, or has moved it."""
+        mine = update(INTENTS).where(*self._free_for_me(intent)).values(self._mine(for_s))
+        with writing(self._engine) as connection:
+            return connection.execute(mine).rowcount == 1
+
+    def _free_for_me(self, intent: Intent) -> list[ColumnElement[bool]]:
+        """The intent is at the stage it was read at, and nobody else has it."""
+        return [INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage, self._nobody_elses()]
+
+    def _nobody_elses(self) -> ColumnElement[bool]:
+        ran_out = INTENTS.c.held_until < self._clock.now()
+        return or_(INTENTS.c.holder.is_(None), INTENTS.c.holder == self._holder, ran_out)
+
+    def _mine(self, for_s: float) -> dict[str, Any]:
+        return {"holder": self._holder, "held_until": self._clock.now() + for_s}
+
+    def advance(
+        self,
+        intent: Intent,
+        stage: Stage,
+        *,
+        episode_id: int,
+        act: str,
+        step: str,
+        because: str,
+        now: float,
+        for_s: float,
+        data: Mapping[str, Any] | None = None,
+        unspent: bool = False,
+    ) -> bool:
+        """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
+
+        False when somebody else moved it first, or has it.
+
+        One that is abandoned while it was only planned, or of which nothing has come (`unspent`), gives its key back:
+        the same target may come to need it after all.
+        """
+        unused = stage is Stage.ABANDONED and (unspent or intent.stage is Stage.PLANNED)
+        move = (
+            update(INTENTS)
+            .where(*self._free_for_me(intent))
+            .values(
+                stage=stage,
+                key=f"{intent.key} (unused {intent.intent_id})" if unused else intent.key,
+                entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
+                data={**intent.data, **(data or {})},
+                **(_LET_GO if stage in OVER else self._mine(for_s)),
+            )
+        )
+        tally = Tally()
+        with writing(self._engine) as connection:
+            if connection.execute(move).rowcount != 1:
+                return False
+            self._write(connection, episode_id, act, step, because, now, tally)
+            if stage in OVER and intent.stage not in OVER:
+                whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
+                tally.over(connection.scalars(whose).one(), intent.kind, stage)
+            tally.keep(connection)
+            return True
+
+    def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
+        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither.
+
+        Nothing while another executor has one of them: it may be acting on it.
+        """
+        planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
+        unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
+        mine = select(INTENTS.c.host, INTENTS.c.kind, self._nobody_elses().label("free")).where(planned)
+        with writing(self._engine) as connection:
+            taken = connection.execute(mine.with_for_update()).all()
+            if not taken or not all(row.free for row in taken):
+                return
+            connection.execute(update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now))
+            self._write(connection, episode_id, "decided", "withdraw", because, now)
+            tally = Tally()
+            for row in taken:
+                tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
+            tally.keep(connection)
+
+    def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
+        """Add a line to an episode's account."""
+        tally = Tally()
+        with writing(self._engine) as connection:
+            self._write(connection, episode_id, act, step, because, now, tally)
+            tally.keep(connection)
+
+    def announce(self, episode_id: int, step: str, because: str, *, now: float, for_s: float) -> bool:
+        """Write ahead what is to be done for an episode that any host may work on, as whoever comes first.
+
+        False, and nothing is written, where another host announced the same within `for_s` seconds, or it is closed.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            this = and_(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
+            if connection.scalar(select(EPISODES.c.episode_id).where(this).with_for_update()) is None:
+                return False
+            theirs = and_(
+                JOURNAL.c.episode_id == episode_id,
+                JOURNAL.c.act == "decided",
+                JOURNAL.c.step == step,
+                JOURNAL.c.host != self._host,
+                JOURNAL.c.at > now - for_s,
+            )
+            if connection.scalar(select(JOURNAL.c.entry_id).where(theirs).limit(1)) is not None:
+                return False
+            self._write(connection, episode_id, "decided", step, because, now)
+            return True
+
+    def has_told(self, episode_id: int, act: str, steps: Collection[str]) -> bool:
+        """Whether an episode's account has any of these steps: `decided`, they were to be done, `did`, they were.
+
+        So has it what has the name of whom it is about behind that.
+        """
+        named = (JOURNAL.c.step.startswith(f"{each}: ") for each in sorted(steps))
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == act, or_(JOURNAL.c.step.in_(sorted(steps)), *named)
+        with reading(self._engine) as connection:
+            return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
+
+    def has_blocked(self, run_id: str, *, since: float) -> bool:
+        """Whether a run was blocked since then, Unix seconds, for whichever episode about it."""
+        lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+        found = (
+            select(JOURNAL.c.entry_id)
+            .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
+            .where(EPISODES.c.subject == Subject.RUN, EPISODES.c.worker == run_id, lately)
+            .where(JOURNAL.c.act == "did", JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.at > since)
+        )
+        with reading(self._engine) as connection:
+            return connection.scalar(found.limit(1)) is not None
+
+    def wait(self, episode_id: int, step: Wait, *, now: float, once: bool = False) -> None:
+        """What an episode waits for; where a person is asked, also about which incarnation.
+
+        With `once` nothing is told where it waits for that already: each of the hosts that look at it would tell it.
+        """
+        with writing(self._engine) as connection:
+            if step.asks is not None:
+                its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
+                connection.execute(its.values(asked=step.asks))
+            if not (once and _waits_for(connection, episode_id) == step.reason):
+                self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.because, now)
+
+    def would_act(self, episode_id: int, because: str, *, now: float) -> None:
+        """A dry run's record: the only thing that a dry run does."""
+        tally = Tally()
+        with writing(self._engine) as connection:
+            connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
+            self._write(connection, episode_id, "would", "act", because, now, tally)
+            tally.keep(connection)
+
+    def is_captured(self, episode: Episode) -> bool:
+        """Whether something was captured for its free, or while nothing is promised, for what a dry run would do."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(CAPTURES.c.capture_id).where(*_captured_for(episode))) is not None
+
+    def keep(self, episode: Episode, captured: Captured, *, now: float) -> bool:
+        """Keep what was captured with its episode; false, and nothing of it, where something is kept already."""
+        row = {"episode_id": episode.episode_id, "at": now, "host": self._host, "document": captured.document}
+        row["intent_id"] = None if episode.free is None else episode.free.intent_id
+        with writing(self._engine) as connection:
+            keep = upsert(connection, CAPTURES).values(**row).on_conflict_do_nothing()
+            if connection.scalar(keep.returning(CAPTURES.c.capture_id)) is None:
+                return False
+            # Of an episode that is open none goes: it is what keeps another from being taken.
+            closed = exists().where(EPISODES.c.episode_id == CAPTURES.c.episode_id, EPISODES.c.closed_at.is_not(None))
+            newest = select(CAPTURES.c.capture_id).order_by(CAPTURES.c.capture_id.desc()).limit(CAPTURES_MAX)
+            connection.execute(delete(CAPTURES).where(CAPTURES.c.capture_id.not_in(newest), closed))
+            self._write(connection, episode.episode_id, "saw", "capture", captured.because, now)
+            return True
+
+    def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
+        """The episode is over. Firing alerts that accuse another attempt than its own, a host or a run go back.
+
+        They came while it was open, and Alertmanager does not send them again within hours: the inbox has them again.
+        """
+        with writing(self._engine) as connection:
+            closed = (
+                update(EPISODES)
+                .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
+                .values(closed_at=now, outcome=outcome, because=_storable(because))
+            )
+            if connection.execute(closed).rowcount != 1:
+                return
+            row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
+            self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+            began_at = row.opened_at if row.alerted_at is None else row.alerted_at
+            tally = Tally()
+            tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
+            handed_back = _hand_back(connection, row)
+            if handed_back and row.subject != Subject.HOST:  # who had taken those up is not known: they count again
+                tally.taken(row.host, -handed_back)
+            tally.keep(connection)
+            tell(connection, LEDGER.channel)
+
+    def _write(
+        self,
+        connection: Connection,
+        episode_id: int,
+        act: str,
+        step: str,
+        because: str,
+        now: float,
+        tally: Tally | None = None,
+    ) -> None:
+        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "because": _storable(because[:2000])}
+        connection.execute(insert(JOURNAL).values(**entry, host=self._host))
+        if tally is not None and self._host is not None:
+            tally.step(self._host, act, step)
+
+    def abandon(self, *, before: float, now: float) -> Mapping[str, int]:
+        """Give up a bite of the alerts that were accepted before then, Unix seconds, and taken up by nobody since.
+
+        How many of each host. Each stays on record with that as its reason (`retention.ABANDONED_S`).
+        """
+        with reading(self._engine) as connection:
+            if not retention.untaken(connection, before=before):
+                return {}
+        with writing(self._engine) as connection:
+            gone = retention.abandon_some(connection, before=before, now=now)
+            tally = Tally()
+            for host, count in gone.items():
+                tally.taken(host, count)
+            tally.keep(connection)
+            return gone
+
+    def forget(self, *, before: float) -> bool:
+        """Forget a bite of what was over before then, Unix seconds; false once nothing is left, or another is at it."""
+        with reading(self._engine) as connection:
+            if not retention.is_due(connection, before=before):
+                return False
+        with writing(self._engine) as connection:
+            return only_one(connection, "forgetting") and retention.forget_some(connection, before=before) > 0
+
+    # --- for people and metrics
+
+    def stories(self, *, last: int = 50) -> list[Story]:
+        """The newest episodes, oldest first, without their entries."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(EPISODES).order_by(EPISODES.c.episode_id.desc()).limit(last)).all()
+            return [_story(row) for row in reversed(rows)]
+
+    def story(self, episode_id: int) -> Story | None:
+        """One episode with every line of its account."""
+        with reading(self._engine) as connection:
+            row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one_or_none()
+            if row is None:
+                return None
+            lines = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id).order_by(JOURNAL.c.entry_id)
+            return _story(row, tuple(_entry(line) for line in connection.execute(lines)))
+
+    def whole(
+        self, *, since: float = 0.0, until: float | None = None, captures: bool = False
+    ) -> Iterator[dict[str, Any]]:
+        """Every episode that was open between two times, with all that the ledger holds of it, oldest first.
+
+        A page at a time, each from a snapshot of its own: a long look keeps no old pages or rows from being let go of.
+        `remediator.ledger.export_rows` says what an episode holds.
+        """
+        after = 0
+        while True:
+            with reading(self._engine) as connection:
+                page = export_rows.page(connection, after=after, since=since, until=until, captures=captures)
+            if not page:
+                return
+            yield from page
+            after = page[-1]["episode_id"]
+
+    def captures(self, episode_id: int) -> list[Kept]:
+        """What was captured of an episode, oldest first."""
+        found = select(CAPTURES.c.at, CAPTURES.c.host, CAPTURES.c.document).where(CAPTURES.c.episode_id == episode_id)
+        with reading(self._engine) as connection:
+            rows = connection.execute(found.order_by(CAPTURES.c.capture_id))
+            return [Kept(at=row.at, host=row.host, document=row.document) for row in rows]
+
+    def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
+        """The newest alerts that were refused or abandoned: when, the reason's word, the reason, the labels."""
+        its = ALERTS.c.state.in_(("refused", "abandoned"))
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(ALERTS).where(its).order_by(ALERTS.c.alert_id.desc()).limit(last))
+            return [(row.received_at, row.reason, row.because, row.labels) for row in rows]
+
+    def totals(self, host: str) -> Totals:
+        """Counts of one host's share of the ledger."""
+        now = self.now()
+        with reading(self._engine) as connection:
+            held = Counter(each.reason for each in _held(connection, host) if each.reason)
+            return count_up(connection, host, held=held, orders=_orders(connection, now), now=now)
+
+    def beat(
+        self,
+        *,
+        host: str,
+        pid: int,
+        armed: bool,
+        started_at: float,
+        errors: int,
+        now: float,
+        workers: int | None = None,
+    ) -> None:
+        """The executor lives, and sees so many workers.
+
+        Raises:
+            NewerTablesError: a newer gpuwarden has taken the tables over.
+            DatabaseError: it could not be written.
+        """
+        row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
+        row |= {"errors": errors, "workers": workers}
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            connection.execute(
+                upsert(connection, EXECUTORS)
+                .values(host=host, **row)
+                .on_conflict_do_update(index_elements=[EXECUTORS.c.host], set_=row)
+            )
+
+    def executors(self) -> dict[str, float]:
+        """Every host whose executor has ever worked this ledger, and when it last said so, Unix seconds."""
+        return {each.host: each.beat_at for each in self.executing()}
+
+    def executing(self) -> list[Executing]:
+        """The newest sign of life of every host's executor, by host."""
+        names = [EXECUTORS.c[name] for name in Executing.__dataclass_fields__]
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(*names).order_by(EXECUTORS.c.host)).mappings()
+            return [Executing(**row) for row in rows]
+
+    def held(self, *, host: str | None = None) -> list[Held]:
+        """What each open episode waits for, oldest first.
+
+        Told by its account: whatever was last written that is neither an alert nor an order.
+        """
+        with reading(self._engine) as connection:
+            return _held(connection, host)
+
+    def last_alert_at(self) -> float | None:
+        """When the webhook last took or refused an alert, Unix seconds."""
+        with reading(self._engine) as connection:
+            newest = select(ALERTS.c.received_at).order_by(ALERTS.c.alert_id.desc()).limit(1)
+            at: float | None = connection.scalar(newest)
+            return at
+
+    def stories_since(self, since: float, *, host: str | None = None) -> list[Story]:
+        """The episodes that were open at any time since then, oldest first, each with its whole account."""
+        its = [or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
+        if host is not None:
+            its.append(EPISODES.c.host == host)
+        lines = select(JOURNAL).where(JOURNAL.c.episode_id.in_(select(EPISODES.c.episode_id).where(*its)))
+        entries: dict[int, list[Entry]] = {}
+        with reading(self._engine) as connection:
+            for line in connection.execute(lines.order_by(JOURNAL.c.entry_id)):
+                entries.setdefault(line.episode_id, []).append(_entry(line))
+            rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id))
+            return [_story(row, tuple(entries.get(row.episode_id, ()))) for row in rows]
+
+    def check_usable(self) -> None:
+        """Read of every table, be a writer for a moment, see that its disk has room, and change nothing.
+
+        Raises:
+            DatabaseError: it cannot be read, or not written: another process holds the write lock, it is read-only, or
+                its disk is full.
+        """
+        with reading(self._engine) as connection:
+            for table in LEDGER.tables.sorted_tables:
+                connection.execute(select(table).limit(1))
+        with writing(self._engine) as connection:
+            # Of no row: a server that only reads, a standby for one, refuses it all the same.
+            connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
+        if self.shared:
+            self._check_servers_room()
+        else:
+            self._check_room()
+
+    def _check_servers_room(self) -> None:
+        """Have the server write so much to a file of its own, beside its tables, and remove it.
+
+        It does not tell how much room it has, and what is written to the tables and taken back would be left in them.
+        """
+        with reading(self._engine) as connection:
+            connection.execute(text("SET LOCAL work_mem = '64kB'"))
+            connection.execute(text("SET LOCAL temp_tablespaces = ''"))
+            rows = func.unnest(func.array_fill(func.repeat("x", 1024), [ROOM_MIN_BYTES // 1024]))
+            connection.execute(select(func.count()).select_from(rows.alias()))
+
+    def _check_room(self) -> None:
+        file = self._engine.url.database or ""
+        try:
+            free_bytes = shutil.disk_usage(Path(file).parent).free
+        except OSError as error:
+            raise DatabaseError(f"the room on the disk of {file} is not known: {error.strerror}") from None
+        if free_bytes < ROOM_MIN_BYTES:
+            raise DatabaseError(f"only {free_bytes // 1024} KiB are free on the disk of {file}: make room")
+
+    def check_writable(self) -> None:
+        """Be the one writer for a moment, and write nothing.
+
+        Raises:
+            DatabaseError: another process holds the write lock, or the database cannot be written.
+        """
+        with writing(self._engine):
+            pass
+
+
+_LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
+
+_CLOSED_MEANWHILE: Final = Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
+
+_FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, because="that incarnation of the container was freed already")
+
+_NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
+"""Stages of a free at which nothing was done to its container."""
+
+FLEET_FRESH_S: Final = 600.0
+"""An executor that has shown no life for longer counts no workers into the fleet, seconds."""
+
+
+def _is_open(connection: Connection, episode_id: int) -> bool:
+    """Whether an episode is open, and stays so until this transaction is over.
+
+    What another executor has closed meanwhile owes nothing, and nobody would look at it again.
+    """
+    its = EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None)
+    return connection.scalar(select(EPISODES.c.episode_id).where(*its).with_for_update()) is not None
+
+
+def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:
+    """How this attempt of a job was warned under the newest promise for its container that was taken back."""
+    if episode.job_id is None:
+        return None
+    found = (
+        select(INTENTS.c.data)
+        .join(EPISODES, EPISODES.c.episode_id == INTENTS.c.episode_id)
+        .where(
+            INTENTS.c.kind == Kind.FREE,
+            INTENTS.c.key.startswith(f"{key} (", autoescape=True),
+            EPISODES.c.job_id == episode.job_id,
+            EPISODES.c.attempt == episode.attempt,
+        )
+    )
+    data = connection.scalar(found.order_by(INTENTS.c.intent_id.desc()).limit(1))
+    warned: Mapping[str, Any] | None = None if data is None else data.get("warned")
+    return warned
+
+
+# What each look of an executor asks is put together once: to do so each time took longer than to ask.
+_ORDERS: Final = select(ORDERS).where(retention.matters(bindparam("at_now"))).order_by(ORDERS.c.order_id)
+
+
+def _orders(connection: Connection, now: float) -> Orders:
+    rows = connection.execute(_ORDERS, {"at_now": now})
+    return Orders(given=tuple(_order(row) for row in rows))
+
+
+def _order(row: Row[Any]) -> Order:
+    return Order(
+        act=Act(row.act),
+        at=row.at,
+        who=row.who,
+        because=row.because,
+        host=row.host,
+        remedy=row.remedy,
+        until=row.until,
+        episode_id=row.episode_id,
+        key=row.key,
+        order_id=row.order_id,
+        since=row.since,
+        ends=row.ends,
+    )
+
+
+def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Safeguards, *, now: float) -> Recent:
+    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, safeguards.vram_cooldown_s, RATE_WINDOW_S)
+    frees = _frees(connection, since=now - longest_s)
+    released_at = orders.released_at() or 0.0
+    # A release that seems yet to come is one before the clock was set back: it excuses nothing.
+    released_at = released_at if released_at <= now else 0.0
+    storm_since = max(now - safeguards.storm_window_s, released_at)
+    rate_since = max(now - RATE_WINDOW_S, released_at)
+    # Nor does a free that seems yet to come count for longer than it would have.
+    storm_until, rate_until = now + safeguards.storm_window_s, now + RATE_WINDOW_S
+    targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}
+    freed_at = [
+        row.entered_at
+        for row in frees
+        if (row.host, row.data["handle"]) == (wanted.host, wanted.handle) and row.stage not in _NOT_FREED
+    ]
+    beside = [
+        row.entered_at if row.stage in OVER else now
+        for row in frees
+        if row.host == wanted.host
+        and row.episode_id != wanted.episode_id
+        and not wanted.gpus.isdisjoint(row.data.get("gpus", ()))
+    ]
+    answers = select(ORDERS).where(ORDERS.c.episode_id == wanted.episode_id).order_by(ORDERS.c.order_id.desc())
+    answer = connection.execute(answers.limit(1)).one_or_none()
+    fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
+    return Recent(
+        targets=frozenset(targets),
+        frees=sum(rate_since < row.created_at < rate_until for row in frees),
+        # The nearest to now, either way: one that seems yet to come is of before the clock was set back.
+        freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
+        gpu_freed_s_ago=min((now - at for at in beside), key=abs, default=None),
+        fleet=connection.scalar(fleet),
+        condemned=_condemned(connection, since=storm_since, until=storm_until),
+        answer=None if answer is None else _order(answer),
+    )
+
+
+def _promise_of(step: Wrangle) -> str:
+    """What an account calls it that something is to be done about a run: a worker's host is that of its episode."""
+    name = WRANGLING[type(step)]
+    return name if isinstance(step, BlockRun) else f"{name}: {step.worker}"
+
+
+def _condemned(connection: Connection, *, since: float, until: float) -> frozenset[str]:
+    """The workers that were to be locked, and the runs to be blocked, by what was decided between two times."""
+    lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
+    condemns = or_(JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.step.startswith(_LOCK))
+    found = (
+        select(EPISODES.c.host, EPISODES.c.worker.label("run"), JOURNAL.c.step)
+        .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
+        .where(EPISODES.c.subject == Subject.RUN, lately, JOURNAL.c.act == "decided", condemns)
+        .where(JOURNAL.c.at > since, JOURNAL.c.at < until)
+    )
+    return frozenset(
+        condemned_worker(row.host, row.step.removeprefix(_LOCK))
+        if row.step.startswith(_LOCK)
+        else condemned_run(row.run)
+        for row in connection.execute(found)
+    )
+
+
+def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:
+    """The frees that were begun or came further since then, without those for which nothing was ever done."""
+    unused = INTENTS.c.key.contains(" (unused ")
+    found = select(INTENTS).where(
+        INTENTS.c.kind == Kind.FREE,
+        INTENTS.c.entered_at > since,
+        INTENTS.c.stage != Stage.WITHDRAWN,
+        not_(and_(INTENTS.c.stage == Stage.ABANDONED, unused)),
+    )
+    return connection.execute(found.order_by(INTENTS.c.entered_at)).all()
+
+
+_TOLD: Final = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("alert ")))
+"""The lines of an account that are neither an alert nor an order."""
+
+
+def _waits_for(connection: Connection, episode_id: int) -> str:
+    """What an episode waits for by its account; "" while it is at work."""
+    newest = _newest_of(connection, episode_id)
+    return newest.step.removeprefix("wait: ") if newest is not None and newest.step.startswith("wait: ") else ""
+
+
+def _newest_of(connection: Connection, episode_id: int) -> Row[Any] | None:
+    """The newest line of an episode's account that is neither an alert nor an order."""
+    its = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id, _TOLD)
+    return connection.execute(its.order_by(JOURNAL.c.entry_id.desc()).limit(1)).one_or_none()
+
+
+def _held(connection: Connection, host: str | None) -> list[Held]:
+    newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, _TOLD)
+    found = (
+        select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.because.label("said"))
+        .outerjoin(JOURNAL, JOURNAL.c.entry_id == newest.correlate(EPISODES).scalar_subquery())
+        .where(EPISODES.c.closed_at.is_(None))
+    )
+    if host is not None:
+        found = found.where(EPISODES.c.host == host)
+    held = []
+    for row in connection.execute(found.order_by(EPISODES.c.episode_id)):
+        waits = row.step is not None and row.step.startswith("wait: ")
+        held.append(
+            Held(
+                episode_id=row.episode_id,
+                host=row.host,
+                worker=row.worker,
+                remedy=row.remedy,
+                opened_at=row.opened_at,
+                reason=row.step.removeprefix("wait: ") if waits else "",
+                because=row.said or "",
+                since=row.opened_at if row.at is None else row.at,
+            )
+        )
+    return held
+
+
+def _row(alert: Alert, now: float) -> dict[str, Any]:
+    return {
+        "received_at": now,
+        "host": None if subject(alert.labels)[0] is Subject.HOST else alert.labels["host"],
+        "fingerprint": alert.fingerprint,
+        "firing": alert.firing,
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "starts_at": alert.starts_at,
+        "state": "new",
+        "reason": None,
+        "because": None,
+    }
+
+
+def _new(its: ColumnElement[bool]) -> Select[Any]:
+    new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
+    return new.limit(bindparam("at_most", type_=Integer)).with_for_update(skip_locked=True)
+
+
+_NEW: Final = _new(ALERTS.c.host == bindparam("of"))
+_NEW_OF_ANYBODY: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))
+
+
+def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
+    """The open episode of a subject, kept open until this is committed: what is tied to a closed one would be lost."""
+    kind, name = subject(labels)
+    about = and_(EPISODES.c.subject == kind, EPISODES.c.worker == name)
+    its = and_(EPISODES.c.host == labels["host"], about, EPISODES.c.closed_at.is_(None))
+    return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
+
+
+def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
+    """The episode that is opened, or that another host has opened at this moment."""
+    kind, name = subject(labels)
+    opened: int | None = connection.scalar(
+        upsert(connection, EPISODES)
+        .values(
+            remedy=labels["remedy"],
+            trip=labels["trip"],
+            host=labels["host"],
+            subject=kind,
+            worker=name,
+            **_accused(labels),
+            alerted_at=alerted_at,
+            opened_at=now,
+            would_act=False,
+        )
+        .on_conflict_do_nothing()
+        .returning(EPISODES.c.episode_id)
+    )
+    return opened if opened is not None else _open_episode_of(connection, labels)
+
+
+def _accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
+    """Which incarnation and attempt an alert speaks of; the names are those of the columns."""
+    return {
+        "incarnation": labels.get("incarnation") or None,
+        "job_id": _number(labels.get("job_id")),
+        "attempt": _number(labels.get("attempt")),
+    }
+
+
+def _hand_back(connection: Connection, episode: Row[Any]) -> int:
+    """Give the firing alerts that accuse another attempt back to the inbox; how many.
+
+    An episode about a host or a run closes only where none fires: one that does came since.
+    """
+    newest = ALERTS.c.alert_id.in_(_newest(episode.episode_id))
+    others = [
+        alert.alert_id
+        for alert in connection.execute(select(ALERTS).where(newest, ALERTS.c.firing))
+        if episode.subject in (Subject.HOST, Subject.RUN)
+        or any(getattr(episode, name) != value for name, value in _accused(alert.labels).items())
+    ]
+    if others:
+        connection.execute(update(ALERTS).where(ALERTS.c.alert_id.in_(others)).values(state="new", episode_id=None))
+    return len(others)
+
+
+def _newest(episode_id: int | BindParameter[int]) -> Select[tuple[int]]:
+    """The newest alert of each series that is tied to an episode."""
+    newest = select(func.max(ALERTS.c.alert_id)).where(ALERTS.c.episode_id == episode_id)
+    return newest.group_by(ALERTS.c.fingerprint)
+
+
+def _storable(text: str) -> str:
+    """What errors and answers say may hold half a surrogate pair, or a NUL, which no database takes."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+def _promise(
+    connection: Connection, episode: Episode, kind: Kind, key: str, data: Mapping[str, Any], now: float
+) -> bool:
+    promised = (
+        upsert(connection, INTENTS)
+        .values(
+            episode_id=episode.episode_id,
+            kind=kind,
+            key=key,
+            host=episode.host,
+            stage=Stage.PLANNED,
+            created_at=now,
+            entered_at=now,
+            data=dict(data),
+        )
+        .on_conflict_do_nothing()
+        .returning(INTENTS.c.intent_id)  # not its row count, which PostgreSQL's driver does not tell of such an INSERT
+    )
+    return connection.scalar(promised) is not None
+
+
+_INTENTS: Final = select(INTENTS).where(INTENTS.c.episode_id == bindparam("of"), INTENTS.c.stage != Stage.WITHDRAWN)
+_NEWEST_ALERTS: Final = select(ALERTS.c.labels, ALERTS.c.firing, ALERTS.c.fingerprint).where(
+    ALERTS.c.alert_id.in_(_newest(bindparam("of")))
+)
+
+
+def _episode(connection: Connection, row: Row[Any]) -> Episode:
+    intents = {
+        Kind(found.kind): Intent(
+            intent_id=found.intent_id,
+            kind=Kind(found.kind),
+            key=found.key,
+            stage=Stage(found.stage),
+            created_at=found.created_at,
+            entered_at=found.entered_at,
+            data=found.data,
+        )
+        for found in connection.execute(_INTENTS, {"of": row.episode_id})
+    }
+    alerts = connection.execute(_NEWEST_ALERTS, {"of": row.episode_id}).all()
+    firing = [alert for alert in alerts if alert.firing]
+    return Episode(
+        episode_id=row.episode_id,
+        remedy=row.remedy,
+        trip=Trip(row.trip),
+        host=row.host,
+        worker=row.worker,
+        opened_at=row.opened_at,
+        firing=bool(firing),
+        trips=frozenset(Trip(each.labels["trip"]) for each in firing),
+        incarnation=row.incarnation,
+        job_id=row.job_id,
+        attempt=row.attempt,
+        free=intents.get(Kind.FREE),
+        settle=intents.get(Kind.SETTLE),
+        would_act=row.would_act,
+        subject=Subject(row.subject),
+        fingerprints=frozenset(each.fingerprint for each in firing),
+        rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},
+    )
+
+
+def _captured_for(episode: Episode) -> list[ColumnElement[bool]]:
+    if episode.free is not None:
+        return [CAPTURES.c.intent_id == episode.free.intent_id]
+    return [CAPTURES.c.episode_id == episode.episode_id, CAPTURES.c.intent_id.is_(None)]
+
+
+def _entry(line: Row[Any]) -> Entry:
+    return Entry(at=line.at, act=line.act, step=line.step, because=line.because, host=line.host)
+
+
+def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
+    return Story(
+        episode_id=row.episode_id,
+        remedy=row.remedy,
+        trip=row.trip,
+        host=row.host,
+        worker=row.worker,
+        job_id=row.job_id,
+        attempt=row.attempt,
+        opened_at=row.opened_at,
+        closed_at=row.closed_at,
+        outcome=row.outcome,
+        because=row.because,
+        entries=entries,
+    )

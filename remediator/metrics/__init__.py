@@ -1,0 +1,1 @@
+"""The remediator's own metrics page: ledger and queue."""

@@ -1,0 +1,193 @@
+"""What is the same for every remedy that frees a container without a job, whatever it is accused of. Pure.
+
+Order: confirm from the host's own exporter, write the intent, confirm and stop, see it dead, start. Where a stop did
+not end it, it is confirmed again before the next. What it is about is
+one incarnation of one container. Whoever else ends that incarnation first (Docker's restart policy, what restarts
+unhealthy containers, a person) has settled it: nothing is stopped after them, and nothing is started. A container that
+holds workers is theirs, and is judged by their jobs.
+"""
+
+from collections.abc import Callable
+
+from gpuwarden.evidence import ServerFacts
+from gpuwarden.job import Trip
+from remediator.plan import (
+    Advance,
+    Begin,
+    Close,
+    ContainerState,
+    Facts,
+    Intent,
+    Kind,
+    Outcome,
+    Stage,
+    Step,
+    Stop,
+    Wait,
+    Withdraw,
+    WouldAct,
+)
+from remediator.remedies import restart
+
+Confirm = Callable[[ServerFacts], tuple[bool, str]]
+"""Whether fresh local evidence shows by itself what is accused, and the sentence that says so. Any unknown is a no."""
+
+
+def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
+    """The next step of one episode."""
+    free = facts.episode.free
+    if free is None:
+        return _consider(facts, trip, confirm)
+    if not free.over:
+        return restart.go_on(
+            facts,
+            free,
+            stop=lambda: _stop_if_still_so(facts, free, confirm),
+            ended=lambda: _ended_without_us(facts),
+            doubted=lambda: _doubted(facts, free, confirm),
+        )
+    return restart.close(free, None)
+
+
+def adopt(_: Facts) -> Step:
+    """Nothing is owed for another host: there is no job to settle."""
+    return Wait(reason="settled", because="it has no job; its container waits for its own host")
+
+
+def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
+    """Nothing is promised yet: is it the same incarnation, and do we see ourselves what it is accused of?"""
+    seen, accused = facts.server, facts.episode.incarnation
+    if seen is None:
+        return restart.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+    if seen.sample_age_s > facts.limits.evidence_fresh_s:
+        return restart.doubt(facts, "stale_evidence", f"the exporter's newest look is {seen.sample_age_s:.1f} s old")
+    if seen.container_incarnation is None:
+        return _unlisted(facts)
+    if seen.container_incarnation != accused:
+        return Close(outcome=Outcome.SUPERSEDED, because="the incarnation that was accused has been replaced since")
+    if seen.workers is None:
+        return restart.doubt(facts, "unconfirmed", "whether workers live in it is unknown")
+    if seen.workers:
+        because = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    confirmed, figures = confirm(seen)
+    if not confirmed:
+        return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+    if not facts.container_known:
+        return restart.doubt(facts, "no_container", f"the container engine does not answer: {facts.unknown}")
+    container = facts.container
+    if container is None or _is_over(facts):
+        return _ended(facts)
+    return _begin(facts, trip, container, seen, figures)
+
+
+def _unlisted(facts: Facts) -> Step:
+    """The exporter does not list it: a listing may miss what is there, and its engine has the last word."""
+    if not facts.container_known:
+        because = (
+            f"the exporter does not list it, and its engine does not tell: {facts.unknown or 'it cannot be asked'}"
+        )
+        return restart.doubt(facts, "no_container", because)
+    if _is_over(facts):
+        return _ended(facts)
+    return restart.doubt(facts, "no_container", "the exporter does not list it, and its engine says that it runs")
+
+
+def _is_over(facts: Facts) -> bool:
+    """Whether the incarnation that was accused has ended, by its engine."""
+    container = facts.container
+    return container is None or container.incarnation != facts.episode.incarnation or not container.running
+
+
+def _ended(facts: Facts) -> Close:
+    return Close(outcome=Outcome.SUPERSEDED, because=f"{restart.down(facts)}: its incarnation ended without us")
+
+
+def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
+    if not container.managed:
+        because = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.vanishes:
+        because = f"container {container.name} is removed when it ends (--rm), and could not be started again"
+        return Close(outcome=Outcome.REFUSED, because=because)
+    if container.paused:
+        because = f"container {container.name} is paused: whoever did that goes on with it"
+        return restart.doubt(facts, "container_paused", because)
+    if not facts.armed:
+        if facts.episode.would_act:
+            return Wait(reason="dry_run", because="dry run: would act, and does nothing")
+        return WouldAct(because=f"would stop {container.name} and start it: {figures}")
+    return Begin(
+        trip=trip,
+        free_key=container.incarnation,
+        container_kind=container.kind,
+        container_handle=container.handle,
+        container_name=container.name,
+        settle_key=None,
+        worker_incarnation="",
+        because=figures,
+        gpus=gpus_of(seen),
+        pids=container.pids,
+        cgroup=container.cgroup,
+    )
+
+
+def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
+    """Facts are read again before the act: what is not so any more is left alone."""
+    confirmed, figures = _still_so(facts, free, confirm)
+    if confirmed and not facts.armed:
+        return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
+    if confirmed:
+        return Stop(because=figures)
+    if restart.late(facts, facts.free_for_s):
+        return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
+    return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
+
+
+def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
+    """What becomes of what a stop did not end and is not confirmed any more; `None` where it is.
+
+    Nothing was taken from it before, as a fence takes a job: an engine that refused the stop has left a server that may
+    be well by now.
+    """
+    confirmed, figures = _still_so(facts, free, confirm)
+    if confirmed:
+        return None
+    if restart.late(facts, facts.free_for_s):
+        because = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because, unspent=True)
+    return Wait(reason="unconfirmed", because=f"not stopped again, for it is not confirmed any more: {figures}")
+
+
+def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
+    seen = facts.server
+    if seen is None:
+        return False, f"no local evidence: {facts.unknown}"
+    if seen.sample_age_s > facts.limits.evidence_fresh_s:
+        return False, f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+    if seen.container_incarnation != free.key:
+        return False, "the evidence does not speak of the incarnation that was promised to"
+    if seen.workers != 0:
+        return False, "workers live in it, or may"
+    if facts.container is not None and facts.container.paused:
+        return False, "the container is paused"
+    return confirm(seen)
+
+
+def _ended_without_us(facts: Facts) -> Step:
+    """Nothing was done yet, and the incarnation is over: what became of it is its owner's, and is not started by us."""
+    return Withdraw(because=f"{restart.down(facts)}, before anything was done")
+
+
+def gpus_of(seen: ServerFacts) -> tuple[str, ...]:
+    """Those that it was given, and those on which it was seen to hold memory whatever it was given.
+
+    Not those that it may be on for all that the driver tells: nobody could see it dead there.
+    """
+    held = (
+        card.gpu
+        for card in seen.cards or ()
+        for tenant in card.tenants
+        if tenant.incarnation == seen.container_incarnation and tenant.used_bytes
+    )
+    return tuple(sorted({*(seen.gpus or ()), *held}))

@@ -1,0 +1,1 @@
+"""`remediator serve`: receive alerts, write them to the ledger, answer within milliseconds."""

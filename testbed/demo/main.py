@@ -1,0 +1,203 @@
+"""The demonstration: three jobs, two of which wedge, on real parts; exit 0 only if every link really happened."""
+
+import argparse
+import io
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from docker.errors import DockerException
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from deploy.standalone import debian_packages
+from deploy.standalone.stack import CHECKOUT, ChainError
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import FINAL
+from remediator.commands import ledger
+from testbed.demo import verdict
+from testbed.demo.job_body import Script
+from testbed.demo.narration import Event, Story, follow
+from testbed.demo.verdict import Case, Link
+from testbed.docker_engine import Engine, EngineNotStopped, NoEngine, docker_engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, stage
+
+SILENCE_S: Final = 6.0
+TIMEOUT_S: Final = 150.0
+SLOTS: Final = tuple(Slot(worker=f"gpuwarden-demo-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
+JOBS: Final = (
+    ("wedges at step 5", Script(picture="first", steps=10, wedge_attempts=1, wedge_after_step=5), True),
+    ("wedges after its load", Script(picture="second", wedge_attempts=1, wedge_with_gil=False), True),
+    ("slow, GPU busy", Script(picture="third", steps=6, slow_step=4, slow_s=18.0), False),
+)
+TONES: Final = {"good": "green", "bad": "red", "watch": "yellow", "act": "bold cyan"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Play the demonstration; 0 if every link held."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="keep the work folder: logs, databases, configuration")
+    parser.add_argument("--svg", type=Path, help="also save the end as a picture")
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    folder = CHECKOUT / ".work"
+    folder.mkdir(exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
+    try:
+        return _play(work, console, arguments.svg)
+    except (debian_packages.PartMissing, ChainError, EngineNotStopped, GpuwardenError, DockerException) as error:
+        console.print(f"[red]the demonstration cannot go on:[/] {error}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted; everything that was started is stopped")
+        return 130
+    finally:
+        if arguments.keep:
+            console.print(f"kept: {work}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _play(work: Path, console: Console, svg: Path | None) -> int:
+    for program in ("prometheus", "alertmanager"):
+        debian_packages.find(program)
+    with docker_engine(work) as engine:
+        _introduce(console, engine)
+        with stage(work, engine, SLOTS, armed=True) as scene:
+            before = scene.start_workers()
+            cases = _submit(scene)
+            story = Story(scene, {case.job_id: case.title for case in cases})
+            finished = _follow(scene, story, console)
+            found = list(verdict.links(scene, cases, before))
+            _conclude(console, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+            if svg is not None:
+                picture = Console(record=True, file=io.StringIO(), width=150, force_terminal=True)
+                _conclude(picture, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+                svg.write_text(_without_web_fonts(picture.export_svg(title="make demo")), encoding="utf-8")
+    return 0 if finished and all(link.ok for link in found) else 1
+
+
+def _introduce(console: Console, engine: Engine | NoEngine) -> None:
+    if isinstance(engine, NoEngine):
+        where = f"supervised processes, because no Docker engine can be used: {engine.because}"
+    else:
+        where = f"containers of {'a private' if engine.private else 'this host'}'s Docker engine {engine.version}"
+        where = where.replace("a private's", "a private")
+    console.print(f"[bold]gpuwarden demo[/]: workers are {where}", highlight=False)
+    console.print(
+        "Real Prometheus, Alertmanager, exporter and remediator; the GPU is simulated. "
+        f"The remediator is [bold]armed[/], and windows are shortened: {SILENCE_S:.0f} s of silence instead of 120 s, "
+        "a RAM delta of 24 MiB instead of 5120, scrapes every second.",
+        highlight=False,
+    )
+
+
+def _submit(scene: Stage) -> list[Case]:
+    return [
+        Case(
+            job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S),
+            title=title,
+            script=script,
+            mended=mended,
+            stall_timeout_s=SILENCE_S,
+        )
+        for title, script, mended in JOBS
+    ]
+
+
+def _follow(scene: Stage, story: Story, console: Console) -> bool:
+    def settled() -> bool:
+        jobs_done = all(job.state in FINAL for job in scene.store.jobs())
+        return jobs_done and not scene.ledger.open_episodes()
+
+    live = Live(_fleet(story), console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
+
+    def tell(events: list[Event]) -> None:
+        for event in events:
+            tone = TONES.get(event.tone, "")
+            text = f"[dim]{event.at_s:6.1f} s[/]  {event.part:12}  {_escape(event.text)}"
+            console.print(f"[{tone}]{text}[/]" if tone else text, highlight=False)
+        if live is not None:
+            live.update(_fleet(story))
+
+    if live is None:
+        return follow(story, until=settled, timeout_s=TIMEOUT_S, tell=tell)
+    with live:
+        return follow(story, until=settled, timeout_s=TIMEOUT_S, tell=tell)
+
+
+def _fleet(story: Story) -> Table:
+    table = Table(title=f"{story.elapsed_s:.0f} s", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("worker", "job", "attempt", "phase", "step", "last beat", "GPU idle", "RAM still"):
+        table.add_column(name, justify="right" if name not in ("worker", "job", "phase") else "left")
+    for worker, facts in sorted(story.facts.items()):
+        table.add_row(
+            worker,
+            story.title(facts.job_id),
+            _shown(facts.attempt),
+            facts.phase or "-",
+            _shown(facts.step),
+            _shown(facts.beat_age_s),
+            _shown(facts.gpu_idle_s),
+            _shown(facts.ram_still_s),
+        )
+    return table
+
+
+def _conclude(console: Console, scene: Stage, found: list[Link], *, finished: bool, elapsed_s: float) -> None:
+    table = Table(title="Every link, looked up in the part that must know", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("job", "link", "", "what was found"):
+        table.add_column(name)
+    job = ""
+    for link in found:
+        if job and link.job != job:
+            table.add_row()
+        table.add_row(
+            link.job if link.job != job else "",
+            link.link,
+            "[green]yes[/]" if link.ok else "[red]NO[/]",
+            _escape(link.shown),
+        )
+        job = link.job
+    console.print(table)
+    console.print("[bold]The ledger's account[/]")
+    for summary in scene.ledger.stories():
+        whole = scene.ledger.story(summary.episode_id)
+        for line in ledger.lines(whole) if whole else []:
+            console.print(_escape(line), highlight=False)
+    broken = [link for link in found if not link.ok]
+    if not finished:
+        console.print(f"[red]not finished after {TIMEOUT_S:.0f} s[/]")
+    if broken:
+        console.print(f"[red]{len(broken)} of {len(found)} links did not hold[/]")
+        for part in ("execute", "serve", "exporter"):
+            console.print(f"last words of {part}:\n{_escape(scene.chain.log_tail(part))}", highlight=False)
+    elif finished:
+        console.print(
+            f"[green]All {len(found)} links held[/], in {elapsed_s:.0f} s: "
+            "two wedged jobs were mended, a slow one was left alone."
+        )
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.0f} s"
+
+
+def _without_web_fonts(svg: str) -> str:
+    """A picture that fetches nothing: the reader's own monospace font will do."""
+    return re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", svg, flags=re.DOTALL)
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,167 @@
+"""What happens on the stage, told as it happens: each part is asked what it knows, and what is new becomes a line."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.evidence import WorkerFacts
+from gpuwarden.job import State
+from testbed.stage import Stage
+
+ALERT: Final = "GpuwardenJobStalled"
+
+SUSPECTED_S: Final = 2.0
+"""A suspicion that lasts less is not worth a line: a wedge's GPU falls idle a moment after its last beat, seconds."""
+
+_TOLD_BY_WHAT_FOLLOWS: Final = frozenset({"decided stop", "decided start"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened: when (seconds since the story began), which part says so, and what."""
+
+    at_s: float
+    part: str
+    text: str
+    tone: str = ""
+
+
+@dataclass
+class Seen:
+    """What has been told already."""
+
+    jobs: dict[int, tuple[State, int]] = field(default_factory=dict)
+    armed: set[tuple[int, int]] = field(default_factory=set)
+    silent: set[tuple[int, int]] = field(default_factory=set)
+    suspected: set[tuple[int, int]] = field(default_factory=set)
+    firing: set[tuple[str, str]] = field(default_factory=set)
+    delivered: set[str] = field(default_factory=set)
+    entries: dict[int, int] = field(default_factory=dict)
+
+
+class Story:
+    """Watches a stage."""
+
+    def __init__(self, stage: Stage, titles: dict[int, str]) -> None:
+        self._stage = stage
+        self._titles = titles
+        self._seen = Seen()
+        self._began_s = time.monotonic()
+        self._began_at = time.time()
+        self.facts: dict[str, WorkerFacts] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the story began."""
+        return time.monotonic() - self._began_s
+
+    def news(self) -> list[Event]:
+        """What is new since the last call, in the order of the chain."""
+        self._stage.chain.check()
+        news: list[Event] = []
+        for look in (self._workers, self._prometheus, self._alertmanager, self._ledger, self._queue):
+            news.extend(look())
+        return sorted(news, key=lambda event: event.at_s)
+
+    def title(self, job_id: int | None) -> str:
+        """What a job is called in the story."""
+        return "no job" if job_id is None else f"job {job_id} ({self._titles.get(job_id, '?')})"
+
+    def _tell(self, part: str, text: str, tone: str = "") -> Event:
+        return Event(at_s=self.elapsed_s, part=part, text=text, tone=tone)
+
+    def _queue(self) -> Iterator[Event]:
+        for job in self._stage.store.jobs():
+            now = (job.state, job.attempt)
+            if self._seen.jobs.get(job.job_id) != now:
+                self._seen.jobs[job.job_id] = now
+                title = self.title(job.job_id)
+                if job.state is State.RUNNING:
+                    yield self._tell("queue", f"{title}: attempt {job.attempt} claimed by {job.worker}")
+                elif job.state is State.COMPLETED:
+                    yield self._tell("queue", f"{title}: completed by attempt {job.attempt}", "good")
+                elif job.state is State.FAILED:
+                    yield self._tell("queue", f"{title}: failed: {job.because}", "bad")
+                elif job.state is State.QUEUED and job.attempt:
+                    retries = job.watchdog_retries
+                    yield self._tell("queue", f"{title}: queued again, priority {job.priority}, retry {retries}")
+
+    def _workers(self) -> Iterator[Event]:
+        for slot in self._stage.slots:
+            with suppress(GpuwardenError):
+                facts = self._stage.witness.about(slot.worker, host=self._stage.chain.plan.host)
+                self.facts[slot.worker] = facts
+                yield from self._worker(facts)
+
+    def _worker(self, facts: WorkerFacts) -> Iterator[Event]:
+        if facts.job_id is None or facts.attempt is None or facts.beat_age_s is None:
+            return
+        attempt = (facts.job_id, facts.attempt)
+        title = self.title(facts.job_id)
+        if attempt not in self._seen.armed:
+            self._seen.armed.add(attempt)
+            yield self._tell("exporter", f"{facts.worker}: {title} has loaded and is armed")
+        silence_s = facts.stall_timeout_s or float("inf")
+        if facts.alive and facts.beat_age_s > silence_s / 2 and attempt not in self._seen.silent:
+            self._seen.silent.add(attempt)
+            gpu = "unknown" if facts.gpu_idle_s is None else f"idle {facts.gpu_idle_s:.0f} s"
+            gpu = "busy" if facts.gpu_idle_s == 0 else gpu
+            yield self._tell(
+                "exporter",
+                f"{facts.worker}: silent for {facts.beat_age_s:.0f} s at step {facts.step}, GPU {gpu}, "
+                f"RAM still {facts.ram_still_s or 0:.0f} s",
+                "watch",
+            )
+        lasting_s = silence_s + SUSPECTED_S
+        busy = facts.gpu_idle_s is not None and facts.gpu_idle_s < silence_s
+        if facts.alive and facts.beat_age_s >= lasting_s and busy and attempt not in self._seen.suspected:
+            self._seen.suspected.add(attempt)
+            text = f"{facts.worker}: suspected ({facts.beat_age_s:.0f} s without a beat), but its GPU works: left alone"
+            yield self._tell("exporter", text, "watch")
+
+    def _prometheus(self) -> Iterator[Event]:
+        with suppress(httpx.HTTPError):
+            found = self._stage.chain.query(f'ALERTS{{alertname="{ALERT}",alertstate="firing"}}')
+            firing = {(row["metric"]["worker"], row["metric"]["job_id"]) for row in found}
+            for worker, job_id in sorted(firing - self._seen.firing):
+                yield self._tell("prometheus", f"{ALERT} fires for {worker}, {self.title(int(job_id))}", "bad")
+            self._seen.firing |= firing
+
+    def _alertmanager(self) -> Iterator[Event]:
+        with suppress(httpx.HTTPError):
+            url = f"{self._stage.chain.alertmanager_url}/api/v2/alerts"
+            for alert in self._stage.chain.http.get(url, params={"filter": 'worker!=""'}).json():
+                if alert["fingerprint"] not in self._seen.delivered:
+                    self._seen.delivered.add(alert["fingerprint"])
+                    yield self._tell(
+                        "alertmanager", f"has {alert['labels']['alertname']} for {alert['labels']['worker']}"
+                    )
+
+    def _ledger(self) -> Iterator[Event]:
+        for summary in self._stage.ledger.stories():
+            told = self._seen.entries.get(summary.episode_id, 0)
+            story = self._stage.ledger.story(summary.episode_id)
+            entries = story.entries if story else ()
+            self._seen.entries[summary.episode_id] = len(entries)
+            for entry in entries[told:]:
+                if f"{entry.act} {entry.step}" in _TOLD_BY_WHAT_FOLLOWS:
+                    continue
+                text = f"{summary.worker}: {entry.act} {entry.step}: {entry.because}"
+                tone = "act" if entry.act == "did" else ("bad" if entry.act == "failed" else "")
+                yield Event(at_s=entry.at - self._began_at, part="remediator", text=text, tone=tone)
+
+
+def follow(story: Story, *, until: Callable[[], bool], timeout_s: float, tell: Callable[[list[Event]], None]) -> bool:
+    """Tell the news until `until` holds; false when `timeout_s` passes first."""
+    while story.elapsed_s < timeout_s:
+        tell(story.news())
+        if until():
+            tell(story.news())
+            return True
+        time.sleep(0.2)
+    return False

@@ -1,0 +1,447 @@
+"""Runs a real PostgreSQL for the tests and the demonstration: one server on loopback, gone afterwards.
+
+The programs come from PATH, from where Debian installs them, or from `.parts`. PostgreSQL refuses to run as root:
+started by root, it runs as the user `postgres`, or `nobody` where there is none. Everyone on this host may connect
+as superuser: nothing of worth belongs in it.
+
+Data and sockets lie in a room of their own in the system's folder for temporary files (`$TMPDIR`), because the caller's
+may be closed to the server's user, and a socket's path is limited to 107 bytes. In `gpuwarden-postgres-*`:
+
+- `lock` is held by the caller and the server alike. A room whose lock is free was left by a killed caller, and the next
+  one sweeps it: the server itself ends with its caller;
+- `data/` is the cluster, `sockets/` holds the Unix socket. Data that need not outlive the host lie in memory where that
+  is free, and `data` is a link to them: to create a database and to drop it is to make and remove 300 files;
+- `programs/` is a copy of the unpacked packages, made only where the server's user may not enter `.parts`.
+"""
+
+import ctypes
+import fcntl
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from deploy.standalone import debian_packages
+
+SUPERUSER: Final = "postgres"
+MAX_CONNECTIONS: Final = 200
+INITDB_TIMEOUT_S: Final = 60.0
+READY_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 15.0
+KILL_TIMEOUT_S: Final = 5.0
+PORTS_FROM: Final = 15000
+_CONNECT_TIMEOUT_S: Final = 5
+_POLL_S: Final = 0.02
+_LOG_LINES: Final = 15
+_ROOM: Final = "gpuwarden-postgres-"
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there is tempfile's
+MEMORY_BYTES: Final = 2 * 2**30
+"""What must be free there for data to be kept in it, bytes: half of it is what PostgreSQL's log may grow to."""
+_IPC_RMID: Final = 0  # <sys/ipc.h>
+
+
+class PostgresFailed(Exception):  # noqa: N818 - it reads as what happened
+    """The server did not start, or not again. The message ends with what it last logged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPostgres:
+    """There is no PostgreSQL to be had, and why."""
+
+    because: str
+
+
+class Postgres:
+    """A running server. `port` stays the same over `stop`, `kill` and `start`, and so do the data."""
+
+    def __init__(self, programs: "_Programs", room: "_Room", *, log: Path, durable: bool) -> None:
+        self.port = _free_port()
+        self.sockets = room.path / "sockets"
+        """The folder of the Unix socket, for containers without a network."""
+        self._programs = programs
+        self._room = room
+        self._log = log
+        self._durable = durable
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, database: str, *, sockets: str | None = None) -> str:
+        """SQLAlchemy's URL of a database: over TCP, or through the folder of sockets as its reader sees it."""
+        name = quote(database, safe="")
+        if sockets is None:
+            return f"postgresql+psycopg://{SUPERUSER}@127.0.0.1:{self.port}/{name}"
+        return f"postgresql+psycopg://{SUPERUSER}@/{name}?host={quote(sockets)}&port={self.port}"
+
+    def create(self, name: str, template: str | None = None) -> None:
+        """Create a database, empty or as a copy of `template`, to which nobody may be connected."""
+        statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+        if template is not None:
+            statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+            if not self._durable:  # then the files' own copy costs a fourth of one through the log
+                statement += sql.SQL(" STRATEGY FILE_COPY")
+        self._execute(statement)
+
+    def drop(self, name: str) -> None:
+        """Drop a database, whoever is connected to it. None of that name is fine too."""
+        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def start(self) -> None:
+        """Start the server, unless it runs, and wait until it answers. Raises PostgresFailed.
+
+        Call it from a thread that outlives the server, which ends with the thread that started it.
+        """
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            # It crashed: what is left of it would keep its successor from starting.
+            self.kill()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_tether(), *self._command()],
+                env=self._programs.env,
+                cwd=self._room.data,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C reaches the caller alone, who then stops the server in good order.
+                start_new_session=True,
+                pass_fds=(self._room.lock,),
+                **_as_user(self._programs.account),
+            )
+        try:
+            self._await_ready(self._process)
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Stop the server cleanly: clients are cut off, what was committed is on disk. Not running is fine too."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._process = None
+
+    def kill(self) -> None:
+        """End every process of the server by SIGKILL, as a crash would: no client is told, the next start recovers."""
+        if self._process is None:
+            return
+        # First the one that would tell the others of its children's end, and replace them.
+        self._process.kill()
+        self._process.wait(KILL_TIMEOUT_S)
+        give_up = time.monotonic() + KILL_TIMEOUT_S
+        while left := self._processes():
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > give_up:
+                raise PostgresFailed(f"still running {KILL_TIMEOUT_S:.0f} s after SIGKILL: {left}\n{self._log_tail()}")
+            time.sleep(_POLL_S)
+        self._process = None
+        _remove_shared_memory(self._room.data)
+
+    def _processes(self) -> list[int]:
+        """The server's processes: each works in the data folder."""
+        found = []
+        for name in os.listdir("/proc"):  # noqa: PTH208
+            with suppress(OSError):
+                if name.isdecimal() and os.readlink(f"/proc/{name}/cwd") == str(self._room.data):  # noqa: PTH115
+                    found.append(int(name))
+        return found
+
+    def _command(self) -> list[str]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.sockets),
+            "max_connections": str(MAX_CONNECTIONS),
+            "shared_buffers": "16MB",
+            # Files in the data folder: nothing stays in /dev/shm, which containers have little of.
+            "dynamic_shared_memory_type": "mmap",
+            # Its compiler is not unpacked.
+            "jit": "off",
+            # Known without the system's time zones.
+            "timezone": "GMT",
+            "log_timezone": "GMT",
+        }
+        if not self._durable:
+            # Nothing more: with synchronous_commit off, a killed server loses what it said was committed.
+            settings["fsync"] = "off"
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [str(self._programs.postgres), "-D", str(self._room.data), *options]
+
+    def _await_ready(self, process: subprocess.Popen[bytes]) -> None:
+        give_up = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                self._connect().close()
+            except psycopg.OperationalError as error:
+                because = str(error)
+            else:
+                return
+            if process.poll() is not None:
+                raise PostgresFailed(f"PostgreSQL ended at once, with {process.returncode}:\n{self._log_tail()}")
+            if time.monotonic() > give_up:
+                raise PostgresFailed(
+                    f"PostgreSQL was not ready after {READY_TIMEOUT_S:.0f} s ({because}):\n{self._log_tail()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _execute(self, statement: sql.Composed) -> None:
+        with closing(self._connect()) as connection:
+            connection.execute(statement)
+
+    def _connect(self) -> psycopg.Connection:
+        return psycopg.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user=SUPERUSER,
+            dbname="postgres",
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            autocommit=True,
+        )
+
+    def _log_tail(self) -> str:
+        return _tail(self._log.read_text(encoding="utf-8", errors="replace"))
+
+
+@contextmanager
+def postgres(
+    work: Path, *, durable: bool = True, parts_dir: Path = debian_packages.PARTS_DIR
+) -> Iterator[Postgres | NoPostgres]:
+    """A PostgreSQL of one's own for the time of the block, or the reason there is none.
+
+    `work` is a folder for its log (`postgres.log`, kept). Without `durable` it is faster, and a crash of the host (not
+    of the server alone) may cost the data: fsync is off.
+    """
+    with ExitStack() as stack:
+        found: Postgres | NoPostgres
+        try:
+            found = stack.enter_context(_server(work, durable=durable, parts_dir=parts_dir))
+        except (debian_packages.PartMissing, PostgresFailed) as problem:
+            found = NoPostgres(because=str(problem))
+        except OSError as problem:
+            found = NoPostgres(because=f"PostgreSQL cannot be run here: {problem}")
+        yield found
+
+
+@contextmanager
+def _server(work: Path, *, durable: bool, parts_dir: Path) -> Iterator[Postgres]:
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / "postgres.log"
+    log.write_bytes(b"")
+    initdb, server_program = (debian_packages.find(program, parts_dir=parts_dir) for program in ("initdb", "postgres"))
+    account = _account()
+    with _made_room(account, durable=durable) as room:
+        programs = _runnable(initdb, server_program, account=account, room=room, parts_dir=parts_dir)
+        _init(programs, room)
+        server = Postgres(programs, room, log=log, durable=durable)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Programs:
+    """The programs, and how to run them."""
+
+    initdb: Path
+    postgres: Path
+    env: Mapping[str, str]
+    account: pwd.struct_passwd | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Room:
+    """Where a server keeps its files, and the open lock file that says it is in use."""
+
+    path: Path
+    data: Path
+    lock: int
+
+
+@contextmanager
+def _made_room(account: pwd.struct_passwd | None, *, durable: bool) -> Iterator[_Room]:
+    _sweep()
+    path = Path(tempfile.mkdtemp(prefix=_ROOM)).resolve()
+    # Under another name until it is locked, so that no sweep takes a room in the making for an abandoned one.
+    lock = os.open(path / "lock.new", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (path / "lock.new").rename(path / "lock")
+        path.chmod(0o711)
+        _refuse_closed(path, account)
+        room = _Room(path=path, data=_made_data(path, durable=durable), lock=lock)
+        (path / "sockets").mkdir()
+        for folder, mode in ((room.data, 0o700), (path / "sockets", 0o755)):
+            folder.chmod(mode)
+            if account is not None:
+                os.chown(folder, account.pw_uid, account.pw_gid)
+        yield room
+    finally:
+        _remove(path)
+        os.close(lock)
+
+
+def _made_data(room: Path, *, durable: bool) -> Path:
+    """A folder for the data of a room, in memory or in the room itself."""
+    data = room / "data"
+    if not durable and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
+        data.symlink_to(tempfile.mkdtemp(prefix=_ROOM, dir=MEMORY))
+    else:
+        data.mkdir()
+    return data.resolve()
+
+
+def _remove(room: Path) -> None:
+    """A room, and its data wherever they lie."""
+    for folder in ((room / "data").resolve(), room):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuse_closed(path: Path, account: pwd.struct_passwd | None) -> None:
+    closed = [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
+    if account is not None and closed:
+        raise PostgresFailed(
+            f"PostgreSQL does not run as root, and the user {account.pw_name}, as whom it would, may not enter "
+            f"{closed[-1]}: let $TMPDIR name a folder that everyone may enter"
+        )
+
+
+def _sweep() -> None:
+    """Remove the rooms that killed callers left. Someone else's, or one in use, stays."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_ROOM}*"):
+        with suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                with (path / "lock").open("rb") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(path)
+
+
+def _account() -> pwd.struct_passwd | None:
+    """Whom the server runs as, when not as the caller."""
+    if os.geteuid() != 0:
+        return None
+    for name in (SUPERUSER, "nobody"):
+        with suppress(KeyError):
+            return pwd.getpwnam(name)
+    raise PostgresFailed("PostgreSQL does not run as root, and there is no user postgres or nobody to run it as")
+
+
+def _runnable(
+    initdb: Path, server: Path, *, account: pwd.struct_passwd | None, room: _Room, parts_dir: Path
+) -> _Programs:
+    """The programs as the server's user may run them, with the libraries unpacked beside them."""
+    # What is set for another server's clients would reach this one's.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+    unpacked = parts_dir / debian_packages.PARTS["postgres"].room
+    ours = server.is_relative_to(unpacked)
+    if not _may_run(server, account):
+        if not ours or account is None:
+            who = "this user" if account is None else f"the user {account.pw_name}, as whom root would run it,"
+            raise PostgresFailed(
+                f"{who} may not run {server}: open that folder to everyone, or {debian_packages.PARTS['postgres'].advice}"
+            )
+        copy = room.path / "programs"
+        shutil.copytree(unpacked, copy, symlinks=True)
+        copy.chmod(0o755)
+        initdb, server = (copy / program.relative_to(unpacked) for program in (initdb, server))
+        unpacked = copy
+    if ours:
+        own = [folder for folder in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if folder]
+        env["LD_LIBRARY_PATH"] = os.pathsep.join([*own, *map(str, debian_packages.library_folders(unpacked))])
+    return _Programs(initdb=initdb, postgres=server, env=env, account=account)
+
+
+def _may_run(program: Path, account: pwd.struct_passwd | None) -> bool:
+    try:
+        # It may lack its libraries yet; that it was started is what counts.
+        subprocess.run(
+            [program, "--version"], cwd="/", capture_output=True, check=False, timeout=30, **_as_user(account)
+        )
+    except PermissionError:
+        return False
+    return True
+
+
+def _init(programs: _Programs, room: _Room) -> None:
+    command = [
+        *(str(programs.initdb), "-D", str(room.data), "--username", SUPERUSER, "--auth", "trust"),
+        # Byte order and messages are then the same on every machine. A new cluster holds nothing to be lost.
+        *("--encoding", "UTF8", "--no-locale", "--no-sync"),
+    ]
+    try:
+        done = subprocess.run(
+            command,
+            env=programs.env,
+            cwd=room.data,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=INITDB_TIMEOUT_S,
+            check=False,
+            **_as_user(programs.account),
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise PostgresFailed(f"initdb was not done after {INITDB_TIMEOUT_S:.0f} s") from expired
+    if done.returncode:
+        raise PostgresFailed(f"initdb ended with {done.returncode}:\n{_tail(done.stdout + done.stderr)}")
+
+
+def _as_user(account: pwd.struct_passwd | None) -> dict[str, Any]:
+    """How subprocess is told to run something as `account`."""
+    return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def _tether() -> Sequence[str]:
+    """What makes the server end when we do, however we end; nothing where util-linux has no setpriv.
+
+    SIGINT, because on SIGTERM it would wait for its clients.
+    """
+    setpriv = shutil.which("setpriv", path=os.defpath)
+    return (setpriv, "--pdeathsig", "INT", "--") if setpriv else ()
+
+
+def _free_port() -> int:
+    """A free port below those that the kernel gives to clients: while the server is down, it stays free.
+
+    A client that tries a port of theirs in vain may even be connected to itself.
+    """
+    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    candidates = range(PORTS_FROM, below) if below > PORTS_FROM else range(1024, 2**16)
+    for port in random.sample(candidates, k=min(100, len(candidates))):
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise PostgresFailed(f"no free port was found between {candidates[0]} and {candidates[-1]} in 100 attempts")
+
+
+def _remove_shared_memory(data: Path) -> None:
+    """Remove the System V segment that a killed server leaves; its id is the second word of line 7 of its pid file."""
+    with suppress(OSError, IndexError, ValueError):
+        lines = (data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), _IPC_RMID, None)
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.splitlines()[-_LOG_LINES:]) or "(nothing was logged)"

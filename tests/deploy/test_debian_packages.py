@@ -1,0 +1,259 @@
+"""Finding the real programs, and unpacking them from Debian's packages."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.standalone import debian_packages
+from tests.nvml import driver as nvidia
+
+CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
+FIND_SHELLCHECK = (
+    "import sys; from pathlib import Path; from deploy import parts;"
+    " print(parts.find('shellcheck', parts_dir=Path(sys.argv[1])))"
+)
+
+
+def start_find(parts_dir: Path) -> subprocess.Popen[str]:
+    """Another process that looks for shellcheck, with the PATH that the test has set."""
+    return subprocess.Popen(
+        [sys.executable, "-c", FIND_SHELLCHECK, str(parts_dir)],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def program(folder: Path, name: str, script: str = "#!/bin/sh\n") -> Path:
+    """An executable file."""
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.unlink(missing_ok=True)
+    file.write_text(script)
+    file.chmod(0o755)
+    return file
+
+
+def left_in(parts_dir: Path) -> set[str]:
+    return {path.name for path in parts_dir.iterdir()} - {"apt", ".lock"}
+
+
+@pytest.mark.parametrize("name", ["alertmanager", "prometheus-alertmanager"])
+def test_a_program_on_path_is_used_under_any_of_its_names(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_path = program(tmp_path / "bin", name)
+    monkeypatch.setenv("PATH", str(on_path.parent))
+
+    assert debian_packages.find("alertmanager", parts_dir=tmp_path / "parts") == on_path
+    assert not (tmp_path / "parts").exists()
+
+
+def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    (tmp_path / "prometheus/usr").mkdir(parents=True)
+    unpacked = program(tmp_path / "prometheus/usr/bin", "promtool")
+
+    assert debian_packages.find("promtool", parts_dir=tmp_path) == unpacked
+
+
+def test_a_program_that_debian_installs_beside_path_is_used_in_its_newest_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "system")
+    for version in ("9.6", "15", "100"):
+        (tmp_path / "system/usr/lib/postgresql" / version).mkdir(parents=True)
+    program(tmp_path / "system/usr/lib/postgresql/9.6/bin", "initdb")
+    newest = program(tmp_path / "system/usr/lib/postgresql/15/bin", "initdb")
+    program(tmp_path / "system/usr/lib/postgresql/100/bin", "psql")
+
+    assert debian_packages.find("initdb", parts_dir=tmp_path / "parts") == newest
+    assert not (tmp_path / "parts").exists()
+
+
+def test_every_program_of_a_room_is_unpacked_alike() -> None:
+    by_room = {part.room: part for part in debian_packages.PARTS.values()}
+
+    for part in debian_packages.PARTS.values():
+        other = by_room[part.room]
+        assert (part.packages, part.libraries, part.without, part.finish) == (
+            *(other.packages, other.libraries, other.without, other.finish),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "advice"),
+    [
+        ("promtool", "apt-get install prometheus"),
+        ("amtool", "apt-get install prometheus-alertmanager"),
+        ("dockerd", "apt-get install docker.io containerd runc tini"),
+        ("initdb", "apt-get install postgresql"),
+    ],
+)
+def test_without_apt_get_a_missing_part_says_what_to_install(
+    wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path)
+
+    with pytest.raises(debian_packages.PartMissing) as missing:
+        debian_packages.find(wanted, parts_dir=tmp_path / "parts")
+
+    assert advice in str(missing.value)
+    assert "apt-get is missing" in str(missing.value)
+    assert str(tmp_path / "parts") in str(missing.value)
+
+
+def test_a_program_that_no_part_holds_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        debian_packages.PartMissing, match=r"'promtol' is no part that is known here; known: .*promtool"
+    ):
+        debian_packages.find("promtol")
+
+
+def test_a_room_without_the_wanted_program_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    (tmp_path / "prometheus").mkdir()
+
+    with pytest.raises(debian_packages.PartMissing, match=r"this release's packages prometheus .* do not hold it"):
+        debian_packages.find("promtool", parts_dir=tmp_path)
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_a_fetched_program_runs_with_the_libraries_beside_it(parts_dir: Path) -> None:
+    found = debian_packages.find("shellcheck", parts_dir=parts_dir)
+
+    said = subprocess.run(
+        [found, "--version"],
+        env=debian_packages.env_for_parts(parts_dir=parts_dir),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.is_relative_to(parts_dir)
+    assert "ShellCheck" in said.stdout
+    assert left_in(parts_dir) == {"shellcheck"}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_without_a_compiler_on_path_debians_tcc_makes_a_library_that_loads(parts_dir: Path, tmp_path: Path) -> None:
+    compiler = debian_packages.find("cc", parts_dir=parts_dir)
+    driver = nvidia.Driver(nvidia.compile_library(tmp_path, compiler=compiler), tmp_path / "script")
+    driver.answer(nvidia.Card(name="Made by tcc"))
+
+    asks = "import pynvml as p; p.nvmlInit(); print(p.nvmlDeviceGetName(p.nvmlDeviceGetHandleByIndex(0)))"
+    said = subprocess.run(
+        [sys.executable, "-c", asks], env=os.environ | driver.environment, capture_output=True, text=True, check=True
+    )
+    assert compiler == parts_dir / "tcc/usr/bin/tcc"
+    assert said.stdout == "Made by tcc\n"
+
+
+@pytest.mark.needs_parts
+def test_a_package_that_does_not_exist_leaves_nothing_behind(parts_dir: Path) -> None:
+    with pytest.raises(debian_packages.PartMissing, match="Unable to locate package gpuwarden-no-such-package"):
+        debian_packages.unpack("room", ["gpuwarden-no-such-package"], parts_dir=parts_dir)
+
+    assert left_in(parts_dir) == set()
+
+
+@pytest.mark.needs_parts
+def test_a_killed_fetch_leaves_no_room_and_the_next_one_succeeds(parts_dir: Path, bare_path: Path) -> None:
+    real = (bare_path / "dpkg-deb").readlink()
+    began = parts_dir.parent / "began"
+    hang = f'#!/bin/sh\n{real} "$@"\n: > {began}\nexec {shutil.which("sleep", path=os.defpath)} 60\n'
+    program(bare_path, "dpkg-deb", hang)
+    fetch = start_find(parts_dir)
+    give_up = time.monotonic() + 60
+    while not began.exists():
+        assert fetch.poll() is None, fetch.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+    os.killpg(fetch.pid, signal.SIGKILL)
+    fetch.communicate()
+
+    abandoned = left_in(parts_dir)
+    assert [name for name in abandoned if not name.startswith(".tmp-")] == []
+    assert abandoned, "the fetch was to be killed half-way"
+    (bare_path / "dpkg-deb").unlink()
+    (bare_path / "dpkg-deb").symlink_to(real)
+    assert debian_packages.find("shellcheck", parts_dir=parts_dir).exists()
+    assert left_in(parts_dir) == {"shellcheck"}
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("bare_path")
+def test_two_fetches_at_once_fetch_once_and_find_the_same(parts_dir: Path) -> None:
+    both = [start_find(parts_dir), start_find(parts_dir)]
+
+    answers = [fetch.communicate(timeout=120) for fetch in both]
+
+    assert [fetch.returncode for fetch in both] == [0, 0], answers
+    assert len({found for found, _ in answers}) == 1
+    assert sum(progress.count("parts: fetching shellcheck") for _, progress in answers) == 1
+
+
+def test_parts_come_after_the_systems_own_and_never_add_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    library = tmp_path / "shellcheck/usr/lib/x86_64-linux-gnu/libgmp.so.10"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "shellcheck/usr/bin").mkdir()
+    # A closed room: its libraries are for PostgreSQL alone.
+    closed = tmp_path / "postgresql/usr/lib/x86_64-linux-gnu/libssl.so.3"
+    closed.parent.mkdir(parents=True)
+    closed.touch()
+
+    env = debian_packages.env_for_parts(parts_dir=tmp_path)
+
+    assert env["PATH"].split(":") == ["/usr/bin", "/usr/sbin", "/sbin", str(tmp_path / "shellcheck/usr/bin")]
+    assert env["LD_LIBRARY_PATH"] == str(library.parent)
+
+
+def test_the_command_prints_where_each_program_lies_and_fails_when_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_path = program(tmp_path / "bin", "promtool")
+    monkeypatch.setenv("PATH", str(on_path.parent))
+
+    assert debian_packages.main(["promtool"]) == 0
+    assert capsys.readouterr().out.split() == ["promtool", str(on_path)]
+    assert debian_packages.main(["promtool", "nonsense"]) == 1
+    assert "'nonsense' is no part" in capsys.readouterr().err
+
+
+@pytest.mark.needs_parts
+@pytest.mark.usefixtures("package_lists")
+def test_a_program_of_another_release_comes_from_lists_of_its_own_and_is_on_nobodys_path(tmp_path: Path) -> None:
+    found = debian_packages.find_newer("busybox", "busybox-static", suite="stable", parts_dir=tmp_path)
+
+    assert found.is_relative_to(tmp_path / "busybox-static-stable")
+    assert subprocess.run([found, "true"], check=False).returncode == 0
+    assert not (tmp_path / "apt").exists()
+    lists = [listed.name for listed in (tmp_path / "apt-stable" / "lists").glob("*_Packages*")]
+    assert ["_stable_" in name for name in lists] == [True]
+    assert str(tmp_path) not in debian_packages.env_for_parts(parts_dir=tmp_path)["PATH"]
+
+
+def test_a_program_of_another_release_is_missing_without_the_keys_that_its_lists_are_signed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debian_packages, "KEYRING", tmp_path / "none.gpg")
+
+    with pytest.raises(debian_packages.PartMissing, match=r"none\.gpg is missing"):
+        debian_packages.find_newer("busybox", "busybox-static", parts_dir=tmp_path)

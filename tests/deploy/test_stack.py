@@ -1,0 +1,65 @@
+"""What ties the parts of a chain to the process that started them, and what its Prometheus tells of itself."""
+
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.standalone import debian_packages
+from deploy.standalone.config_files import Pace
+from deploy.standalone.stack import CHECKOUT, Chain, Plan
+from testbed.check_release import FOREIGN_SERIES
+from tests.waiting import eventually
+
+FORK = """\
+import os, sys, time
+from deploy.standalone.stack import _tether
+tether, parent = _tether(), os.getpid()
+if os.fork():
+    os.wait() if sys.argv[1] == "lives" else os._exit(0)
+else:
+    while sys.argv[1] == "dies" and os.getppid() == parent:
+        time.sleep(0.01)
+    os.execv(tether[0], [*tether, "touch", sys.argv[2]])
+"""
+"""A child that comes to its tether when its parent has died, or lives."""
+
+
+@pytest.mark.parametrize(("parent", "begins"), [("lives", True), ("dies", False)])
+def test_a_part_whose_starter_was_killed_before_it_was_tied_to_it_does_not_begin(
+    tmp_path: Path, parent: str, begins: bool
+) -> None:
+    made = tmp_path / "made"
+
+    # Its output ends with the last of the two.
+    subprocess.run([sys.executable, "-c", FORK, parent, str(made)], cwd=CHECKOUT, check=True, stdout=subprocess.PIPE)
+
+    assert made.exists() is begins
+
+
+@pytest.mark.needs_parts
+def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
+    try:
+        debian_packages.find("prometheus")
+    except debian_packages.PartMissing as missing:
+        pytest.skip(str(missing))
+    chain = Chain(Plan(work=tmp_path, host="a", docker=None, simulate_gpu=None, pace=Pace(scrape_s=1)))
+    wanted = FOREIGN_SERIES - {"up", "ALERTS"}
+
+    def told() -> set[str]:
+        with suppress(httpx.HTTPError):
+            ours = chain.query('{__name__=~"prometheus_rule_.+", rule_group=~".*;gpuwarden_.*"}')
+            return {each["metric"]["__name__"] for each in ours} & wanted
+        return set()
+
+    try:
+        chain.start("prometheus")
+        eventually(
+            lambda: told() == wanted, f"{wanted} are told", within_s=60, log=lambda: chain.log_tail("prometheus")
+        )
+    finally:
+        chain.stop("prometheus")
+        chain.http.close()

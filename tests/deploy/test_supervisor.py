@@ -1,0 +1,121 @@
+"""Parts that end by themselves: when each is started again, and when that is given up."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from deploy.standalone.stack import ChainError
+from deploy.standalone.supervisor import Again, GiveUp, PartKeepsEnding, Patience, Supervisor, after_an_end
+
+PATIENCE = Patience(ends_max=3, window_s=100.0, first_s=1.0, longest_s=3.0)
+
+
+class Room:
+    """Parts that end when a test says so."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+        self.started: list[str] = []
+        self.refuses = False
+
+    def ended(self) -> Mapping[str, int]:
+        return dict(self.codes)
+
+    def start(self, name: str) -> None:
+        if self.refuses:
+            raise ChainError("no such program")
+        self.started.append(name)
+        del self.codes[name]
+
+    def log_file(self, name: str) -> Path:
+        return Path("/log") / f"{name}.log"
+
+    def log_tail(self, name: str) -> str:
+        return f"the last words of {name}"
+
+
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def supervisor(room: Room, said: list[str]) -> Supervisor:
+    return Supervisor(room, say=said.append, patience=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("ends", "step"),
+    [
+        pytest.param([5.0], Again(after_s=1.0, ends=1), id="the first end waits a little"),
+        pytest.param([5.0, 6.0], Again(after_s=2.0, ends=2), id="the second one longer"),
+        pytest.param([5.0, 6.0, 9.0], Again(after_s=3.0, ends=3), id="never longer than the longest"),
+        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="it ended 4 times within 100 s"), id="one too many"),
+        pytest.param([5.0, 106.0, 109.0, 112.0], Again(after_s=3.0, ends=3), id="an old end is forgiven"),
+    ],
+)
+def test_what_becomes_of_a_part_that_has_ended(ends: list[float], step: Again | GiveUp) -> None:
+    assert after_an_end(ends, patience=PATIENCE) == step
+
+
+def test_a_part_that_runs_is_left_alone(room: Room, supervisor: Supervisor, said: list[str]) -> None:
+    supervisor.look(0.0)
+
+    assert (room.started, said) == ([], [])
+
+
+def test_a_part_that_ended_is_started_again_when_its_time_has_come(
+    room: Room, supervisor: Supervisor, said: list[str]
+) -> None:
+    room.codes = {"serve": -9}
+    supervisor.look(10.0)
+    supervisor.look(10.5)
+    assert room.started == []
+    supervisor.look(11.0)
+
+    assert room.started == ["serve"]
+    assert said == [
+        "serve ended by itself (killed by SIGKILL): it is started again in 1 s (1 of 3 times in 100 s); see "
+        + str(room.log_file("serve")),
+        "serve is started again",
+    ]
+
+
+def test_one_part_waits_for_no_other(room: Room, supervisor: Supervisor) -> None:
+    room.codes = {"serve": 1}
+    supervisor.look(10.0)
+    room.codes["exporter"] = 1
+    supervisor.look(11.0)
+
+    assert room.started == ["serve"]
+
+
+def test_a_part_that_keeps_ending_ends_all_with_its_last_words(room: Room, supervisor: Supervisor) -> None:
+    for now_s in (0.0, 10.0, 20.0):
+        room.codes = {"execute": 1}
+        supervisor.look(now_s)
+        supervisor.look(now_s + 5)
+    room.codes = {"execute": 1}
+
+    with pytest.raises(PartKeepsEnding, match="execute does not stay up") as given_up:
+        supervisor.look(30.0)
+    assert "exit code 1; it ended 4 times within 100 s" in str(given_up.value)
+    assert "the last words of execute" in str(given_up.value)
+
+
+def test_a_part_that_cannot_be_started_is_tried_again_and_given_up(
+    room: Room, supervisor: Supervisor, said: list[str]
+) -> None:
+    room.codes, room.refuses = {"prometheus": -15}, True
+
+    for second in range(9):
+        supervisor.look(float(second))
+    with pytest.raises(PartKeepsEnding):
+        supervisor.look(20.0)
+    assert said.count("prometheus cannot be started: no such program") == PATIENCE.ends_max

@@ -1,0 +1,75 @@
+"""Workers in Podman's containers are seen, freed, requeued and started again through the same chain as Docker's."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.job import State
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine, NoEngine, podman_engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import of_consequence, stage
+from testbed.workers import DockerFleet
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_podman, pytest.mark.needs_parts, pytest.mark.slow]
+
+WEDGED = "gpuwarden-podman-wedged"
+UNMANAGED = "gpuwarden-podman-unmanaged"
+WEDGE = Script(picture="first", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with podman_engine(tmp_path_factory.mktemp("podman")) as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        yield found
+
+
+def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job_finished(
+    tmp_path: Path, podman: Engine
+) -> None:
+    slots = [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in (WEDGED, UNMANAGED)]
+    queues = {worker: worker for worker in (WEDGED, UNMANAGED)}
+    with stage(tmp_path, podman, slots, armed=True, stop_grace_s=1.0, queues=queues, unmanaged=(UNMANAGED,)) as scene:
+        fleet = scene.fleet
+        assert isinstance(fleet, DockerFleet)
+        jobs = {
+            worker: scene.submit(WEDGE, now=time.time(), stall_timeout_s=3, queue=worker)
+            for worker in (WEDGED, UNMANAGED)
+        }
+        before = scene.start_workers()
+        eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
+        seen = scene.witness.about(WEDGED, host=scene.chain.plan.host)
+
+        eventually(
+            lambda: (
+                scene.store.job(jobs[WEDGED]).state is State.COMPLETED
+                and [story.outcome for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+                == ["mended"]
+            ),
+            within_s=90,
+            what="the job was mended",
+            log=lambda: scene.chain.log_tail("execute"),
+        )
+
+        facts = scene.witness.about(UNMANAGED, host=scene.chain.plan.host)
+        ram = scene.chain.query(f'last_over_time(gpuwarden_container_memory_bytes{{container="{WEDGED}"}}[10m])')
+        assert (seen.container_kind, seen.container_id) == ("podman", before[WEDGED].partition("@")[0])
+        assert seen.ram_bytes is not None
+        assert seen.ram_bytes > 2**20
+        assert int(ram[0]["value"][1]) > 2**20
+        assert scene.store.job(jobs[WEDGED]).attempt == 2
+        assert fleet.history(WEDGED).count("start") == 2
+        assert fleet.incarnation(WEDGED) != before[WEDGED]
+        (episode,) = [story.episode_id for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+        (capture,) = scene.ledger.captures(episode)
+        assert [log["source"] for log in capture.document["logs"]] == ["the container's log"]
+        # The control: silent for as long, and not its owner's to give.
+        assert facts.beat_age_s is not None
+        assert facts.beat_age_s > 3
+        assert fleet.incarnation(UNMANAGED) == before[UNMANAGED]
+        assert scene.store.job(jobs[UNMANAGED]).attempt == 1

@@ -1,0 +1,193 @@
+"""Two hosts with one queue and one ledger in PostgreSQL, and the remediator of one of them down.
+
+Each host is a stage of its own, with a key, a state folder, an exporter and an executor; the database is what they
+share.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+
+from gpuwarden.job import EXIT_DISOWNED, REQUEUE_PRIORITY, JobId, State
+from remediator.ledger.ledger import Entry
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.postgres import Postgres
+from testbed.stage import Stage, of_consequence, stage
+from testbed.workers import Database, DockerFleet, Habits
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
+
+SILENCE_S = 5.0
+FOR_EVER_S = 3600.0
+BOUND_S = 16.0
+WEDGED, RESCUER = "gpuwarden-two-wedged", "gpuwarden-two-rescuer"
+SLEEPER, HEIR = "gpuwarden-two-sleeper", "gpuwarden-two-heir"
+
+WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+STEADY = Script(picture="steady", load_s=0.5, load_mib=8, steps=20, step_s=0.25)
+FINE = Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One host, and its containers as the engine sees them."""
+
+    stage: Stage
+    fleet: DockerFleet
+
+    def happened(self, worker: str) -> list[str]:
+        return [what for what in self.fleet.history(worker) if what in ("start", "stop", "die")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Both hosts, the job that wedged on the left one, and the job whose worker sleeps on the right one."""
+
+    left: Host
+    right: Host
+    wedged: JobId
+    left_behind: JobId
+
+    def until(self, holds: Callable[[], bool], what: str, within_s: float = 120) -> None:
+        until(holds, what, self.right, within_s=within_s)
+
+    def entries(self) -> list[Entry]:
+        return self.left.stage.account(WEDGED)
+
+
+def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 120) -> None:
+    def log() -> str:
+        logs = [place.fleet.logs(slot.worker) for slot in place.stage.slots]
+        return "\n".join([place.stage.chain.log_tail("execute"), *logs])
+
+    eventually(holds, what, within_s=within_s, log=log)
+
+
+@pytest.fixture(scope="module")
+def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
+    """The left executor is killed when it has fenced and not yet said so; a worker of the right host sleeps then."""
+    postgres.create("two_hosts")
+    database = Database(server=postgres, name="two_hosts")
+    with (
+        host(work / "left", engine, database, [WEDGED]) as left,
+        host(work / "right", engine, database, [RESCUER, SLEEPER, HEIR]) as right,
+    ):
+        wedged = left.stage.submit(WEDGE, now=time.time(), stall_timeout_s=SILENCE_S)
+        left_behind = right.stage.submit(STEADY, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="sleepy")
+        left.fleet.start(WEDGED)
+        right.fleet.start(SLEEPER)
+        until(lambda: left.stage.armed(WEDGED) and right.stage.armed(SLEEPER), "both jobs are armed", right)
+        os.kill(right.fleet.pid(SLEEPER), signal.SIGSTOP)
+        right.fleet.start(RESCUER)
+        right.fleet.start(HEIR)
+        with ExitStack() as ledger:
+            with locked(database, "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE", wedged):
+                until(lambda: waits_for_a_lock(database), "it is about to fence", left)
+                ledger.enter_context(locked(database, "SELECT 1 FROM episodes WHERE worker = %s FOR UPDATE", WEDGED))
+            until(lambda: left.stage.store.job(wedged).state is State.FENCING, "the job is fenced", left)
+            left.stage.chain.kill("execute")
+        yield Hosts(left=left, right=right, wedged=wedged, left_behind=left_behind)
+    postgres.drop(database.name)
+
+
+@contextmanager
+def host(work: Path, engine: Engine, database: Database, workers: list[str]) -> Iterator[Host]:
+    with stage(
+        work,
+        engine,
+        [Slot(worker=worker, gpus=(f"GPU-{worker}",)) for worker in workers],
+        host=work.name,
+        database=database,
+        data=work.parent / "data",
+        armed=True,
+        dead_after_s=FOR_EVER_S,
+        stop_grace_s=1.0,
+        settle_bound_s=BOUND_S,
+        tend_s=1.0,
+        queues=dict.fromkeys((SLEEPER, HEIR), "sleepy"),
+        habits=Habits(heartbeat_s=1.0, lease_s=5.0),
+    ) as scene:
+        assert isinstance(scene.fleet, DockerFleet)
+        yield Host(stage=scene, fleet=scene.fleet)
+
+
+@contextmanager
+def locked(database: Database, rows: LiteralString, which: int | str) -> Iterator[None]:
+    """Keep whoever wants to change these rows waiting."""
+    with closing(psycopg.connect(database.url.replace("+psycopg", ""))) as connection:
+        connection.execute(rows, [which])
+        yield
+
+
+def waits_for_a_lock(database: Database) -> bool:
+    with closing(psycopg.connect(database.url.replace("+psycopg", ""))) as connection:
+        waiting = connection.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = %s",
+            [database.name],
+        ).fetchone()
+        return waiting is not None and waiting[0] > 0
+
+
+def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_other_host_after_the_bound(
+    hosts: Hosts,
+) -> None:
+    showed_life_at = hosts.left.stage.ledger.executors()[hosts.left.stage.chain.plan.host]
+    store = hosts.left.stage.store
+    assert store.job(hosts.wedged).state is State.FENCING
+
+    hosts.until(lambda: store.job(hosts.wedged).state is State.COMPLETED, "the job was run to its end")
+
+    job = store.job(hosts.wedged)
+    assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
+    assert '"attempt": 2' in hosts.right.fleet.logs(RESCUER)
+    settled = [entry for entry in hosts.entries() if entry.step == "requeue"]
+    assert [entry.host for entry in settled] == ["right"]
+    assert "the remediator of left has been silent" in settled[0].because
+    assert settled[0].at - showed_life_at >= BOUND_S
+    assert "did start" not in [f"{entry.act} {entry.step}" for entry in hosts.entries()]
+
+
+@pytest.mark.behaviour("A15")
+def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts: Hosts) -> None:
+    hosts.left.stage.chain.start_executor()
+
+    hosts.until(lambda: not hosts.left.stage.ledger.open_episodes(), "the episode is over")
+    assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.stories())] == ["mended"]
+    assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
+    entries = hosts.entries()
+    assert [entry.host for entry in entries if f"{entry.act} {entry.step}" == "did requeue"] == ["right"]
+    assert {entry.host for entry in entries if entry.step in ("stop", "start")} == {"left"}
+    hosts.right.fleet.container(RESCUER).stop(timeout=1)
+    again = hosts.left.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S)
+    hosts.until(lambda: hosts.left.stage.store.job(again).state is State.COMPLETED, "its worker works again")
+
+
+@pytest.mark.behaviour("A11")
+@pytest.mark.behaviour("A13")
+def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes_nothing(hosts: Hosts) -> None:
+    scene, fleet = hosts.right.stage, hosts.right.fleet
+    hosts.until(lambda: scene.store.job(hosts.left_behind).state is State.COMPLETED, "the job was given away and done")
+    record, output = scene.store.job(hosts.left_behind), scene.data / f"{STEADY.picture}.clean.pgm"
+    written = output.stat()
+
+    os.kill(fleet.pid(SLEEPER), signal.SIGCONT)
+
+    hosts.until(lambda: not fleet.pid(SLEEPER), "it stopped itself")
+    assert fleet.container(SLEEPER).attrs["State"]["ExitCode"] == EXIT_DISOWNED
+    assert "stopping at once" in fleet.logs(SLEEPER)
+    assert (record.attempt, record.reclaims, record.watchdog_retries) == (2, 1, 0)
+    assert record.priority == REQUEUE_PRIORITY
+    assert scene.store.job(hosts.left_behind) == record
+    assert output.stat() == written
+    assert not [story for story in scene.ledger.stories() if story.worker == SLEEPER]

@@ -1,0 +1,105 @@
+"""kill -9 of a real remediator, both of its processes, at random while workers are mended: each restarted exactly once.
+
+The systematic run, a death at every commit, is `test_killed_executor`; here the alerts come through the real chain, one
+ledger has all of it, and whoever is killed is started again at once.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.job import JobId, State
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import Stage, stage
+from testbed.workers import DockerFleet
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.nightly]
+
+WORKERS = tuple(f"gpuwarden-night-{number}" for number in range(8))
+WEDGE = Script(picture="night", load_s=0.2, load_mib=1, steps=3, step_s=0.2, wedge_attempts=1, wedge_after_step=1)
+SILENCE_S = 3.0
+KILLED_FOR_S = 25.0
+"""So long somebody is killed every second or so; then all is left alone."""
+
+APART_S = (0.3, 2.5)
+"""How long whoever was started again works at least and at most: a start takes a good second of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Night:
+    """What is found once all is mended."""
+
+    scene: Stage
+    fleet: DockerFleet
+    jobs: dict[str, JobId]
+    kills: list[str]
+    """Which process was killed while something was open, in order."""
+
+
+@pytest.fixture(scope="module")
+def night(work: Path, engine: Engine) -> Iterator[Night]:
+    slots = [Slot(worker=worker, gpus=(f"GPU-{worker}",)) for worker in WORKERS]
+    queues = {worker: worker for worker in WORKERS}
+    with stage(work, engine, slots, armed=True, stop_grace_s=1.0, queues=queues) as scene:
+        assert isinstance(scene.fleet, DockerFleet)
+        scene.start_workers()
+        now = time.time()
+        jobs = {worker: scene.submit(WEDGE, now=now, stall_timeout_s=SILENCE_S, queue=worker) for worker in WORKERS}
+        eventually(lambda: bool(scene.ledger.stories()), "the first alert is taken up", within_s=60)
+        kills = _kill_at_random(scene, random.Random(0))  # noqa: S311 - moments, no secret
+        eventually(
+            lambda: (
+                all(scene.store.job(job_id).state is State.COMPLETED for job_id in jobs.values())
+                and not scene.ledger.open_episodes()
+            ),
+            "all are mended",
+            within_s=150,
+            log=lambda: scene.chain.log_tail("execute"),
+        )
+        yield Night(scene=scene, fleet=scene.fleet, jobs=jobs, kills=kills)
+
+
+def _kill_at_random(scene: Stage, draw: random.Random) -> list[str]:
+    kills: list[str] = []
+    until_s = time.monotonic() + KILLED_FOR_S
+    while time.monotonic() < until_s:
+        part = draw.choice(("execute", "execute", "serve"))
+        if scene.ledger.open_episodes():
+            kills.append(part)
+        scene.chain.kill(part)
+        scene.chain.start(part)
+        threading.Event().wait(draw.uniform(*APART_S))
+    return kills
+
+
+def test_both_were_killed_while_something_was_open(night: Night) -> None:
+    assert len(night.kills) >= 5
+    assert set(night.kills) == {"execute", "serve"}
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_container_went_down_once_and_was_started_once(night: Night, worker: str) -> None:
+    history = night.fleet.history(worker)
+
+    assert [event for event in history if event in ("start", "die", "restart")] == ["start", "die", "start"], history
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_job_was_requeued_once_and_finished_by_its_second_attempt(night: Night, worker: str) -> None:
+    job = night.scene.store.job(night.jobs[worker])
+
+    assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 1, 0)
+
+
+def test_each_was_mended_by_one_episode(night: Night) -> None:
+    mended = [story.worker for story in night.scene.ledger.stories(last=1000) if story.outcome == "mended"]
+
+    assert sorted(mended) == sorted(WORKERS)

@@ -1,0 +1,265 @@
+"""Bad input at every door of the running chain: a clear error or a recorded refusal, a metric, and nothing lost."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import func, select
+
+from gpuwarden.db.engine import reading
+from gpuwarden.job import State
+from remediator.ledger.schema import ALERTS
+from testbed.demo.job_body import Script
+from testbed.docker_engine import Engine
+from testbed.gpu_simulator import Slot
+from testbed.stage import HOST, Stage, of_consequence, stage
+from testbed.workers import DockerFleet
+from tests.e2e import hostile
+from tests.remediator import builders as build
+from tests.waiting import answered, eventually
+
+pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
+
+MANAGED, UNMANAGED = "gpuwarden-bad-managed", "gpuwarden-bad-unmanaged"
+# Without Python's lock: one that held it might hold the queue's as well, and nobody ends the one that did not opt in.
+WEDGE = Script(
+    picture="wedge",
+    load_s=0.5,
+    load_mib=8,
+    steps=4,
+    step_s=0.2,
+    wedge_attempts=1,
+    wedge_after_step=2,
+    wedge_with_gil=False,
+)
+
+
+@pytest.fixture(scope="module")
+def scene(work: Path, engine: Engine) -> Iterator[Stage]:
+    slots = [Slot(worker=worker, gpus=(f"GPU-{worker}",)) for worker in (MANAGED, UNMANAGED)]
+    queues = {MANAGED: "managed", UNMANAGED: "unmanaged"}
+    with stage(work, engine, slots, armed=True, stop_grace_s=1.0, unmanaged=[UNMANAGED], queues=queues) as scene:
+        scene.start_workers()
+        yield scene
+
+
+def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not_touched(scene: Stage) -> None:
+    before = scene.fleet.incarnation(UNMANAGED)
+    job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=4, queue="unmanaged")
+
+    eventually(
+        lambda: any(story.worker == UNMANAGED and story.closed_at for story in of_consequence(scene.ledger.stories())),
+        within_s=90,
+        what="the episode was closed",
+        log=lambda: scene.chain.log_tail("execute"),
+    )
+    story = next(story for story in of_consequence(scene.ledger.stories()) if story.worker == UNMANAGED)
+    assert story.outcome == "refused"
+    assert "did not opt in" in (story.because or "")
+    assert scene.fleet.incarnation(UNMANAGED) == before
+    assert scene.store.job(job_id).state is State.RUNNING
+    eventually(
+        lambda: bool(scene.chain.query('gpuwarden_remediator_episodes_total{outcome="refused"} > 0')),
+        within_s=30,
+        what="the refusal is a metric",
+    )
+
+
+def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_written_state_file(  # the positive control
+    scene: Stage,
+) -> None:
+    folder = scene.chain.directory / "torn"
+    folder.mkdir()
+    (folder / "torn.worker.json").write_text('{"format": 1, "worker": "torn", "incarn', encoding="utf-8")
+    job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=4, queue="managed")
+
+    eventually(
+        lambda: bool(scene.chain.query('gpuwarden_statefiles_invalid{reason="not_json"} == 1')),
+        within_s=30,
+        what="the torn file is a metric",
+    )
+    eventually(
+        lambda: scene.store.job(job_id).state is State.COMPLETED,
+        within_s=90,
+        what="the job was mended",
+        log=lambda: scene.chain.log_tail("execute"),
+    )
+    assert "state files cannot be trusted" in scene.chain.log("exporter")
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"),
+    [
+        pytest.param({"remedy": "restart_worker", "trip": "stall", "worker": MANAGED}, "no_host", id="no host"),
+        pytest.param(
+            {"remedy": "restart_worker", "trip": "stall", "worker": MANAGED, "host": "elsewhere"},
+            "other_host",
+            id="another host",
+        ),
+        pytest.param(
+            {"remedy": "reboot_everything", "trip": "stall", "worker": MANAGED, "host": HOST},
+            "unknown_remedy",
+            id="an unknown remedy",
+        ),
+    ],
+)
+def test_an_alert_that_cannot_be_acted_on_is_refused_on_record_through_the_real_alertmanager(
+    scene: Stage,
+    labels: dict[str, str],
+    reason: str,
+) -> None:
+    before = scene.fleet.incarnation(MANAGED)
+    answer = scene.chain.http.post(
+        f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": {"alertname": f"Bad_{reason}", **labels}}]
+    )
+    assert answer.status_code == 200
+
+    eventually(lambda: reason in {found[1] for found in scene.ledger.refused()}, within_s=30, what="it was recorded")
+    eventually(
+        lambda: bool(
+            scene.chain.query(f'gpuwarden_remediator_alerts_total{{outcome="refused",reason="{reason}"}} > 0')
+        ),
+        within_s=30,
+        what="it is a metric",
+    )
+    assert scene.fleet.incarnation(MANAGED) == before
+
+
+def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothing(scene: Stage) -> None:
+    """Anyone who reaches Alertmanager can post an alert; the exporter of the host is the real gate."""
+    before = scene.fleet.incarnation(MANAGED)
+    job_id = scene.submit(
+        Script(picture="healthy", load_s=0.5, load_mib=8, steps=120, step_s=0.2),  # for as long as that takes
+        now=time.time(),
+        stall_timeout_s=60,
+        queue="managed",
+    )
+    eventually(lambda: scene.armed(MANAGED), within_s=30, what="it is armed")
+    facts = answered(lambda: scene.witness.about(MANAGED, host=HOST))
+    forged = {
+        "alertname": "Forged", "remedy": "restart_worker", "trip": "stall", "host": HOST, "worker": MANAGED,
+        "job_id": str(job_id), "attempt": str(facts.attempt), "incarnation": facts.worker_incarnation,
+    }  # fmt: skip
+    scene.chain.http.post(f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": forged}])
+
+    eventually(
+        lambda: any("not confirmed on this host" in text for text in _account(scene, job_id)),
+        within_s=30,
+        what="the doubt is on record",
+    )
+    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="the job ran to its end")
+    assert scene.store.job(job_id).attempt == 1
+    assert scene.fleet.incarnation(MANAGED) == before
+    eventually(lambda: not scene.ledger.open_episodes(), within_s=60, what="the episode was let go")
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "reason"),
+    [
+        pytest.param({"content": b'{"alerts": [{"status"'}, 400, "malformed", id="half a payload"),
+        pytest.param({"json": {"alerts": "none"}}, 400, "malformed", id="another shape"),
+        pytest.param({"content": b" " * (5 * 2**20)}, 413, "oversized", id="five megabytes"),
+        pytest.param(
+            {"json": {"alerts": []}, "headers": {"Authorization": "Bearer guess"}},
+            401,
+            "unauthenticated",
+            id="a wrong token",
+        ),
+        pytest.param({"json": {"alerts": []}, "headers": {}}, 401, "unauthenticated", id="no token"),
+    ],
+)
+def test_a_bad_webhook_call_gets_a_clear_answer_and_a_metric(
+    scene: Stage,
+    sent: dict[str, Any],
+    status: int,
+    reason: str,
+) -> None:
+    query = f'gpuwarden_remediator_webhook_rejected_total{{reason="{reason}"}}'
+    found = eventually(lambda: scene.chain.query(query), within_s=30, what="the counter is there")
+    before = float(found[0]["value"][1])
+    token = scene.chain.token_file.read_text(encoding="ascii")
+
+    answer = scene.chain.http.post(
+        f"{scene.chain.remediator_url}/api/v1/alerts", **{"headers": {"Authorization": f"Bearer {token}"}, **sent}
+    )
+
+    assert answer.status_code == status
+    assert len(answer.json()["detail"]) > 10
+    eventually(lambda: scene.chain.query(f"{query} > {before}"), within_s=30, what="it was counted")
+
+
+def _account(scene: Stage, job_id: int) -> list[str]:
+    stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories() if story.job_id == job_id]
+    return [entry.because for story in stories if story for entry in story.entries]
+
+
+def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, tmp_path: Path) -> None:
+    """Through the webhook to an armed executor, which looks at every episode that they open."""
+    canary = tmp_path / "owned"
+    before = _lives(scene)
+    seen_before = {story.episode_id for story in scene.ledger.stories(last=1000)}
+    payloads = [*hostile.alerts(HOST, canary), _accusations_of_others(scene)]
+
+    told = [(json.dumps({"alerts": each}).encode(), len(each)) for each in payloads]
+    told += [(body, 1) for body in hostile.bodies(HOST).values()]
+    for body, alerts in told:
+        answer = _called(scene, body)
+        assert answer.status_code == 202, answer.text
+        counts = answer.json()
+        assert counts["accepted"] + counts["refused"] == alerts
+    for each in payloads:
+        over = [{**alert, "status": "resolved"} if isinstance(alert, dict) else alert for alert in each]
+        assert _called(scene, json.dumps({"alerts": over}).encode()).status_code == 202
+    for body in hostile.bodies(HOST).values():
+        assert _called(scene, body.replace(b'"status": "firing"', b'"status": "resolved"')).status_code == 202
+
+    eventually(
+        lambda: not _waiting(scene), within_s=60, what="all was looked at", log=lambda: scene.chain.log_tail("execute")
+    )
+    stories = [
+        story for each in scene.ledger.stories(last=1000) if (story := scene.ledger.story(each.episode_id)) is not None
+        and each.episode_id not in seen_before
+    ]  # fmt: skip
+    assert len(stories) > 10
+    assert {entry.act for story in stories for entry in story.entries} <= {"saw", "decided"}
+    assert not {entry.step for story in stories for entry in story.entries} & {"begin", "stop", "start"}
+    assert not canary.exists()
+    assert _lives(scene) == before
+    assert scene.chain.ended() == {}
+    for part in ("serve", "execute"):
+        lines = scene.chain.log(part).splitlines()
+        assert all(isinstance(json.loads(line), dict) for line in lines), part
+        assert max(map(len, lines)) < 16_000
+
+
+def _lives(scene: Stage) -> list[tuple[str, list[str]]]:
+    assert isinstance(scene.fleet, DockerFleet)
+    return [(scene.fleet.incarnation(worker), scene.fleet.history(worker)) for worker in (MANAGED, UNMANAGED)]
+
+
+def _accusations_of_others(scene: Stage) -> list[dict[str, Any]]:
+    """Containers that are there, and not the accuser's to name: one beside the worker's, and one as another host's."""
+    assert isinstance(scene.fleet, DockerFleet)
+    handles = [str(scene.fleet.container(worker).id) for worker in (MANAGED, UNMANAGED)]
+    return [
+        build.sent(f"{place}-{number}", **{"host": host, "worker": MANAGED, place: value})
+        for host in (HOST, "elsewhere", f"{HOST},elsewhere")
+        for number, value in enumerate((UNMANAGED, *handles))
+        for place in ("container", "container_id", "incarnation", "worker")
+    ]
+
+
+def _called(scene: Stage, body: bytes) -> httpx.Response:
+    token = scene.chain.token_file.read_text(encoding="ascii").strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    return scene.chain.http.post(f"{scene.chain.remediator_url}/api/v1/alerts", content=body, headers=headers)
+
+
+def _waiting(scene: Stage) -> bool:
+    with reading(scene.ledger._engine) as connection:
+        new = connection.scalar(select(func.count()).where(ALERTS.c.state == "new"))
+    return bool(new) or bool(scene.ledger.open_episodes())

@@ -1,0 +1,134 @@
+"""`gpuwarden init`: the chain works from the files it writes, started as its units say."""
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deploy.standalone import debian_packages, init
+from tests.asking import PLAIN
+from tests.e2e.running import WEDGE, ask, free_ports, runbooks_that_do_not_open
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
+
+SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
+
+
+def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
+    ports, folder = free_ports(), tmp_path / "files"
+    options = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
+    lies = [word for name in ("state", "run") for word in (f"--{name}", str(tmp_path / name))]
+    lies += ["--etc", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
+    assert init.command([str(folder), "--host", "box1", *options, *lies]) == 0
+    make(folder / "tmpfiles.d" / "gpuwarden.conf")
+
+    def asks(part: str, path: str, **query: str) -> httpx.Response | None:
+        try:
+            answer = httpx.get(
+                f"http://127.0.0.1:{ports[part]}{path}", params=query, trust_env=False, verify=PLAIN, timeout=2
+            )
+        except httpx.HTTPError:
+            return None
+        return answer if answer.is_success else None
+
+    def wedge_arrives() -> bool:
+        alert = {"labels": WEDGE, "annotations": {"summary": "wedged", "description": "d", "runbook": "r"}}
+        httpx.post(
+            f"http://127.0.0.1:{ports['alertmanager']}/api/v2/alerts", json=[alert], trust_env=False, verify=PLAIN
+        )
+        return '"w1"' in ask("ledger", "--ledger", f"sqlite:///{tmp_path}/state/ledger/ledger.db", "list", "--json")
+
+    def all_are_scraped() -> bool:
+        answer = asks("prometheus", "/api/v1/query", query='up{host="box1"} == 1')
+        found = answer.json()["data"]["result"] if answer is not None else []
+        return sorted(row["metric"]["job"] for row in found) == SCRAPED
+
+    with running(folder, tmp_path, ports) as logs:
+        eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=60, log=logs)
+        rules = asks("prometheus", "/api/v1/rules")
+        assert rules is not None
+        loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}
+        assert loaded == {each.name for each in (folder / "gpuwarden" / "rules").iterdir()}
+        assert runbooks_that_do_not_open(rules.json()["data"]["groups"]) == []
+        eventually(lambda: asks("alertmanager", "/-/ready"), "Alertmanager answers", log=logs)
+        eventually(wedge_arrives, "an alert reaches the ledger", log=logs)
+
+
+def make(tmpfiles: Path) -> None:
+    """What systemd-tmpfiles would make, as whoever runs the test."""
+    for line in tmpfiles.read_text().splitlines():
+        if line and not line.startswith("#"):
+            kind, path, mode, _user, _group, _age, *argument = line.split()
+            if kind == "d":
+                Path(path).mkdir(parents=True)
+            else:
+                Path(path).write_text("".join(argument))
+            Path(path).chmod(int(mode, 8))
+
+
+def started_by(unit: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a unit. Its command is this interpreter, which runs the package."""
+    lines = [line.partition("=") for line in unit.read_text().splitlines()]
+    env, credentials = dict(os.environ), ""
+    for name, _, value in lines:
+        if name == "EnvironmentFile":
+            given = [line.partition("=") for line in Path(value).read_text().splitlines() if line[:1].isalpha()]
+            env |= {key: text for key, _, text in given}
+        if name == "LoadCredential":
+            credentials = str(Path(value.partition(":")[2]).parent)  # systemd makes one folder of them
+    ((program, *arguments),) = [
+        shlex.split(value.replace("${CREDENTIALS_DIRECTORY}", credentials))
+        for name, _, value in lines
+        if name == "ExecStart"
+    ]
+    return [program, "-m", "gpuwarden", *arguments], env
+
+
+@contextmanager
+def running(folder: Path, work: Path, ports: dict[str, int]) -> Iterator["Logs"]:
+    logs = Logs(work / "log")
+    plain = debian_packages.env_for_parts()
+    commands = {unit: started_by(folder / "systemd" / f"{unit}.service") for unit in init.UNITS}
+    commands["alertmanager"] = (
+        [str(debian_packages.find("alertmanager")), f"--config.file={folder / 'alertmanager.yml'}",
+         f"--storage.path={work / 'am'}", f"--web.listen-address=127.0.0.1:{ports['alertmanager']}",
+         "--cluster.listen-address="],
+        plain,
+    )  # fmt: skip
+    commands["prometheus"] = (
+        [str(debian_packages.find("prometheus")), f"--config.file={folder / 'prometheus.yml'}",
+         f"--storage.tsdb.path={work / 'tsdb'}", f"--web.listen-address=127.0.0.1:{ports['prometheus']}"],
+        plain,
+    )  # fmt: skip
+    processes = []
+    try:
+        for name, (command, env) in commands.items():
+            with logs.file(name).open("wb") as log:
+                processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+        yield logs
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(timeout=20)
+
+
+class Logs:
+    """What the processes say, for a test that fails."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+
+    def file(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def __call__(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in sorted(self._folder.iterdir()))

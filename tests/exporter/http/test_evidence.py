@@ -1,0 +1,186 @@
+"""What `/evidence` answers from one literal snapshot."""
+
+from typing import Any
+
+import pytest
+
+from exporter.http import evidence
+from exporter.model.readings import GpuShare, Snapshot, Unknown, WorkerReadings
+from exporter.model.thresholds import Thresholds
+from exporter.model.timeouts import Patience
+from gpuwarden.job import Phase
+from gpuwarden.state_file import LongStep
+from tests.exporter import builders as build
+
+pytestmark = pytest.mark.pure
+
+OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
+
+
+def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -> None:
+    seen = build.sighting()
+
+    found = evidence.about(seen.worker.worker, build.snapshot(seen), now=build.ago(-1))
+
+    assert found is not None
+    assert (found.host, found.worker, found.container, found.sample_age_s) == ("box-1", "w0", "worker-0", 1.0)
+    assert (found.job_id, found.cpu_still_s, found.gpu_idle_s) == (build.job_file().job_id, 1.0, 500.0)
+    assert found.gpu_pids == {build.gpu(0).uuid: []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "silence_s", "window_s", "grace_s"),
+    [
+        pytest.param({"phase": Phase.LOAD}, 300.0, 300.0, 360.0, id="in its load"),
+        pytest.param({}, 120.0, 300.0, 60.0, id="in its steps"),
+        pytest.param({"step": 0}, 120.0, 300.0, 360.0, id="in its first step"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="in its evaluation"),
+        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="while it is idle"),
+    ],
+)
+def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
+    changes: dict[str, Any], silence_s: float, window_s: float | None, grace_s: float
+) -> None:
+    seen = build.sighting(job=build.job_file(**changes))
+
+    found = evidence.about(
+        "w0", build.snapshot(seen, thresholds=Thresholds(patience=Patience(eval_s=320.0))), now=build.ago(0)
+    )
+
+    assert found is not None
+    assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)
+
+
+def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
+    seen = build.sighting(job=build.job_file(step=100))
+    place = build.evidence(gpu_pegged_s=7.0, gpu_not_seen_busy_s=8.0)
+
+    found = evidence.about("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
+    assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
+    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (None, None)
+
+
+def test_of_a_rank_it_tells_when_it_is_stuck_with_its_gang_and_not_when_it_is_alone() -> None:
+    seen = build.sighting(job=build.job_file(step=100, ranks=2, gang="7/night"))
+
+    found = evidence.about("w0", build.snapshot(seen), now=build.ago(0))
+
+    assert found is not None
+    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (600.0, 580.0)
+    assert (found.stuck_after_s, found.stuck_still_s) == (None, None)
+
+
+def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() -> None:
+    longest = (LongStep(took_s=305.0, began_s=9000.0), LongStep(took_s=5.0, began_s=9310.0))
+    seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
+    places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
+
+    found = [evidence.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+
+    assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
+
+
+def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it_could_be_freed() -> None:
+    seen = build.sighting()
+    places = [build.evidence(container=build.container(listed=listed), gpu_idle_s=900.0) for listed in (True, False)]
+
+    found = [evidence.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+
+    assert [(each.container, each.gpu_idle_s, each.container_workers) for each in found if each] == [
+        ("worker-0", 900.0, 1),
+        (None, None, None),
+    ]
+
+
+def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:
+    lost_s = {"GPU-0": 0.0, "GPU-1": 42.0, "unidentified-2": 7.0}
+    snapshot = build.snapshot(build.sighting(), gpu_lost_s=lost_s, lost_gpus=("GPU-1",))
+
+    found = evidence.about("w0", snapshot, now=build.ago(0))
+
+    assert found is not None
+    assert found.lost_gpus_s == {"GPU-1": 42.0}
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        pytest.param(build.snapshot(workers=None), id="workers cannot be read"),
+        pytest.param(build.snapshot(), id="no such worker is seen"),
+        pytest.param(build.snapshot(build.sighting(), taken=build.ago(0, boot_id=OTHER_BOOT)), id="before a reboot"),
+    ],
+)
+def test_of_a_worker_that_is_not_seen_now_it_tells_nothing(snapshot: Snapshot) -> None:
+    assert evidence.about(build.worker_file().worker, snapshot, now=build.ago(0)) is None
+
+
+def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answered() -> None:
+    silent = build.server_evidence(answered=False, unanswered_s=130.0)
+
+    found = evidence.about_server("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
+
+    assert found is not None
+    assert (found.container, found.probe, found.workers) == ("worker-0", "http", 0)
+    assert (found.answered, found.unanswered_s, found.silence_allowed_s) == (False, 130.0, 120.0)
+    assert found.probe_unknown is None
+
+
+@pytest.mark.parametrize(
+    ("given", "because"),
+    [
+        pytest.param(
+            {"probe": Unknown(reason="labels", because="a typing error")},
+            "a typing error",
+            id="its labels cannot be read",
+        ),
+        pytest.param(
+            {"answered": None, "unknown": Unknown(reason="address", because="no address")},
+            "no address",
+            id="it cannot be asked now",
+        ),
+    ],
+)
+def test_why_a_server_cannot_be_asked_is_told(given: dict[str, Unknown], because: str) -> None:
+    snapshot = build.snapshot(servers=(build.server_evidence(**given),))
+
+    found = evidence.about_server("worker-0", snapshot, now=build.ago(0))
+
+    assert found is not None
+    assert found.probe_unknown == because
+
+
+def test_of_a_container_that_is_not_there_it_tells_the_host_alone_and_nothing_without_a_list_of_containers() -> None:
+    found = evidence.about_server("gone", build.snapshot(), now=build.ago(0))
+
+    assert found is not None
+    assert (found.host, found.container, found.container_id, found.answered, found.probe) == (
+        ("box-1", "gone", None, None, None)
+    )
+    assert evidence.about_server("worker-0", build.snapshot(servers=None), now=build.ago(0)) is None
+
+
+def test_without_gpu_readings_nothing_is_said_of_what_the_driver_lists() -> None:
+    found = evidence.about("w0", build.snapshot(build.sighting(), gpus=None), now=build.ago(0))
+
+    assert found is not None
+    assert (found.gpu_pids, found.gpu_simulated) == (None, None)
+
+
+def test_a_container_that_is_no_server_is_told_of_too_with_its_gpus_memory_and_the_workers_in_it() -> None:
+    share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=5)
+    place = build.evidence(container=build.container(folders=("w0",)), shares=(share,))
+
+    empty = evidence.about_server("worker-0", build.snapshot(containers=(place,)), now=build.ago(0))
+    taken = evidence.about_server("worker-0", build.snapshot(build.sighting(), containers=(place,)), now=build.ago(0))
+    unread = build.snapshot(containers=(place,), workers=WorkerReadings(workers=(), unread=frozenset({"w0"})))
+    doubtful = evidence.about_server("worker-0", unread, now=build.ago(0))
+    blind = evidence.about_server("worker-0", build.snapshot(containers=(place,), workers=None), now=build.ago(0))
+
+    counts = [None if found is None else found.workers for found in (empty, taken, doubtful, blind)]
+    assert counts == [0, 1, None, None]
+    assert empty is not None
+    assert [[tenant.used_bytes for tenant in card.tenants] for card in empty.cards or ()] == [[5]]

@@ -1,0 +1,1121 @@
+"""Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
+
+import errno
+import io
+import os
+import platform
+import re
+import shutil
+import signal
+import struct
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+import testbed.docker_engine
+from exporter.http import evidence
+from exporter.model.readings import Container, ContainerEvidence, Snapshot, WorkerReadings
+from exporter.model.thresholds import Thresholds
+from exporter.sampler import Sampler
+from exporter.sources import workers
+from exporter.sources.containers import cgroups
+from exporter.sources.containers import docker as containers
+from exporter.sources.containers.cgroups import Places, Unlisted
+from exporter.sources.containers.docker import EngineContainers
+from exporter.sources.containers.poller import Listing
+from exporter.sources.process_io import Work
+from gpuwarden import cgroup, clock
+from testbed import private_engine
+from testbed.docker_engine import Engine, NoEngine, docker_engine
+from testbed.worker_image import worker_image
+from tests.exporter import builders as build
+from tests.exporter.http.test_server import get, served
+from tests.waiting import eventually
+
+ID = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+POD = "kubepods.slice/kubepods-pod1.slice"
+
+
+class Host:
+    """A host of version 2, or with the memory controller of version 1, and its processes."""
+
+    def __init__(self, folder: Path, *, version_1: bool = False) -> None:
+        self.proc, self.root = folder / "proc", folder / "cgroup"
+        self.version_2 = not version_1
+        self.top = self.root / "memory" if version_1 else self.root
+        self.line = "4:memory:/{}" if version_1 else "0::/{}"
+        self.usage = "memory.usage_in_bytes" if version_1 else "memory.current"
+        self.where: dict[int, str] = {}
+
+    def process(self, pid: int, group: str, *, ticks: int = 77, gpus: str | None = None) -> None:
+        """Start a process in a group, move it there, or put another in its place."""
+        if pid in self.where:
+            self.end(pid)
+        self.where[pid] = group
+        folder, place = self.proc / str(pid), self.top / group
+        for each in (folder, place):
+            each.mkdir(parents=True, exist_ok=True)
+        for above in place.parents:
+            if above.is_relative_to(self.top) and not (above / "cgroup.procs").exists():
+                (above / "cgroup.procs").write_text("")
+        (folder / "cgroup").write_text(self.line.format(group) + "\n")
+        (folder / "stat").write_text(f"{pid} (x) S" + " 0" * 18 + f" {ticks} 0 0\n")
+        (folder / "environ").write_text("" if gpus is None else f"NVIDIA_VISIBLE_DEVICES={gpus}\0")
+        (place / self.usage).write_text("1000\n")
+        (place / "memory.stat").write_text("")
+        self._list(place)
+
+    def end(self, pid: int) -> None:
+        place = self.top / self.where.pop(pid)
+        shutil.rmtree(self.proc / str(pid))
+        self._list(place)
+
+    def remove(self, group: str) -> None:
+        """End all that is in a group, and the group."""
+        for pid in [pid for pid, where in self.where.items() if where == group]:
+            self.end(pid)
+        shutil.rmtree(self.top / group)
+
+    def _list(self, place: Path) -> None:
+        pids = [pid for pid, where in self.where.items() if self.top / where == place]
+        (place / "cgroup.procs").write_text("".join(f"{pid}\n" for pid in pids))
+        if self.version_2:
+            (place / "cgroup.controllers").write_text("memory\n")
+
+    def places(self) -> Places:
+        return Places(proc=self.proc, root=self.root)
+
+    def unlisted(self, own: str | None = None) -> Unlisted:
+        return Unlisted(own, proc=self.proc, root=self.root)
+
+
+@pytest.fixture(params=[False, True], ids=["version 2", "version 1"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    return Host(tmp_path, version_1=request.param)
+
+
+def scope(full_id: str = ID, by: str = "cri-containerd") -> str:
+    return f"{POD}/{by}-{full_id}.scope"
+
+
+def listing(*ids: str, containers: dict[str, Container] | None = None) -> Listing:
+    """What an engine lists at this moment."""
+    return Listing(containers=containers or {}, taken_s=time.monotonic(), duration_s=0.0, ids=frozenset(ids))
+
+
+def container(pid: int = 41, full_id: str = ID, **changes: object) -> Container:
+    return build.container(id=full_id, incarnation=f"{full_id}@1", pid=pid, **changes)
+
+
+def processes_in(places: Places, place: Container) -> set[int] | None:
+    pids, _ = places.look(place)
+    return None if pids is None else set(pids)
+
+
+# --- frozen
+
+
+def freeze(host: Host, told: str, *, full_id: str = ID, below: str = "") -> None:
+    """The kernel's word on a container: `FROZEN` or another state of version 1, a line of version 2."""
+    place = host.root / (below if host.version_2 else "freezer") / scope(full_id)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / ("cgroup.events" if host.version_2 else "freezer.state")).write_text(told)
+    if not host.version_2:
+        (host.proc / "41" / "cgroup").write_text(f"7:freezer,misc:/{scope()}\n4:memory:/{scope()}\n")
+
+
+FROZEN = {True: "populated 1\nfrozen 1\n", False: "FROZEN\n"}
+
+
+def test_a_container_is_frozen_by_the_kernels_word_and_when_it_was_asked_is_told(host: Host) -> None:
+    host.process(41, scope())
+    freeze(host, FROZEN[host.version_2])
+    before_s = clock.boottime_s()
+
+    frozen_s = host.places().frozen_s(container())
+
+    assert frozen_s is not None
+    assert before_s <= frozen_s <= clock.boottime_s()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({True: "populated 1\nfrozen 0\n", False: "THAWED\n"}, id="not"),
+        pytest.param({True: "populated 1\nfrozen 10\n", False: "FREEZING\n"}, id="not all of it"),
+        pytest.param({True: "", False: ""}, id="nothing is told"),
+    ],
+)
+def test_a_container_is_not_frozen_where_the_kernel_does_not_say_so(host: Host, told: dict[bool, str]) -> None:
+    host.process(41, scope())
+    freeze(host, told[host.version_2])
+
+    assert host.places().frozen_s(container()) is None
+
+
+def test_a_container_whose_group_or_process_is_gone_is_not_known_to_be_frozen(host: Host) -> None:
+    host.process(41, scope())
+    without_file = host.places().frozen_s(container())
+
+    assert (without_file, host.places().frozen_s(container(pid=99))) == (None, None)
+
+
+def test_a_neighbour_that_is_frozen_freezes_nobody_else(host: Host) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    freeze(host, FROZEN[host.version_2], full_id=OTHER)
+
+    assert host.places().frozen_s(container()) is None
+
+
+def test_on_a_hybrid_host_either_version_may_tell(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.process(41, scope())
+    freeze(host, FROZEN[True], below="unified")
+
+    assert host.places().frozen_s(container()) is not None
+
+
+def test_a_look_that_was_held_up_does_not_tell_when_it_saw_a_container_frozen(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    freeze(host, FROZEN[host.version_2])
+    told_s = iter([100.0, 100.1, 200.0, 200.2])
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: next(told_s))
+
+    assert [host.places().frozen_s(container()) for _ in range(2)] == [pytest.approx(100.0), None]
+
+
+# --- where
+
+
+def test_a_container_is_looked_for_once_and_its_processes_are_read_each_time(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.process(42, scope())
+    monkeypatch.setattr(cgroup, "place", lambda *_, **__: pytest.fail("it was looked for again"))
+
+    pids, ram = places.look(container())
+
+    assert (set(pids or ()), ram.usage_bytes) == ({41, 42}, 1000)
+
+
+def test_a_process_that_moves_between_containers_is_in_the_other_at_the_next_look(host: Host) -> None:
+    for pid, full_id in ((41, ID), (42, ID), (51, OTHER)):
+        host.process(pid, scope(full_id))
+    places = host.places()
+    before = [processes_in(places, each) for each in (container(), container(51, OTHER))]
+    host.process(42, scope(OTHER))
+
+    after = [processes_in(places, each) for each in (container(), container(51, OTHER))]
+
+    assert (before, after) == ([{41, 42}, {51}], [{41}, {42, 51}])
+
+
+def test_a_containers_first_process_may_end_before_the_others(host: Host) -> None:
+    host.process(41, scope())
+    host.process(42, scope())
+    places = host.places()
+    places.look(container())
+    host.end(41)
+
+    assert processes_in(places, container()) == {42}
+
+
+def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.remove(scope())
+    host.process(41, scope(OTHER), ticks=99)
+
+    pids, ram = places.look(container())
+
+    assert (pids, ram.usage_bytes) == (None, None)
+
+
+def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.remove(scope())
+    gone = places.look(container())
+    host.process(41, scope())
+
+    assert (gone[0], gone[1].unknown is not None) == (None, True)
+    assert processes_in(places, container()) == {41}
+
+
+def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_is_found_then(host: Host) -> None:
+    host.process(41, "system.slice/containerd.service")
+    places = host.places()
+    before = processes_in(places, container())
+    host.process(41, scope())
+
+    assert (before, processes_in(places, container())) == (None, {41})
+
+
+def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    before = [places.look(container()) for _ in range(3)][-1]
+    host.process(42, scope())
+    (host.top / scope() / host.usage).write_text("3000\n")
+    (host.top / scope() / "memory.stat").write_text("anon 300\ntotal_rss 300\n")
+
+    after = places.look(container())
+
+    assert (before[0], before[1].usage_bytes, before[1].anon_bytes) == (frozenset({41}), 1000, None)
+    assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
+
+
+def test_the_parts_of_a_charge_that_stays_the_same_are_read_anew_in_the_end_and_at_once_when_it_moves(
+    host: Host,
+) -> None:
+    host.process(41, scope())
+    files = {each: host.top / scope() / each for each in (host.usage, "memory.stat")}
+    files["memory.stat"].write_text("anon 1\ntotal_rss 1\n")
+    places = host.places()
+
+    def anon(said: int, usage: int) -> int | None:
+        files["memory.stat"].write_text(f"anon {said}\ntotal_rss {said}\n")
+        files[host.usage].write_text(f"{usage}\n")
+        return places.look(container())[1].anon_bytes
+
+    first = anon(1, 1000)
+    same = [anon(2, 1000) for _ in range(cgroup.PARTS_READS)]
+
+    assert (first, same) == (1, [1] * (cgroup.PARTS_READS - 1) + [2])
+    assert anon(3, 1001) == 3
+    assert anon(4, 1001) == 3
+
+
+def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.remove(scope())  # with its files, which tell on what they told, where they are open
+    host.process(42, scope())
+    (host.top / scope() / host.usage).write_text("3000\n")
+    moved = replace(container(), pid=42)
+
+    pids, ram = places.look(moved)
+
+    assert (pids, ram.usage_bytes) == (frozenset({42}), 3000)
+
+
+def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    host.process(42, f"{scope()}/inside")
+
+    assert processes_in(places, container()) == {41, 42}
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["alone", "with groups below it"])
+def test_a_group_that_is_called_otherwise_by_now_tells_its_own_processes_and_none_of_who_has_its_name(
+    host: Host, nested: bool
+) -> None:
+    below = "/inside" if nested else ""
+    host.process(41, scope())
+    host.process(42, scope() + below)
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    (host.top / scope()).rename(host.top / POD / "old")
+    host.where.clear()
+    host.process(51, scope())
+    host.process(52, scope() + below)
+    there = cgroup.processes(host.top / scope())
+
+    assert before == group.processes() == {41, 42}
+    assert there == {51, 52}
+
+
+def test_a_group_with_groups_below_it_is_gone_with_them_whatever_is_in_its_place(host: Host) -> None:
+    host.process(41, scope())
+    host.process(42, f"{scope()}/inside")
+    group = cgroup.Group(host.top / scope())
+    before = group.processes()
+    host.remove(f"{scope()}/inside")
+    host.remove(scope())
+    host.process(51, scope())
+    host.process(52, f"{scope()}/inside")
+
+    assert before == {41, 42}
+    with pytest.raises(FileNotFoundError):
+        group.processes()
+
+
+def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_is_forgotten(host: Host) -> None:
+    running = [container(), container(51, OTHER)]
+    for each in running:
+        host.process(each.pid, scope(each.id))
+    open_before = descriptors()
+    places = Places(proc=host.proc, root=host.root, kept_max=1)
+
+    found = [[processes_in(places, each) for each in running] for _ in range(2)]
+    kept = len(descriptors() - open_before)
+    places.keep([running[1].incarnation])
+
+    assert found == [[{41}, {51}]] * 2
+    # The usage and its parts, the folder, and the processes, of which version 1 makes the list as it is opened.
+    assert (kept, descriptors()) == (4 if host.version_2 else 3, open_before)
+
+
+def test_the_cpu_time_of_a_container_stands_until_one_of_its_processes_runs_and_is_untold_where_nobody_keeps_it(
+    host: Host,
+) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    file = host.root / scope() / "cpu.stat" if host.version_2 else host.root / "cpuacct" / scope() / "cpuacct.usage"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("7\n")
+    if not host.version_2:
+        (host.proc / "41" / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
+    places = Places(proc=host.proc, root=host.root, kept_max=2)
+    before = places.cpu_time(container())
+    for each in (container(), container(51, OTHER)):
+        places.look(each)
+    found = [places.cpu_time(container())]
+    file.write_text("8\n")
+    found.append(places.cpu_time(container()))
+
+    assert (before, found) == (None, [b"7\n", b"8\n"])
+    assert places.cpu_time(container(51, OTHER)) is None
+    file.write_text("")
+    assert places.cpu_time(container()) is None, "a file that says nothing tells none"
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "told"),
+    [
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage"], "cpuacct/{}/cpuacct.usage",
+                     id="version 1"),
+        pytest.param(["4:cpu,cpuacct:/{}"], ["cpu,cpuacct/{}/cpuacct.usage"], "cpu,cpuacct/{}/cpuacct.usage",
+                     id="version 1 without the link of one controller to both"),
+        pytest.param(["0::/{}"], ["{}/cpu.stat"], "{}/cpu.stat", id="version 2"),
+        pytest.param(["4:cpu,cpuacct:/{}", "0::/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid"),
+        pytest.param(["0::/{}", "14:cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
+                     "cpuacct/{}/cpuacct.usage", id="hybrid in another order"),
+        pytest.param(["4:memory:/{}", "0::/{}"], ["memory/{}/cpu.stat", "unified/{}/cpu.stat"],
+                     "unified/{}/cpu.stat", id="hybrid without an account of version 1"),
+        pytest.param(["4:cpuset,cpu:/{}"], ["cpuset,cpu/{}/cpuacct.usage", "cpuacct/{}/cpuacct.usage"], None,
+                     id="another controller"),
+    ],
+)  # fmt: skip
+def test_the_cpu_time_is_read_where_the_container_is_accounted_by_either_version(
+    lines: list[str], files: list[str], told: str | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path)
+    host.process(41, scope())
+    (host.proc / "41" / "cgroup").write_text("".join(f"{line.format(scope())}\n" for line in lines))
+    for each in files:
+        file = host.root / each.format(scope())
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(each.format(scope()))
+
+    found = cgroup.cpu_time(41, ID, proc=host.proc, root=host.root)
+
+    assert (found and found.read().decode()) == (told and told.format(scope()))
+
+
+def exited(host: Host, *pids: int) -> None:
+    """Processes that their container's group lists and that say they are in none: leaders that have left threads."""
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text("5:cpu,cpuacct:/\n4:memory:/\n")
+
+
+def with_cpu_time(host: Host, *pids: int) -> None:
+    for pid in pids:
+        host.process(pid, scope())
+        (host.proc / str(pid) / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
+    file = host.root / "cpuacct" / scope() / "cpuacct.usage"
+    file.parent.mkdir(parents=True)
+    file.write_text("7\n")
+
+
+@pytest.mark.parametrize(
+    ("gone", "there", "told"),
+    [
+        pytest.param(range(40, 41), [45], b"7\n", id="one lower than another that is there"),
+        pytest.param(range(41, 44), [45], b"7\n", id="also the one that it began with"),
+        pytest.param(range(11, 31), [41], b"7\n", id="many, but not the one that it began with"),
+        pytest.param(range(31, 35), [45], None, id="more than are asked"),
+    ],
+)
+def test_the_cpu_time_is_found_by_another_process_where_the_first_has_exited(
+    gone: range, there: list[int], told: bytes | None, tmp_path: Path
+) -> None:
+    host = Host(tmp_path, version_1=True)
+    with_cpu_time(host, *there)
+    exited(host, *gone)
+    places, here = host.places(), build.container(id=ID, incarnation=f"{ID}@1", pid=41, group=f"{host.top / scope()}")
+
+    assert processes_in(places, here) == {*gone, *there}
+    assert places.cpu_time(here) == told
+
+
+@pytest.mark.parametrize("error", [ProcessLookupError, FileNotFoundError])
+def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
+    error: type[OSError], host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    tell, ended = cgroup.cpu_time, iter([error("it has ended")])
+
+    def tell_at_last(*arguments: Any, **named: Any) -> cgroup.File | None:
+        for each in ended:
+            raise each
+        return tell(*arguments, **named)
+
+    monkeypatch.setattr(cgroup, "cpu_time", tell_at_last)
+    places = host.places()
+
+    found = [(processes_in(places, container()), len(places._kept)) for _ in range(2)]
+
+    assert found == [({41}, 0), ({41}, 1)]
+
+
+def test_where_open_files_tell_nothing_any_more_the_group_is_looked_for_in_the_same_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    places = host.places()
+    places.look(container())
+    read, refusals = cgroup.File.read, iter([OSError(errno.ENODEV, "the kernel has removed it")])
+
+    def refuse_once(file: cgroup.File) -> bytes:
+        for each in refusals:
+            raise each
+        return read(file)
+
+    monkeypatch.setattr(cgroup.File, "read", refuse_once)
+
+    assert processes_in(places, container()) == {41}
+
+
+def descriptors() -> set[str]:
+    """The files of the directories shaped like the kernel's that are open."""
+    found = (Path(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 - one lists them
+    return {f"{each}" for each in found if each.is_symlink() and "/cgroup/" in str(each.readlink())}
+
+
+def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host) -> None:
+    places, unlisted = host.places(), host.unlisted()
+    for round_ in range(20):
+        ids = [f"{round_ * 10 + number:064x}" for number in range(10)]
+        for number, full_id in enumerate(ids):
+            host.process(100 + number, scope(full_id), ticks=round_)
+        running = {each.incarnation: each for each in map(container, range(100, 110), ids)}
+        places.keep(running)
+        seen = [processes_in(places, each) for each in running.values()]
+        found = unlisted.find(range(100, 110), {})
+
+        assert seen == [{100 + number} for number in range(10)]
+        assert sorted(each.id for each in found) == ids
+        for full_id in ids:
+            host.remove(scope(full_id))
+    places.keep(())
+
+    assert unlisted.find((), {}) == []
+    assert (places._known, places._kept, unlisted._owners, unlisted._first_seen_s, unlisted._found) == (
+        {},
+        {},
+        {},
+        {},
+        {},
+    )
+
+
+# --- who is listed by nobody
+
+
+@pytest.mark.parametrize(
+    ("group", "kind"),
+    [
+        pytest.param(scope(), "containerd", id="containerd"),
+        pytest.param(scope(by="crio") + "/container", "cri-o", id="CRI-O"),
+        pytest.param(f"user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", "libpod",
+                     id="a user's Podman"),
+        pytest.param(f"docker/{ID}", "container", id="an engine that is not asked"),
+    ],
+)  # fmt: skip
+def test_a_container_that_no_engine_lists_is_found_by_its_process(host: Host, group: str, kind: str) -> None:
+    host.process(41, group, gpus="GPU-1,GPU-2")
+
+    (found,) = host.unlisted().find([41], {})
+
+    assert (found.id, found.name, found.kind, found.pid) == (ID, ID[:12], kind, 41)
+    assert found.gpu_request == ("GPU-1", "GPU-2")
+    assert found.incarnation.startswith(f"{ID}@")
+
+
+def test_a_container_whose_environment_names_no_gpu_has_asked_for_none(host: Host) -> None:
+    host.process(41, scope())
+
+    assert host.unlisted().find([41], {})[0].gpu_request is None
+
+
+def test_a_process_in_no_container_or_gone_or_in_the_exporters_own_brings_none(host: Host) -> None:
+    host.process(41, "system.slice/ssh.service")
+    host.process(42, scope())
+
+    assert host.unlisted(own=ID).find([41, 42, 43], {}) == []
+
+
+def test_who_is_listed_is_not_unlisted_and_whoever_comes_to_be_listed_no_more(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {"docker": listing()})
+
+    before = unlisted.find([41], {"docker": listing()})
+    after = unlisted.find([41], {"docker": listing(ID)})
+
+    assert ([each.id for each in before], after) == ([ID], [])
+
+
+def test_nobody_is_unlisted_by_a_listing_from_before_it_was_seen(host: Host) -> None:
+    """A container that was started since is in the next listing, under its own name."""
+    host.process(41, scope())
+    unlisted, old = host.unlisted(), listing()
+
+    assert unlisted.find([41], {"docker": old}) == []
+    assert unlisted.find([41], {"docker": old}) == []
+    assert len(unlisted.find([41], {"docker": listing()})) == 1
+
+
+def test_a_listing_that_may_lag_behind_proves_nothing_about_who_was_seen_within_its_lag(host: Host) -> None:
+    """Such as the Kubernetes API's, which hears of a container some seconds after its process is there."""
+    host.process(41, scope())
+
+    for lag_s, found in ((30.0, 0), (0.0, 1)):
+        lagging = host.unlisted()
+        lagging.find([41], {"kubernetes": listing()})
+        assert len(lagging.find([41], {"kubernetes": replace(listing(), lag_s=lag_s)})) == found
+
+
+def test_while_an_engine_does_not_answer_nobody_new_is_unlisted_and_who_was_stays(host: Host) -> None:
+    host.process(41, scope())
+    host.process(51, scope(OTHER))
+    unlisted = host.unlisted()
+    unlisted.find([41], {"docker": listing()})
+    unlisted.find([41], {"docker": listing()})
+
+    found = unlisted.find([41, 51], {"docker": None})
+    found = unlisted.find([41, 51], {"docker": None})
+
+    assert [each.id for each in found] == [ID]
+
+
+def test_a_container_stays_while_it_has_processes_and_goes_with_its_group(host: Host) -> None:
+    """Such as one whose process has left the GPU: its idleness counts on."""
+    host.process(41, scope())
+    host.process(42, scope())
+    unlisted = host.unlisted()
+    (first,) = unlisted.find([41], {})
+    host.end(41)
+
+    stays = unlisted.find([], {})
+    host.remove(scope())
+
+    assert (stays, unlisted.find([], {})) == ([first], [])
+
+
+def test_a_container_that_is_started_again_is_another_incarnation(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    (first,) = unlisted.find([41], {})
+    (host.top / scope()).rename(host.top / "kept")  # so that the same number is not given out again
+    host.where.clear()
+    host.process(41, scope(), ticks=99)
+
+    (second,) = unlisted.find([41], {})
+
+    assert (second.id, second.pid) == (first.id, first.pid)
+    assert second.incarnation != first.incarnation
+
+
+def test_a_recycled_pid_brings_its_own_container(host: Host) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {})
+    host.remove(scope())
+    host.process(41, scope(OTHER), ticks=99)
+
+    assert [each.id for each in unlisted.find([41], {})] == [OTHER]
+
+
+def test_a_process_that_moved_is_seen_in_its_other_container_within_a_bound(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, scope())
+    unlisted = host.unlisted()
+    unlisted.find([41], {})
+    host.process(41, scope(OTHER))
+    at_once = unlisted.find([41], {})
+    later_s = time.monotonic() + cgroups.OWNER_S
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+
+    assert (at_once, [each.id for each in unlisted.find([41], {})]) == ([], [OTHER])
+
+
+# --- an engine that does not answer any more
+
+
+class Told:
+    """An engine that lists one container, until it does not answer."""
+
+    def __init__(self, container: Container) -> None:
+        self.answers = True
+        self.gone = False
+        self.container = container
+
+    def latest(self) -> Listing:
+        if not self.answers:
+            raise OSError("it hangs")
+        listed = {} if self.gone else {self.container.id: self.container}
+        return Listing(containers=listed, taken_s=time.monotonic(), duration_s=0.0)
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told(build.container(id=ID, name="llm", pid=41, gpu_request=("GPU-0",)))
+
+
+def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
+    given: dict[str, Any] = {"gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB)))}
+    sampler = Sampler(
+        host="box-1", directory=directory, containers={"docker": engine}, thresholds=Thresholds(), **(given | changes)
+    )
+    sampler._places, sampler._unlisted = host.places(), host.unlisted()
+    return sampler
+
+
+def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_kernel_and_driver_tell(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    first = sampler.sample()
+    told.answers = False
+
+    (kept,) = (left := sampler.sample()).containers
+    told.answers = True
+    (again,) = sampler.sample().containers
+
+    assert kept.container == replace(told.container, listed=False)
+    assert (kept.ram_bytes, kept.shares[0].memory_bytes, kept.shares[0].utilization_ratio) == (1000, build.MIB, 0.5)
+    assert kept.busy_s["GPU-0"] > first.containers[0].busy_s["GPU-0"]  # its counters go on
+    assert [each.success for each in left.sources if each.source == "docker"] == [False]
+    assert left.servers is None
+    assert left.unplaced == ()  # another may have begun that nobody lists
+    assert again.container == told.container
+
+
+def test_what_was_counted_of_a_container_goes_on_while_its_engine_does_not_answer(
+    host: Host, told: Told, tmp_path: Path
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
+    sampler.sample()
+    told.answers = False
+
+    counts = [sampler.sample().unknown["llm", "gpu", "source_failed"] for _ in range(3)]
+
+    assert counts == [2, 3, 4]
+
+
+@pytest.mark.parametrize("how", ["ended", "started anew"])
+def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_where_another_has_its_place(
+    host: Host, told: Told, tmp_path: Path, how: str
+) -> None:
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+    sampler.sample()
+    told.answers = False
+    stood = sampler.sample()
+
+    host.end(41)
+    (host.top / scope()).rename(host.top / "gone")  # so that the next folder has another number for sure
+    if how == "started anew":
+        host.process(42, scope())
+
+    assert len(stood.containers) == 1
+    assert sampler.sample().containers == sampler.sample().containers == ()
+
+
+def test_where_a_worker_died_while_its_engine_did_not_answer_is_told_once_that_answers(
+    host: Host, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = build.sighting(container_id=ID)
+    seen = [alive]
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=tuple(seen)))
+    host.process(41, scope())
+    sampler = seen_on(host, told, tmp_path)
+
+    def container() -> str | None:
+        snapshot = sampler.sample()
+        facts = evidence.about(alive.worker.worker, snapshot, now=snapshot.taken)
+        return None if facts is None else facts.container_incarnation
+
+    lived = container()
+    told.answers = False
+    container()
+    host.end(41)
+    (host.top / scope()).rename(host.top / "gone")
+    seen[:] = [replace(alive, alive=False, pid=None, container_id=None)]
+    silent = container()
+    told.answers, told.gone = True, True  # it is down, and none of those that are looked at then
+
+    assert lived == told.container.incarnation
+    assert silent is None
+    assert [container(), container()] == [lived, lived]
+
+
+# --- real containers
+
+
+def looker(house: Path, pid: int | None = None, **engines: Any) -> Sampler:
+    """A sampler on a host with one GPU, which lists a process."""
+    found = build.gpus(build.gpu(0, *([] if pid is None else [build.process(pid, 0.5, build.MIB)])))
+    return Sampler(host="box-1", directory=house, containers=engines, gpus=lambda: found, thresholds=Thresholds())
+
+
+def of(full_id: str | None, sampler: Sampler) -> ContainerEvidence | None:
+    return next((each for each in sampler.sample().containers if each.container.id == full_id), None)
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_of_an_engine_that_is_not_asked_is_seen_by_its_process_on_a_gpu(
+    client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
+    try:
+        real.reload()
+        sampler = looker(house, real.attrs["State"]["Pid"])
+        found = of(real.id, sampler)
+        again = of(real.id, sampler)
+    finally:
+        real.remove(force=True)
+
+    assert found is not None
+    assert again is not None
+    assert (found.container.kind, found.container.name) == ("container", (real.id or "")[:12])
+    assert found.ram_bytes is not None
+    assert found.ram_bytes > 0
+    assert [(each.gpu, each.memory_bytes) for each in again.shares] == [("GPU-0", build.MIB)]
+    assert again.container.incarnation == found.container.incarnation
+    assert of(real.id, sampler) is None
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_keeps_its_own_name_and_is_found_by_nothing_else_while_docker_lists_it(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    source = EngineContainers(engine.base_url)
+    source.start()
+    try:
+        real.reload()
+        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
+        eventually(lambda: of(real.id, sampler))
+        seen = [of(real.id, sampler) for _ in range(3)]
+    finally:
+        source.close()
+        real.remove(force=True)
+
+    assert {None if each is None else each.container.name for each in seen} == {real.name}
+
+
+@pytest.mark.needs_docker
+def test_what_the_kernel_kills_in_a_real_container_is_counted(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    kills_one = (
+        "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
+    )
+    limited = client.containers.run(image, ["python3", "-c", kills_one], detach=True, network_mode="none",
+                                    mem_limit="64m", memswap_limit="64m")  # fmt: skip
+    source = EngineContainers(engine.base_url)
+    source.start()
+    sampler = looker(house, docker=source)
+
+    def kills() -> int | None:
+        seen = of(limited.id, sampler)
+        return None if seen is None else seen.oom_kills
+
+    try:
+        killed = eventually(kills)
+    finally:
+        source.close()
+        limited.remove(force=True)
+
+    assert killed == 1
+
+
+@pytest.mark.needs_docker
+def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_their_names_until_they_end(
+    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "FRESH_S", 2.0)
+    monkeypatch.setattr(
+        testbed.docker_engine, "reachable_engine", lambda _: NoEngine(because="one of our own is wanted")
+    )
+    with docker_engine(tmp_path / "engine") as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        client = docker.DockerClient(base_url=found.base_url)
+        real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+        real.reload()
+        source = EngineContainers(found.base_url)
+        source.start()
+        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
+        daemon = int((private_engine.Places.of(tmp_path / "engine").run / "dockerd.pid").read_text())
+        try:
+            eventually(lambda: of(real.id, sampler))
+            os.kill(daemon, signal.SIGSTOP)
+            stopped = eventually(lambda: seen if not (seen := sampler.sample()).sources[-1].success else None)
+            took_s = []
+            for _ in range(3):  # a busy machine may stop any one of them, and a look that waits does so each time
+                began_s = time.monotonic()
+                stopped = sampler.sample()
+                took_s.append(time.monotonic() - began_s)
+            os.kill(daemon, signal.SIGCONT)
+            back = eventually(lambda: its if (its := of(real.id, sampler)) and its.container.listed else None)
+            os.kill(daemon, signal.SIGSTOP)
+            eventually(lambda: its if (its := of(real.id, sampler)) and not its.container.listed else None)
+            os.kill(real.attrs["State"]["Pid"], signal.SIGKILL)
+            eventually(lambda: of(real.id, sampler) is None)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+            source.close()
+            real.remove(force=True)
+            client.close()
+
+    assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
+    assert stopped.gpus is not None
+    (kept,) = stopped.containers
+    assert (kept.container.name, kept.container.listed) == (real.name, False)
+    assert (kept.ram_bytes or 0) > 0
+    assert [each.memory_bytes for each in kept.shares] == [build.MIB]
+    assert min(took_s) < 1.0
+    assert back.container.name == real.name
+
+
+CHURN = 100
+BATCH = 20
+AT_ONCE = 4
+FILES_OF_ONE = 8
+"""Files of its cgroup that may be open for each container that runs."""
+
+
+@pytest.mark.needs_docker
+def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_behind(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = smallest_image(client)
+    source = EngineContainers(engine.base_url)
+    sampler = looker(house, docker=source)
+    names = [f"gpuwarden-churn-{os.getpid()}-{number}" for number in range(CHURN)]
+    batches = [names[at : at + BATCH] for at in range(0, CHURN, BATCH)]
+    seen: set[str] = set()
+    told: list[set[str]] = []
+    files: list[int] = []
+    ended = threading.Event()
+
+    def start(name: str) -> str:
+        made = client.api.create_container(image, name=name, host_config=alone)
+        client.api.start(made["Id"])
+        return str(made["Id"])
+
+    def scrape_on(port: int) -> None:
+        while not ended.wait(0.1):
+            _, text, _ = get(port, "/metrics")
+            told.append(set(re.findall(r'gpuwarden_container_memory_bytes{container="([^"]+)"}', text)))
+            seen.update(told[-1])
+            files.append(group_files(tuple(made)))
+
+    alone = client.api.create_host_config(network_mode="none")
+    made: set[str] = set()
+    source.start()
+    sampler.start()
+    with served(sampler.latest) as port, ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as scraper:
+        scraping = scraper.submit(scrape_on, port)
+        try:
+            for batch in batches:
+                started = list(pool.map(start, batch))
+                made.update(started)
+                eventually(lambda: seen.issuperset(batch), within_s=90)  # noqa: B023 - at once
+                list(pool.map(lambda full_id: client.api.remove_container(full_id, force=True), started))
+            eventually(lambda: told[-1].isdisjoint(names), within_s=90)
+            last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
+            left = sampler._histories | sampler._places._known | sampler._places._first | sampler._rested
+            eventually(lambda: not group_files(tuple(made)), "the files of those that are gone are closed")
+        finally:
+            ended.set()
+            for name in names:
+                with suppress(docker.errors.NotFound):
+                    client.api.remove_container(name, force=True)
+            sampler.close()
+            source.close()
+        scraping.result()
+
+    assert len(made) == CHURN
+    assert seen.issuperset(names)
+    assert [key for key in left if key.partition("@")[0] in made] == []
+    assert not {key for key in last.unknown if key[0] in set(names)}
+    assert BATCH <= max(files) <= 2 * BATCH * FILES_OF_ONE  # the last batch may not be gone yet
+
+
+def group_files(made: tuple[str, ...]) -> int:
+    """How many files of the control groups of those containers this process has open."""
+    found = 0
+    for each in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
+        with suppress(OSError):  # closed meanwhile
+            name = os.readlink(f"/proc/self/fd/{each}")  # noqa: PTH115 - text
+            found += name.startswith(str(cgroup.ROOT)) and any(full_id in name for full_id in made)
+    return found
+
+
+def smallest_image(client: docker.DockerClient) -> str:
+    """An image of one file, a program of nine bytes that waits for ever: pause(2), again and again."""
+    assert platform.machine() == "x86_64", "the program is written for x86-64: have one for this machine"
+    code = bytes.fromhex("b8220000000f05ebf7")  # mov eax, 34; syscall; jmp to the begin
+    base, headers = 0x400000, 64 + 56
+    elf = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, base + headers, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, headers + len(code), headers + len(code), 0x1000) + code
+    with io.BytesIO() as stream:
+        with tarfile.open(fileobj=stream, mode="w") as tar:
+            member = tarfile.TarInfo("pause")
+            member.size, member.mode = len(elf), 0o755
+            tar.addfile(member, io.BytesIO(elf))
+        name = "gpuwarden-pause:1"
+        client.api.import_image_from_data(
+            stream.getvalue(), repository="gpuwarden-pause", tag="1", changes=['ENTRYPOINT ["/pause"]']
+        )
+    return name
+
+
+def ids(snapshot: Snapshot) -> set[str]:
+    return {each.container.id for each in snapshot.containers}
+
+
+def group_of(real: Any) -> Path:
+    """Where a real container is accounted, once both of its processes are there."""
+    real.reload()
+    found = cgroup.directory(real.attrs["State"]["Pid"], real.id)
+    assert found is not None
+    place = found
+    eventually(lambda: len(cgroup.processes(place)) == 2)
+    return place
+
+
+@pytest.mark.needs_docker
+def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_second(
+    client: docker.DockerClient,
+) -> None:
+    sleeper = ["python3", "-c", "import time; time.sleep(600)"]
+    real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
+    try:
+        real.reload()
+        place = cgroup.directory(int(real.attrs["State"]["Pid"]), str(real.id))
+        assert place is not None
+        group = cgroup.Group(place)
+        eventually(lambda: len(group.processes()) == 1)
+        client.api.exec_start(client.api.exec_create(real.id, sleeper)["Id"], detach=True)
+
+        seen = eventually(lambda: pids if len(pids := group.processes()) == 2 else None)
+    finally:
+        real.remove(force=True)
+
+    assert real.attrs["State"]["Pid"] in seen
+
+
+@pytest.mark.needs_docker
+def test_the_cpu_time_of_a_real_container_stands_while_it_sleeps_and_moves_with_whatever_it_does(
+    client: docker.DockerClient,
+) -> None:
+    sleeper = ["python3", "-c", "import time; time.sleep(600)"]
+    real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
+    try:
+        real.reload()
+        pid = int(real.attrs["State"]["Pid"])
+        here, places = build.container(id=str(real.id), pid=pid), Places()
+        looks: list[tuple[bytes | None, object]] = [(None, None)]
+        eventually(lambda: places.look(here)[0])
+
+        def stands() -> bool:
+            looks.append((places.cpu_time(here), Work().read([pid])))
+            return looks[-1] == looks[-2]
+
+        eventually(stands)
+        real.exec_run(["true"])
+        after = places.cpu_time(here)
+    finally:
+        real.remove(force=True)
+
+    assert after not in (None, looks[-1][0])
+
+
+@pytest.mark.needs_docker
+def test_the_cpu_time_of_a_real_container_that_ends_after_the_look_is_untold(client: docker.DockerClient) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    try:
+        real.reload()
+        here, places = build.container(id=str(real.id), pid=int(real.attrs["State"]["Pid"])), Places()
+        looked = eventually(lambda: places.look(here)[0])
+        before = places.cpu_time(here)
+    finally:
+        real.remove(force=True)
+
+    assert looked
+    assert before
+    assert places.cpu_time(here) is None
+
+
+@pytest.mark.needs_docker
+def test_what_a_process_holds_on_a_gpu_follows_it_from_one_real_container_into_another(
+    client: docker.DockerClient, engine: Engine, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    parent = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
+    first, second = (
+        client.containers.run(image, ["python3", "-c", parent], detach=True, network_mode="none") for _ in range(2)
+    )
+    source = EngineContainers(engine.base_url)
+    source.start()
+    try:
+        group, other = group_of(first), group_of(second)
+        (child,) = cgroup.processes(group) - {first.attrs["State"]["Pid"]}
+        sampler = looker(house, child, docker=source)
+
+        def holders() -> list[str]:
+            return [each.container.id for each in sampler.sample().containers if each.shares]
+
+        eventually(lambda: holders() == [first.id])
+        (other / "cgroup.procs").write_text(str(child))
+        after = holders()
+    finally:
+        source.close()
+        for each in (first, second):
+            each.remove(force=True)
+
+    assert after == [second.id]

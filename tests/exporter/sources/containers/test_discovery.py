@@ -1,0 +1,249 @@
+"""Who is asked for containers: whoever is named, and whoever is there."""
+
+import errno
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from stat import S_ISDIR, S_ISSOCK
+
+import pytest
+
+from exporter import main
+from exporter.model.readings import Snapshot
+from exporter.model.thresholds import Thresholds
+from exporter.sampler import Sampler
+from exporter.settings import Settings
+from exporter.sources.containers.discovery import Engines, Sought
+from exporter.sources.containers.kubernetes import LOGS
+from exporter.sources.containers.poller import Listener, Listing
+from tests.exporter import builders as build
+from tests.exporter.sources.containers.test_cgroups import ID, Host, scope
+from tests.waiting import eventually
+
+
+class Engine(Listener):
+    """Lists nothing for as long as its socket is there."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("engine", nothing="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
+        self._path = path
+        self.listings = threading.Semaphore(0)
+
+    def list_now(self) -> Listing:
+        if not self._path.exists():
+            raise FileNotFoundError(self._path)
+        self.listings.release()
+        return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.0)
+
+    def is_asked(self) -> bool:
+        return self._asked.is_set()
+
+
+@contextmanager
+def listened(path: Path) -> Iterator[None]:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        yield
+    path.unlink()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path / "host")
+
+
+def on(host: Host, engines: Engines, directory: Path, group: str = scope()) -> Sampler:
+    """A host with one GPU, and a process in a container on it."""
+    host.process(41, group)
+    gpus = build.gpus(build.gpu(0, build.process(41, 0.4, 6 * build.MIB)))
+    sampler = Sampler(
+        host="box-1", directory=directory, containers=engines, gpus=lambda: gpus, thresholds=Thresholds(),
+        met=engines.met,
+    )  # fmt: skip
+    sampler._places, sampler._unlisted = host.places(), host.unlisted()
+    return sampler
+
+
+def seen(snapshot: Snapshot) -> tuple[dict[str, bool], list[str], bool]:
+    """Its engines and how they do, its containers, and whether it is told what nobody has of the GPU."""
+    sources = {each.source: each.success for each in snapshot.sources if each.source not in ("workers", "gpu")}
+    return sources, [each.container.id for each in snapshot.containers], bool(snapshot.unplaced)
+
+
+def test_a_host_without_an_engine_tells_its_containers_and_no_source_fails_until_one_comes_and_goes(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
+    engines.start()
+    sampler = on(host, engines, tmp_path)
+    try:
+        sampler.sample()
+        without = seen(sampler.sample())
+        with listened(path):
+            there = seen(sampler.sample())
+        gone = eventually(lambda: found if not (found := seen(sampler.sample()))[0]["docker"] else None)
+    finally:
+        engines.close()
+
+    assert without == ({}, [ID], True)
+    assert there == ({"docker": True}, [ID], True)
+    assert gone[0] == {"docker": False}
+
+
+def test_an_engine_that_comes_as_we_cannot_begin_to_ask_it_fails_until_we_can(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made: Iterator[Engine | Exception] = iter(
+        [OSError(errno.EMFILE, "Too many open files"), ImportError("it is being upgraded"), engine]
+    )
+
+    def make() -> Engine:
+        found = next(made)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    sampler = on(host, engines, tmp_path)
+    try:
+        with listened(path):
+            engines.start()
+            first = sampler.sample()
+            then = seen(sampler.sample())
+    finally:
+        engines.close()
+
+    because = [each.because for each in first.sources if each.source == "docker"]
+    assert because == ["nobody listens to docker yet: ImportError: it is being upgraded"]
+    assert then[0] == {"docker": True}
+
+
+def test_an_engine_that_was_there_is_asked_though_it_went_before_we_could_begin(
+    host: Host, tmp_path: Path, short_path: Path
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    made = iter([None, engine])
+
+    def make() -> Engine:
+        found = next(made)
+        if found is None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return found
+
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    try:
+        with listened(path):
+            engines.start()
+        found = seen(on(host, engines, tmp_path).sample())
+    finally:
+        engines.close()
+
+    assert found[0] == {"docker": False}
+    assert engine.is_asked()
+
+
+@pytest.mark.parametrize(
+    ("group", "fails"),
+    [
+        pytest.param(f"system.slice/docker-{ID}.scope", True, id="Docker's"),
+        pytest.param(f"docker/{ID}", True, id="Docker's, cgroupfs"),
+        pytest.param(scope(), False, id="containerd's"),
+        pytest.param(
+            f"user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", False, id="a user's"
+        ),
+    ],
+)
+def test_where_a_container_of_dockers_runs_docker_is_asked_though_its_socket_is_away(
+    host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool
+) -> None:
+    path = short_path / "e.sock"
+    engine = Engine(path)
+    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
+    engines.start()
+    sampler = on(host, engines, tmp_path, group)
+    try:
+        sampler.sample()
+        away = seen(sampler.sample())
+        with listened(path):
+            back = eventually(lambda: found if (found := seen(sampler.sample()))[0].get("docker") else None)
+    finally:
+        engines.close()
+
+    assert away == ({"docker": False} if fails else {}, [ID], not fails)
+    assert back == ({"docker": True}, [ID], True)
+
+
+def test_a_container_of_dockers_makes_nobody_ask_a_docker_that_is_not_to_be_asked(host: Host, tmp_path: Path) -> None:
+    sampler = on(host, Engines({}), tmp_path, f"docker/{ID}")
+    sampler.sample()
+
+    assert seen(sampler.sample()) == ({}, [ID], True)
+
+
+def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: Path) -> None:
+    engines = Engines({"docker": Engine(tmp_path / "none.sock")})
+    engines.start()
+    sampler = on(Host(tmp_path / "host"), engines, tmp_path)
+    try:
+        found = seen(sampler.sample())
+    finally:
+        engines.close()
+
+    assert found == ({"docker": False}, [], False)
+
+
+def test_only_a_socket_is_an_engines_and_only_a_folder_has_the_kubelets_links(tmp_path: Path, short_path: Path) -> None:
+    def there(path: Path) -> tuple[bool, bool]:
+        sought = (Sought(mark=path, is_it=each, make=lambda: Engine(path)) for each in (S_ISSOCK, S_ISDIR))
+        return tuple(each.is_there() for each in sought)  # type: ignore[return-value]
+
+    file = tmp_path / "file"
+    file.touch()
+    with listened(short_path / "e.sock"):
+        assert there(short_path / "e.sock") == (True, False)
+    assert there(tmp_path) == (False, True)
+    assert there(file) == there(file / "below") == there(tmp_path / "none") == (False, False)
+
+
+def test_what_cannot_be_looked_at_may_be_there(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    assert Sought(mark=tmp_path / "a", is_it=S_ISSOCK, make=lambda: Engine(tmp_path)).is_there()
+
+
+@pytest.mark.parametrize(
+    ("options", "asked", "sought"),
+    [
+        ([], [], {"docker": main.DOCKER_SOCKET, "kubernetes": LOGS}),
+        (["--docker=unix:///var/run/docker.sock", "--pods=off"], ["docker"], {}),
+        (["--docker=none", "--pods=logs"], ["kubernetes"], {}),
+        (["--node-name=n", "--kubernetes-api=http://127.0.0.1:1"], ["kubernetes"], {"docker": main.DOCKER_SOCKET}),
+        (["--podman=unix:///run/p.sock", "--docker=none", "--pods=off"], ["podman"], {}),
+    ],
+    ids=["by itself", "a Docker that is named", "links that are asked for", "a node with a name", "Podman alone"],
+)
+def test_who_is_asked_and_who_is_looked_for(options: list[str], asked: list[str], sought: dict[str, Path]) -> None:
+    settings = Settings(_cli_parse_args=options)
+
+    assert sorted(main.engines_of(settings)) == asked
+    assert {kind: each.mark for kind, each in main.sought_by(settings).items()} == sought
+
+
+def test_what_is_looked_for_loads_no_client() -> None:
+    program = "import sys; from exporter import main; from exporter.settings import Settings\n"
+    program += "main.sought_by(Settings(_cli_parse_args=[])); print(*sys.modules)"
+
+    told = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
+
+    assert "docker" not in told.stdout.split()

@@ -1,0 +1,759 @@
+"""Pods of a Kubernetes node: a gRPC server for the kubelet, an HTTP server that speaks the API, and a host's tree."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given as any_of
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from pydantic_settings import CliApp
+
+from exporter.main import pods_of
+from exporter.model.readings import Container, Tenancy
+from exporter.model.thresholds import Thresholds
+from exporter.sampler import Sampler
+from exporter.settings import Settings
+from exporter.sources.containers import kubelet, kubernetes
+from exporter.sources.containers.kubernetes import Api, Pods, running
+from exporter.sources.containers.poller import Listing
+from gpuwarden import cgroup, clock
+from gpuwarden.errors import GpuwardenError
+from tests.certificates import Authority, authority
+from tests.exporter import builders as build
+from tests.exporter.golden import scraped
+from tests.exporter.sources.containers.test_cgroups import Host
+from tests.exporter.test_sampler import Docker
+from tests.waiting import eventually
+
+ID = "0123456789abcdef" * 4
+OTHER = "fedcba9876543210" * 4
+UID = "5d0c1f4e-0000-4000-8000-000000000001"
+GROUP = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID.replace('-', '_')}.slice"
+VRAM = "gpuwarden/vram-mib"
+
+
+def field(number: int, value: bytes | int) -> bytes:
+    """One field of a protobuf message: a number, or what has a length."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def resources(*containers: tuple[str, str, str, dict[str, list[str]]]) -> bytes:
+    """A ListPodResourcesResponse, with fields of newer versions in it."""
+    out = b""
+    for namespace, pod, name, devices in containers:
+        entries = b"".join(
+            field(2, field(1, resource.encode()) + b"".join(field(2, each.encode()) for each in ids)
+                  + field(3, field(1, field(1, 1))))
+            for resource, ids in devices.items()
+        )  # fmt: skip
+        container = field(1, name.encode()) + entries + field(3, 7) + field(4, field(2, 1 << 40))
+        out += field(1, field(1, pod.encode()) + field(2, namespace.encode()) + field(3, container))
+    return out
+
+
+@contextmanager
+def a_kubelet(path: Path, answer: Callable[[], bytes], *, method: str = "List") -> Iterator[Path]:
+    """A gRPC server at a socket."""
+
+    def respond(_: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return answer()
+        except RuntimeError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    handlers = {method: grpc.unary_unary_rpc_method_handler(respond)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield path
+    finally:
+        server.stop(0).wait()
+
+
+class Cluster:
+    """The API of a cluster."""
+
+    def __init__(self) -> None:
+        self.pods: Any = {"items": []}
+        self.status = 200
+        self.asked: list[tuple[str, str | None]] = []
+        self.url = ""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with a_cluster() as found:
+        yield found
+
+
+@contextmanager
+def a_cluster(signed: Authority | None = None) -> Iterator[Cluster]:
+    """The API, over TLS where somebody signed its certificate."""
+    found = Cluster()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found.asked.append((self.path, self.headers.get("Authorization")))
+            body = json.dumps(found.pods).encode()
+            self.send_response(found.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if signed is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(signed.server.cert, signed.server.key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    found.url = f"http{'s' if signed else ''}://127.0.0.1:{server.server_port}"
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def a_pod(
+    full_id: str = ID, *, restarts: int = 0, limits: dict[str, str] | None = None, **state: Any
+) -> dict[str, Any]:
+    """A pod with one container that runs (Kubernetes API, Pod v1)."""
+    return {
+        "metadata": {"namespace": "ml", "name": "llm-0", "uid": UID},
+        "spec": {"containers": [{"name": "server", "image": "llm:1", "resources": {"limits": limits}}]},
+        "status": {
+            "containerStatuses": [
+                {
+                    "name": "server",
+                    "containerID": f"containerd://{full_id}",
+                    "restartCount": restarts,
+                    "state": state or {"running": {"startedAt": "2024-05-01T10:00:00Z"}},
+                }
+            ]
+        },
+    }
+
+
+@pytest.fixture(params=[False, True], ids=["version 2", "version 1"])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    return Host(tmp_path, version_1=request.param)
+
+
+def link(logs: Path, full_id: str = ID, *, restarts: int = 0) -> Path:
+    """What the kubelet links as it starts a container."""
+    logs.mkdir(exist_ok=True)
+    made = logs / f"llm-0_ml_server-{full_id}.log"
+    made.symlink_to(f"/var/log/pods/ml_llm-0_{UID}/server/{restarts}.log")
+    return made
+
+
+def on(host: Host, **sources: Any) -> Pods:
+    given: dict[str, Any] = {"api": None, "pod_resources": None, "logs": host.proc.parent / "logs"}
+    return Pods(**(given | sources), proc=host.proc, root=host.root)
+
+
+def of(cluster: Cluster, **changes: Any) -> Api:
+    given: dict[str, Any] = {"node": "node-1", "resource": VRAM, "account": Path("/nonexistent")}
+    return Api(cluster.url, **(given | changes))
+
+
+def only(source: Pods) -> Container:
+    (found,) = source.list_now().containers.values()
+    return found
+
+
+# --- the kubelet's socket
+
+
+def test_a_kubelet_tells_which_devices_each_container_was_given(short_path: Path) -> None:
+    answer = resources(
+        ("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-1", "GPU-2"], "example.com/nic": ["nic0"]}),
+        ("ml", "llm-0", "sidecar", {}),
+        ("video", "enc", "main", {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
+    )
+    with a_kubelet(short_path / "k.sock", lambda: answer) as path:
+        found = kubelet.given(path)
+
+    assert found == {
+        ("ml", "llm-0", "server"): {"nvidia.com/gpu": ("GPU-1", "GPU-2"), "example.com/nic": ("nic0",)},
+        ("ml", "llm-0", "sidecar"): {},
+        ("video", "enc", "main"): {"nvidia.com/mig-1g.10gb": ("MIG-1",)},
+    }
+
+
+def test_a_kubelet_with_no_pod_gives_nothing_to_nobody(short_path: Path) -> None:
+    with a_kubelet(short_path / "k.sock", lambda: b"") as path:
+        assert kubelet.given(path) == {}
+
+
+def test_a_long_answer_is_read_whole(short_path: Path) -> None:
+    """Longer than any frame, and than the window that HTTP/2 begins with."""
+    many = [("ml", f"pod-{number}", "c" * 60, {"nvidia.com/gpu": [f"GPU-{number}"]}) for number in range(3000)]
+    with a_kubelet(short_path / "k.sock", lambda: resources(*many)) as path:
+        found = kubelet.given(path)
+
+    assert len(found) == 3000
+    assert found["ml", "pod-2999", "c" * 60] == {"nvidia.com/gpu": ("GPU-2999",)}
+
+
+def refuse() -> bytes:
+    raise RuntimeError("rate limit exceeded")
+
+
+@pytest.mark.parametrize(
+    ("answer", "method"),
+    [pytest.param(refuse, "List", id="it refuses"), pytest.param(lambda: b"", "Get", id="it has no such call")],
+)
+def test_a_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[], bytes], method: str) -> None:
+    with (
+        a_kubelet(short_path / "k.sock", answer, method=method) as path,
+        pytest.raises(OSError, match=r"without a message|ended the call"),
+    ):
+        kubelet.given(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "because"),
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks no HTTP/2", id="no HTTP/2"),
+        pytest.param(b"", "hung up", id="nothing, and hangs up"),
+        pytest.param(b"\x00\x00\x04\x04\x00\x00\x00\x00\x00" + b"\x00" * 2, "hung up", id="half a frame"),
+        pytest.param(b"\x00\x00\x00\x03\x00\x00\x00\x00\x01", "ended the call", id="it resets the call"),
+        pytest.param(b"\x00\x00\x05\x00\x01\x00\x00\x00\x01" + b"\x01\x00\x00\x00\x00", "without a message",
+                     id="compressed, which was not offered"),
+    ],
+)  # fmt: skip
+def test_what_answers_and_is_no_kubelet_is_an_error(short_path: Path, said: bytes, because: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_path / "k.sock"))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(said)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(OSError, match=because):
+            kubelet.given(short_path / "k.sock")
+        thread.join()
+
+
+def test_a_kubelet_that_never_answers_is_given_up(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet, "TIMEOUT_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(short_path / "k.sock"))
+        listening.listen()
+        with pytest.raises(TimeoutError):
+            kubelet.given(short_path / "k.sock")
+
+
+def test_a_kubelet_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        kubelet.given(tmp_path / "none.sock")
+
+
+@any_of(st.binary(max_size=200))
+def test_no_message_does_anything_but_be_read_or_refused(message: bytes) -> None:
+    try:
+        found = kubelet.parse(message)
+    except ValueError:
+        return
+
+    assert all(len(key) == 3 for key in found)
+
+
+@any_of(st.integers(min_value=0, max_value=60))
+def test_a_message_that_is_cut_off_is_refused_or_tells_less(size: int) -> None:
+    whole = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-1"]}))
+    if 0 < size < len(whole):
+        with pytest.raises(ValueError, match="kubelet's answer"):
+            kubelet.parse(whole[:size])
+
+
+# --- who they are
+
+
+def test_a_pods_container_is_known_by_the_api_with_its_budget(host: Host, cluster: Cluster) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope", ticks=5)
+    host.process(42, f"{GROUP}/cri-containerd-{ID}.scope", ticks=4)
+    cluster.pods = {"items": [a_pod(restarts=2, limits={VRAM: "3k", "nvidia.com/gpu": "1"})]}
+
+    found = only(on(host, api=of(cluster)))
+
+    assert found == Container(
+        kind="kubernetes",
+        id=ID,
+        name="ml/llm-0/server",
+        incarnation=f"{UID}@{ID}@2",
+        pid=42,
+        gpu_request=("all", "dri"),
+        image="llm:1",
+        tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+        namespace="ml",
+        pod="llm-0",
+        group=f"{host.top}/{GROUP}/cri-containerd-{ID}.scope",
+    )
+    assert cluster.asked == [("/api/v1/pods?resourceVersion=0&fieldSelector=spec.nodeName%3Dnode-1", None)]
+
+
+def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: Host) -> None:
+    host.process(41, f"kubepods/burstable/pod{UID}/{ID}", gpus="GPU-1")
+    host.process(51, f"kubepods/burstable/pod{UID}/{OTHER}")  # its sandbox, of which no log is kept
+    logs = host.proc.parent / "logs"
+    link(logs, restarts=3)
+    link(logs, "ab" * 32)  # ended, its log kept
+    (logs / "README").write_text("")
+    (logs / f"x_y_z-{'cd' * 32}.log").write_text("no link")
+
+    found = only(on(host))
+
+    assert (found.name, found.namespace, found.pod) == ("ml/llm-0/server", "ml", "llm-0")
+    assert (found.incarnation, found.pid) == (f"{UID}@{ID}@3", 41)
+    assert (found.gpu_request, found.tenancy) == (("GPU-1",), Tenancy())
+
+
+@pytest.mark.parametrize(
+    ("devices", "request_"),
+    [
+        pytest.param({"nvidia.com/gpu": ["GPU-1", "GPU-2"]}, ("GPU-1", "GPU-2"), id="GPUs"),
+        pytest.param({"nvidia.com/gpu": ["GPU-1::0", "GPU-1::3"]}, ("GPU-1",), id="shares of one by time"),
+        pytest.param({"nvidia.com/mig-1g.10gb": ["MIG-1"]}, ("MIG-1",), id="an instance of one"),
+        pytest.param({"nvidia.com/gpu.shared": ["GPU-1::0"]}, ("GPU-1",), id="shares by a name that says so"),
+        pytest.param({"amd.com/gpu": ["0000:03:00.0"]}, ("0000:03:00.0",), id="AMD's"),
+        pytest.param({"amd.com/cpx_nps4": ["amdgpu_xcp_30"]}, ("amdgpu_xcp_30",), id="a part of one of AMD's"),
+        pytest.param({"gpu.intel.com/xe": ["card0-0", "card0-1", "card1-0"]}, ("card0", "card1"), id="Intel's"),
+        pytest.param({"gpu.intel.com/i915_monitoring": ["all"]}, None, id="a look at Intel's"),
+        pytest.param({"nvidia.com/hostdev": ["0000:3b:00.2"]}, None, id="a network card of NVIDIA's"),
+        pytest.param({"example.com/nic": ["nic0"]}, None, id="devices that are no GPU"),
+        pytest.param({}, None, id="none"),
+    ],
+)
+def test_a_pods_gpus_are_those_that_the_kubelet_gave_it(
+    host: Host, short_path: Path, devices: dict[str, list[str]], request_: tuple[str, ...] | None
+) -> None:
+    host.process(41, f"{GROUP}/crio-{ID}.scope/container", gpus="all")
+    link(host.proc.parent / "logs")
+    with a_kubelet(short_path / "k.sock", lambda: resources(("ml", "llm-0", "server", devices))) as path:
+        assert only(on(host, pod_resources=path)).gpu_request == request_
+
+
+@pytest.mark.parametrize(
+    ("limits", "request_"), [({"nvidia.com/gpu": "1"}, ("all", "dri")), ({"cpu": "1"}, None), (None, None)]
+)
+def test_without_the_kubelets_socket_a_limit_tells_only_whether_there_are_any(
+    host: Host, cluster: Cluster, limits: dict[str, str] | None, request_: tuple[str, ...] | None
+) -> None:
+    host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
+    cluster.pods = {"items": [a_pod(limits=limits)]}
+
+    assert only(on(host, api=of(cluster))).gpu_request == request_
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(a_pod(waiting={"reason": "CrashLoopBackOff"}), id="it waits to be started again"),
+        pytest.param(a_pod(terminated={"exitCode": 1}), id="it ended"),
+        pytest.param({**a_pod(), "status": {}}, id="not started yet"),
+        pytest.param({**a_pod(), "status": {"containerStatuses": [{"name": "server", "state": {}}]}}, id="no id yet"),
+    ],
+)
+def test_a_container_that_does_not_run_is_none(pod: dict[str, Any]) -> None:
+    assert running(pod, VRAM) == []
+
+
+def test_containers_that_prepare_a_pod_or_join_it_are_its_containers_too() -> None:
+    pod = a_pod()
+    for kind, full_id in (("init", "ab" * 32), ("ephemeral", "cd" * 32)):
+        pod["spec"][f"{kind}Containers"] = [{"name": kind, "image": f"{kind}:1"}]
+        status = {**pod["status"]["containerStatuses"][0], "name": kind, "containerID": f"cri-o://{full_id}"}
+        pod["status"][f"{kind}ContainerStatuses"] = [status]
+
+    assert {(each.name, each.image) for each in running(pod, VRAM)} == {
+        ("server", "llm:1"),
+        ("init", "init:1"),
+        ("ephemeral", "ephemeral:1"),
+    }
+
+
+def test_one_that_is_started_again_is_another_incarnation_under_the_same_name(host: Host, cluster: Cluster) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    cluster.pods = {"items": [a_pod()]}
+    listing = on(host, api=of(cluster))
+    first = only(listing)
+    host.remove(f"{GROUP}/cri-containerd-{ID}.scope")
+    host.process(41, f"{GROUP}/cri-containerd-{OTHER}.scope", ticks=99)
+    cluster.pods = {"items": [a_pod(OTHER, restarts=1)]}
+
+    second = only(listing)
+
+    assert first.name == second.name
+    assert second.incarnation == f"{UID}@{OTHER}@1"
+
+
+# --- asked again and again
+
+
+@contextmanager
+def asked(source: Pods) -> Iterator[Pods]:
+    source.start()
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(host: Host, cluster: Cluster) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    cluster.pods = {"items": [a_pod()]}
+    with asked(on(host, api=of(cluster))) as source:
+        before = list(source.latest().containers)
+        host.remove(f"{GROUP}/cri-containerd-{ID}.scope")
+
+        assert (before, source.latest().containers) == ([ID], {})
+        assert source.latest().ids == {ID}  # so that it is not taken for one that nobody lists
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "because"),
+    [
+        pytest.param(403, {}, "answers 403 Forbidden; let its account list pods", id="it may not"),
+        pytest.param(500, {}, "answers 500", id="it fails"),
+        pytest.param(200, {"kind": "Status"}, "KeyError", id="no list"),
+        pytest.param(200, ["nonsense"], "TypeError", id="nonsense"),
+        pytest.param(
+            200,
+            {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]},
+            "AttributeError",
+            id="a text for a container",
+        ),
+    ],
+)
+def test_an_api_that_tells_nothing_is_reported(
+    host: Host, cluster: Cluster, status: int, answer: Any, because: str
+) -> None:
+    cluster.status, cluster.pods = status, answer
+    with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=because):
+        source.latest()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_an_api_that_made_no_sense_is_asked_again(host: Host, cluster: Cluster) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    cluster.pods = {"items": [{**a_pod(), "status": {"containerStatuses": ["x"]}}]}
+    with asked(on(host, api=of(cluster))) as source:
+        with pytest.raises(OSError, match="cannot be listed"):
+            source.latest()
+        cluster.pods = {"items": [a_pod()]}
+
+        assert list(eventually(lambda: listing_of(source)).containers) == [ID]
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask often."""
+    monkeypatch.setattr(kubernetes, "REFRESH_S", 0.05)
+
+
+def listing_of(source: Pods) -> Listing | None:
+    with suppress(OSError):
+        return source.latest()
+    return None
+
+
+def test_an_api_or_a_folder_of_links_that_is_not_there_is_reported(host: Host) -> None:
+    nobody = Api("http://127.0.0.1:1", node="node-1", resource=VRAM)
+    for sources, because in (
+        ({"api": nobody}, "Kubernetes API at http://127.0.0.1:1"),
+        ({}, "the kubelet's logs in"),
+    ):
+        with asked(on(host, **sources)) as source, pytest.raises(OSError, match=because):
+            source.latest()
+
+
+def test_a_node_without_the_kubelets_socket_has_its_pods_and_nothing_fails_until_the_socket_is_there(
+    host: Host, short_path: Path
+) -> None:
+    host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
+    link(host.proc.parent / "logs")
+    answer = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-2"]}))
+    source = on(host, pod_resources=short_path / "k.sock", pod_resources_wanted=False)
+
+    without = source.list_now()
+    with a_kubelet(short_path / "k.sock", lambda: answer):
+        told = source.list_now()
+    (short_path / "k.sock").unlink(missing_ok=True)
+    gone = source.list_now()
+
+    assert [gpus_of(each) for each in (without, told, gone)] == [("GPU-1",), ("GPU-2",), ("GPU-2",)]
+    assert [[part.success for part in each.beside] for each in (without, told, gone)] == [[], [True], [False]]
+
+
+@pytest.mark.parametrize("answer", ["none", "garbage"])
+def test_a_kubelet_that_does_not_answer_costs_no_pod_and_is_published_as_failing_beside_them(
+    host: Host, short_path: Path, tmp_path: Path, answer: str
+) -> None:
+    path = short_path / "k.sock"
+    host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
+    link(host.proc.parent / "logs")
+    with a_kubelet(path, lambda: b"\xff") if answer == "garbage" else nullcontext():
+        source = on(host, pod_resources=path)
+        with asked(source):
+            sampler = Sampler(
+                host="box-1", directory=tmp_path, containers={"kubernetes": source}, gpus=None, thresholds=Thresholds()
+            )
+            snapshot = sampler.sample()
+
+    told = {each.source: each for each in snapshot.sources}
+    assert [each.container.name for each in snapshot.containers] == ["ml/llm-0/server"]
+    assert snapshot.containers[0].container.gpu_request == ("GPU-1",)  # as without it
+    assert (told["kubernetes"].success, told["pod_resources"].success) == (True, False)
+    assert f"the kubelet at {path}: " in (told["pod_resources"].because or "")
+    assert told["pod_resources"].succeeded_unix_s is None
+
+
+def gpus_of(listing: Listing) -> tuple[str, ...] | None:
+    (found,) = listing.containers.values()
+    return found.gpu_request
+
+
+def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Cluster) -> None:
+    with asked(on(host, api=of(cluster))) as source:
+        source.latest()
+        source._fresh_s = 0.0
+
+        with pytest.raises(OSError, match="cannot be listed"):
+            source.latest()
+
+
+def test_the_token_of_its_account_is_read_anew_each_time_and_sent_over_tls_alone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    signed = authority(tmp_path / "authority")
+    account = tmp_path / "account"
+    account.mkdir()
+    shutil.copy(signed.own.cert, account / "ca.crt")
+    with a_cluster(signed) as closed:
+        for token in ("first", "second"):
+            (account / "token").write_text(token + "\n")
+            for each in (closed, cluster):
+                of(each, account=account).containers()
+
+    assert [token for _, token in closed.asked] == ["Bearer first", "Bearer second"]
+    assert [token for _, token in cluster.asked] == [None, None]
+
+
+@pytest.mark.parametrize("url", ["10.0.0.1:443", "unix:///x", "https://"])
+def test_what_is_no_url_of_an_api_is_refused_with_what_to_give(url: str) -> None:
+    with pytest.raises(GpuwardenError, match="give https://HOST:PORT"):
+        Api(url, node="node-1", resource=VRAM)
+
+
+def test_the_groups_of_ended_containers_are_not_looked_for_at_each_listing(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.process(41, f"{GROUP}/crio-{ID}.scope")
+    logs = host.proc.parent / "logs"
+    link(logs)
+    link(logs, "ab" * 32)
+    walks: list[Path] = []
+    walk = cgroup.containers
+
+    def count(root: Path) -> dict[str, Path]:
+        walks.append(root)
+        return walk(root)
+
+    monkeypatch.setattr(cgroup, "containers", count)
+    source = on(host)
+    for _ in range(3):
+        source.list_now()
+    host.process(51, f"{GROUP}/crio-{OTHER}.scope")
+    link(logs, OTHER)
+    found = source.list_now()
+
+    assert (len(walks), set(found.containers)) == (2, {ID, OTHER})
+
+
+def test_hundreds_of_pods_that_come_and_go_leave_nothing_behind(host: Host, cluster: Cluster) -> None:
+    source = on(host, api=of(cluster))
+    for round_ in range(20):
+        ids = [f"{round_ * 10 + number:064x}" for number in range(10)]
+        for number, full_id in enumerate(ids):
+            host.process(100 + number, f"{GROUP}/cri-containerd-{full_id}.scope", ticks=round_)
+        cluster.pods = {"items": [a_pod(each) for each in ids]}
+
+        assert sorted(source.list_now().containers) == ids
+        for full_id in ids:
+            host.remove(f"{GROUP}/cri-containerd-{full_id}.scope")
+    cluster.pods = {"items": []}
+
+    assert source.list_now().containers == {}
+    assert (source._groups, source._absent) == ({}, frozenset())
+
+
+# --- through a look at the host
+
+
+def test_a_pods_processes_and_ram_are_found_from_another_cgroup_namespace_too(host: Host, cluster: Cluster) -> None:
+    """There the kernel tells of every cgroup from where the exporter's own is, which leads nowhere from the root."""
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    (host.proc / "41/cgroup").write_text(host.line.format(f"../../pod1/cri-containerd-{ID}.scope") + "\n")
+    cluster.pods = {"items": [a_pod()]}
+
+    pids, ram = host.places().look(only(on(host, api=of(cluster))))
+
+    assert (set(pids or ()), ram.usage_bytes) == ({41}, 1000)
+
+
+def test_a_node_without_a_memory_controller_knows_a_pods_processes_and_not_its_ram(
+    host: Host, cluster: Cluster
+) -> None:
+    host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
+    (host.top / f"{GROUP}/cri-containerd-{ID}.scope" / host.usage).unlink()
+    cluster.pods = {"items": [a_pod()]}
+
+    pids, ram = host.places().look(only(on(host, api=of(cluster))))
+
+    assert (set(pids or ()), ram.usage_bytes) == ({41}, None)
+    assert ram.unknown is not None
+    assert ram.unknown.reason == "no_controller"
+
+
+def test_a_pods_container_is_published_with_its_namespace_its_gpu_and_its_budget(
+    host: Host, cluster: Cluster, short_path: Path, tmp_path: Path
+) -> None:
+    """Under its own name alone, though Docker lists it too, as the runtime of some clusters."""
+    host.process(os.getpid(), f"{GROUP}/cri-containerd-{ID}.scope")
+    cluster.pods = {"items": [a_pod(restarts=1, limits={VRAM: "100"})]}
+    gpus = build.gpus(build.gpu(0, build.process(os.getpid(), 0.25, 200 * build.MIB)), build.gpu(1))
+    dockers = Docker(build.container(id=ID, name="k8s_server_llm-0_ml"))
+    answer = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-0"]}))
+    with (
+        a_kubelet(short_path / "k.sock", lambda: answer) as path,
+        asked(on(host, api=of(cluster), pod_resources=path)) as source,
+    ):
+        sampler = Sampler(
+            host="box-1",
+            directory=tmp_path,
+            containers={"docker": dockers, "kubernetes": source},
+            gpus=lambda: gpus,
+            thresholds=Thresholds(),
+        )
+        sampler._places = host.places()
+        text = scraped(sampler.sample(), now=clock.stamp())
+
+    name = 'container="ml/llm-0/server"'
+    identity = rf'{name},container_id="{ID}",.*,kind="kubernetes",namespace="ml",pod="llm-0"'
+    assert re.search(rf"gpuwarden_container_info{{{identity}}} 1.0", text)
+    assert published(text, f'gpuwarden_container_gpu_memory_bytes{{{name},gpu="GPU-0"}}') == 200 * build.MIB
+    assert published(text, f"gpuwarden_container_gpu_memory_budget_bytes{{{name}}}") == 100 * build.MIB
+    assert published(text, f"gpuwarden_container_recyclable{{{name}}}") == 0
+    assert published(text, f"gpuwarden_container_memory_bytes{{{name}}}") == 1000
+    assert published(text, 'gpuwarden_collector_success{collector="source_kubernetes"}') == 1
+    assert "k8s_server" not in text
+
+
+def published(text: str, series: str) -> float:
+    found = re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
+    assert found, series
+    return float(found.group(1))
+
+
+# --- how it is set up
+
+
+def settings(*options: str) -> Settings:
+    return CliApp.run(Settings, cli_args=list(options))
+
+
+def test_the_api_is_asked_for_one_node_and_wants_its_name() -> None:
+    with pytest.raises(ValidationError, match="--pods api needs --node-name"):
+        settings("--pods=api")
+
+
+def test_an_api_in_the_cluster_is_where_kubernetes_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings("--pods=api", "--node-name=node-1")
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(GpuwardenError, match="give --kubernetes-api a URL"):
+        pods_of(given)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+
+    api = pods_of(given)._api
+
+    assert api is not None
+    assert api.url == "https://10.0.0.1:6443"
+
+
+def test_links_alone_need_no_api_and_the_kubelets_socket_can_be_left_out() -> None:
+    source = pods_of(settings("--pods=logs", "--pod-resources=none"))
+
+    assert (source._api, source._pod_resources) == (None, None)
+
+    by_itself, told = pods_of(settings("--pods=logs")), pods_of(settings(f"--pod-resources={kubelet.SOCKET}"))
+    assert (by_itself._pod_resources, by_itself._kubelet_wanted) == (kubelet.SOCKET, False)
+    assert (told._pod_resources, told._kubelet_wanted) == (kubelet.SOCKET, True)
+
+
+def test_the_program_asks_for_the_pods_of_its_node(cluster: Cluster, house: Path, short_path: Path) -> None:
+    with a_kubelet(short_path / "k.sock", lambda: b"") as path:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuwarden", "exporter", "--dir", str(house), "--docker=none", "--nvml=off",
+             "--port=0", "--pods=api", f"--kubernetes-api={cluster.url}", "--node-name=node-1",
+             f"--pod-resources={path}"],
+            env={name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")},
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert process.stderr
+            ready = json.loads(next(line for line in process.stderr if "exporter ready" in line))
+            told = eventually(
+                lambda: [line for line in scrape(ready["port"]) if 'collector="source_kubernetes"' in line]
+            )
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
+
+    assert told[0] == 'gpuwarden_collector_success{collector="source_kubernetes"} 1.0'
+    assert "spec.nodeName%3Dnode-1" in cluster.asked[0][0]
+
+
+def scrape(port: int) -> list[str]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        found: str = answer.read().decode()
+    return found.splitlines()

@@ -1,0 +1,52 @@
+"""Drivers that are asked in a process of its own: how a test starts such a source, and asks it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from exporter.model.readings import GpuReadings
+from exporter.sources.gpu.isolated import supervisor
+from exporter.sources.gpu.isolated.process import Driver
+from exporter.sources.gpu.isolated.protocol import DriverError
+from exporter.sources.gpu.isolated.supervisor import Apart
+
+Start = Callable[..., Apart]
+
+
+@contextmanager
+def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """`start(answer_s=…, wait_s=…)`: a source whose processes ask that driver, and are not left behind."""
+    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
+    started: list[Apart] = []
+
+    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
+        started.append(Apart(driver, answer_s=answer_s, wait_s=wait_s))
+        return started[-1]
+
+    try:
+        yield begin
+    finally:
+        for each in started:
+            each.close()
+
+
+def asking(source: Apart) -> int:
+    """The pid of the process that asks now."""
+    assert source._child
+    return source._child.process.pid
+
+
+def refused(source: Apart) -> str:
+    """Why the next look is refused, as it must be."""
+    with pytest.raises(DriverError) as error:
+        source.read()
+    return str(error.value)
+
+
+def answered(source: Apart) -> GpuReadings | None:
+    """What the next look tells; `None` where it is refused."""
+    try:
+        return source.read()
+    except DriverError:
+        return None

@@ -1,0 +1,321 @@
+"""The whole exporter on AMD's and Intel's GPUs: a real worker, which the kernel's folders say is on them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from exporter import main
+from exporter.settings import Settings
+from exporter.sources import processes
+from exporter.sources.gpu.drm import gpus
+from gpuwarden import procfs
+from gpuwarden.errors import GpuwardenError
+from tests.exporter.conftest import StartWorker
+from tests.exporter.sources.gpu import gpu_tree
+from tests.exporter.sources.gpu.gpu_tree import Tree
+from tests.nvml.driver import Card
+from tests.nvml.driver import Driver as Nvidia
+from tests.waiting import eventually
+
+CARD, ARC = "0000:03:00.0", "0000:00:02.0"
+CARD_ID = 51706
+
+PROGRAM = """
+import sys
+from functools import partial
+from pathlib import Path
+from exporter import main
+from exporter.sources import drm, nvidia_host
+root = Path(sys.argv[1])
+drm.CHILD = "-c", sys.argv[2]
+drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
+nvidia_host.NvidiaHost = partial(nvidia_host.NvidiaHost, sys=root / "sys", proc=root / "proc")
+sys.exit(main.command(sys.argv[3:]))
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "host")
+
+
+@contextmanager
+def program(
+    house: Path, tree: Tree, *arguments: str, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int, list[dict[str, Any]]]]:
+    """The exporter on that tree: its process, its port, and its log until it was ready."""
+    given = ["--dir", str(house), "--port", "0", "--docker", "none", "--sample-interval-s", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tree.sys.parent), tree.child[1], *given, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+    try:
+        assert process.stderr
+        log: list[dict[str, Any]] = []
+        while not log or log[-1]["event"] != "exporter ready":
+            line = process.stderr.readline()
+            assert line, (process.communicate(), log)
+            log.append(json.loads(line))
+        yield process, log[-1]["port"], log
+    finally:
+        if process.returncode is None:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """The same without NVIDIA's driver: its port, and its log until it was ready."""
+    with program(house, tree, "--nvml", "off", *arguments) as (_, port, log):
+        yield port, log
+
+
+def stopped(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
+    """What it told from when it was ready until it has ended in good order."""
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0, rest
+    return [json.loads(line) for line in rest.splitlines()]
+
+
+def children(process: "subprocess.Popen[str]") -> frozenset[int]:
+    return processes.tree(process.pid) - {process.pid}
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(**given)
+
+
+def scrape(port: int) -> str:
+    """What is known: not what is told as NaN."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return "".join(line for line in text.splitlines(keepends=True) if not line.endswith(" NaN\n"))
+
+
+@pytest.mark.behaviour("A19")
+def test_a_worker_on_an_amd_gpu_is_unknown_while_the_gpu_works_and_idle_once_it_does_nothing(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    worker = start_worker("w0")
+    tree.node(1, gpu_id=CARD_ID, minor=128)
+    folder = tree.gpu(128, CARD, "amdgpu", busy_percent=99, vram=(5, 10))
+    tree.opens(worker.pid, {5: ("/dev/dri/renderD128", gpu_tree.amdgpu(CARD))})
+    tree.computes(worker.pid, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    place = f'{{container="w0",gpu="pci-{CARD}"}}'
+    missing = f"gpuwarden_container_gpu_attribution_missing{place}"
+    idle = 'gpuwarden_container_gpu_idle_seconds{container="w0"}'
+
+    with running(house, tree) as (port, log):
+        busy = eventually(lambda: text if f"{missing} 1.0" in (text := scrape(port)) else None)
+        tree.write(folder / "gpu_busy_percent", 0)
+        eventually(lambda: f"{missing} 0.0" in (text := scrape(port)) and f"{idle} " in text)
+
+    assert next(line for line in log if line["event"] == "GPUs are read from the kernel")["drivers"] == ["amdgpu"]
+    info = f'{{attribution="device",gpu="pci-{CARD}",index="0",name="navi31",source="amdgpu"}}'
+    assert f"gpuwarden_gpu_info{info} 1.0" in busy
+    assert f"gpuwarden_container_gpu_memory_bytes{place} 77824.0" in busy
+    assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in busy
+    assert idle not in busy
+    assert f"gpuwarden_container_gpu_utilization_ratio{place}" not in busy
+
+
+def test_a_gpu_that_falls_off_its_bus_is_lost_to_its_worker(house: Path, tree: Tree, start_worker: StartWorker) -> None:
+    start_worker("w0")
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+    whole = 'gpuwarden_gpu_lost_seconds{gpu="GPU-18b70c33a1b2c3d4"}'
+    idle, lost = (f'gpuwarden_container_gpu_{what}_seconds{{container="w0"}} ' for what in ("idle", "lost"))
+
+    with running(house, tree) as (port, _):
+        before = eventually(lambda: text if idle in (text := scrape(port)) else None)
+        tree.take_out(CARD)
+        gone = eventually(lambda: text if lost in (text := scrape(port)) else None)
+
+    assert f"{whole} 0.0" in before
+    assert lost not in before
+    assert whole in gone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sources"),
+    [
+        pytest.param((), {"amdgpu", "i915"}, id="auto"),
+        pytest.param(("--amd", "on", "--intel", "on"), {"amdgpu", "i915"}, id="on"),
+        pytest.param(("--intel", "off"), {"amdgpu"}, id="a processor's own GPU left out"),
+        pytest.param(("--amd", "off", "--intel", "off"), set(), id="off"),
+    ],
+)
+def test_the_vendors_whose_gpus_are_read_are_chosen(
+    arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree
+) -> None:
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+    tree.gpu(129, ARC, "i915")
+
+    with running(house, tree, *arguments) as (port, _):
+        text = eventually(lambda: text if "gpuwarden_workers_duplicate 0.0" in (text := scrape(port)) else None)
+
+    assert {name for name in ("amdgpu", "i915") if f'source="{name}"' in text} == sources
+
+
+@pytest.mark.parametrize(("option", "driver"), [("amd", "i915"), ("intel", "amdgpu")])
+def test_a_gpu_that_must_be_there_and_is_not_ends_the_program_with_what_to_do(
+    option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree.gpu(128, CARD, driver)
+    monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
+
+    with pytest.raises(GpuwardenError, match=rf"no GPU of the kernel's driver .* or start it with --{option} off"):
+        main._drm_source(settings(**{option: "on"}))
+
+
+@pytest.mark.parametrize("option", ["amd", "intel"])
+def test_a_real_gpu_that_must_be_there_and_a_simulated_one_are_refused_together(option: str, tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match=f"--{option} on and --simulate-gpu cannot both be"):
+        settings(**{option: "on"}, simulate_gpu=tmp_path / "gpus.json")
+
+
+def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree.gpu(128, CARD, "amdgpu")
+    monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
+
+    assert main._drm_source(settings(simulate_gpu=tmp_path / "gpus.json")).read is None
+    assert main._drm_source(settings()).read is not None
+
+
+# Reads that hang
+
+
+@pytest.mark.needs_compiler
+def test_a_read_of_no_gpus_own_that_hangs_makes_those_gpus_unknown_and_nothing_else(
+    house: Path, tree: Tree, start_worker: StartWorker, driver: Nvidia
+) -> None:
+    on_nvidia = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
+    on_amd = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
+    driver.answer(Card(compute={on_nvidia: 2**20}))
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10))
+    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    topology = tree.sys / "class/kfd/kfd/topology/generation_id"
+    held = topology.read_bytes()
+    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
+    killed = "gpuwarden_driver_processes_killed_total"
+
+    with program(house, tree, "--kernel-answer-s", "3", env=driver.environment) as (process, port, _):
+        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        tree.hang(topology)
+        first = eventually(lambda: text if idle[1] not in (text := scrape(port)) else None)
+        killed_one = f'{killed}{{collector="source_drm"}} 1.0'
+        hung = eventually(lambda: text if killed_one in (text := scrape(port)) else None)
+        topology.unlink()
+        topology.write_bytes(held)
+        after = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        log = stopped(process)
+
+    for text in (first, hung):
+        assert 'gpuwarden_collector_success{collector="source_drm"} 0.0' in text
+        assert 'gpuwarden_collector_success{collector="source_gpu"} 1.0' in text
+        assert 'gpuwarden_collector_success{collector="sampler"} 1.0' in text
+        assert 'gpuwarden_gpu_info{attribution="process",gpu="GPU-0"' in text
+        gone = series(before) - series(text)
+        of_its_worker = {
+            f'gpuwarden_container_{what}_seconds{{container="w1"}}'
+            for what in ("gpu_idle", "gpu_pegged", "gpu_not_seen_busy", "unmoved")
+        }
+        assert {each for each in gone if "GPU-18b70c33a1b2c3d4" not in each} == of_its_worker
+        assert {each.partition("{")[0] for each in gone} >= {"gpuwarden_gpu_info", "gpuwarden_gpu_utilization_ratio",
+            "gpuwarden_container_gpu_utilization_ratio", "gpuwarden_container_gpu_memory_bytes"}  # fmt: skip
+    assert 'gpuwarden_unknown_samples_total{container="w1",reason="gpu_missing",what="gpu"}' in hung
+    assert f'{killed}{{collector="source_gpu"}} 0.0' in hung
+    assert 'gpuwarden_driver_processes_abandoned{collector="source_drm"} 0.0' in hung
+    assert series(before) <= series(after)
+    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
+    assert any(each.startswith(f"a call into {gpus.WHO} did not return within 3 s") for each in told)
+    assert not [each for each in log if each.get("source") == "gpu"]
+
+
+def test_a_gpu_in_whose_file_a_read_hangs_is_told_as_hung_and_costs_the_others_one_deadline(
+    house: Path, tree: Tree, start_worker: StartWorker
+) -> None:
+    on_amd = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
+    on_arc = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": f"pci-{ARC}"}).pid
+    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
+    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10)) / "gpu_busy_percent"
+    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
+    tree.gpu(129, ARC, "i915")
+    tree.opens(on_arc, {5: ("/dev/dri/renderD129", gpu_tree.i915(ARC, render_ns=0))})
+    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
+    left_out = 'gpuwarden_gpu_unknown_samples_total{figure="gpu",gpu="GPU-18b70c33a1b2c3d4",reason="hung"} '
+
+    with program(house, tree, "--nvml", "off", "--kernel-answer-s", "3") as (process, port, _):
+        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
+        tree.hang(busy)
+        hung = eventually(lambda: text if left_out in (text := scrape(port)) and idle[1] in text else None)
+        busy.unlink()
+        tree.write(busy, 0)
+        after = eventually(
+            lambda: text if all(each in (text := scrape(port)) for each in idle) else None, within_s=40.0
+        )
+        log = stopped(process)
+
+    assert idle[0] not in hung
+    assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in hung
+    assert 'gpuwarden_driver_processes_killed_total{collector="source_drm"} 1.0' in hung
+    assert 'gpuwarden_unknown_samples_total{container="w0",reason="hung",what="gpu"}' in hung
+    assert {each for each in series(before) if each.startswith("gpuwarden_gpu_info")} <= series(hung)
+    assert 'gpuwarden_gpu_lost_seconds{gpu="GPU-18b70c33a1b2c3d4"}' not in series(hung)
+    assert series(before) <= series(after)
+    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
+    assert any(each.startswith(f"a call into {gpus.WHO} about renderD128 did not return within 3 s") for each in told)
+
+
+def series(text: str) -> set[str]:
+    """Names and labels, without values."""
+    return {line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("gpuwarden_")}
+
+
+@pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "in a read that hangs"])
+def test_an_exporter_that_is_killed_leaves_no_process_behind(at_rest: bool, house: Path, tree: Tree) -> None:
+    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0) / "gpu_busy_percent"
+    with program(house, tree, "--nvml", "off") as (process, port, _):
+        eventually(lambda: "gpuwarden_gpu_info{" in scrape(port))
+        (child,) = children(process)
+        if not at_rest:
+            tree.hang(busy)
+            eventually(lambda: "gpuwarden_gpu_info{" not in scrape(port))
+
+        process.kill()
+        process.communicate()
+
+        assert eventually(lambda: not (procfs.PROC / str(child)).exists())
+
+
+@pytest.mark.needs_compiler
+def test_where_the_kernel_drives_no_gpu_of_amds_or_intels_no_process_reads_them(
+    house: Path, tree: Tree, driver: Nvidia
+) -> None:
+    driver.answer(Card())
+    found: list[list[bytes]] = []
+
+    for gpu in (False, True):
+        if gpu:
+            tree.gpu(128, CARD, "amdgpu", busy_percent=0)
+        with program(house, tree, env=driver.environment) as (process, port, _):
+            eventually(lambda: 'gpu="GPU-0"' in scrape(port))
+            found.append([(procfs.PROC / str(pid) / "cmdline").read_bytes() for pid in children(process)])
+
+    assert [b"nvml_child" in each for each in found[0]] == [True]
+    assert sorted(b"drm_child" in each for each in found[1]) == [False, True]

@@ -1,0 +1,955 @@
+"""GPUs from the NVIDIA driver: the real nvidia-ml-py on a library that answers NVML's own functions."""
+
+import ctypes
+
+import pynvml
+import pytest
+
+from exporter.model.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Question
+from exporter.sources.gpu.nvml import calls, sensors
+from exporter.sources.gpu.nvml.gpus import NvmlGpus
+from tests.nvml.driver import NOT_AVAILABLE, Card, Driver, Instance, Sample
+
+pytestmark = pytest.mark.needs_compiler
+
+GIB = 2**30
+SIZES = "nvmlDeviceGetMemoryInfo"
+RATES = "nvmlDeviceGetUtilizationRates"
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses"
+GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
+MPS = "nvmlDeviceGetMPSComputeRunningProcesses"
+SAMPLES = "nvmlDeviceGetProcessUtilization"
+TEMPERATURE = "nvmlDeviceGetTemperature"
+ECC = "nvmlDeviceGetTotalEccErrors"
+ROWS = "nvmlDeviceGetRemappedRows"
+THROTTLE = "nvmlDeviceGetCurrentClocksThrottleReasons"
+FIELDS = "nvmlDeviceGetFieldValues"
+FATAL = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR}"
+CORRECTABLE = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS}"
+NONFATAL = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR}"
+BAD_TLP = f"{FIELDS} {pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP}"
+UNSUPPORTED = dict.fromkeys(
+    ("temperature_celsius", "power_watts", "power_limit_watts", "sm_clock_hertz", "memory_clock_hertz", "throttle",
+     "ecc_corrected", "ecc_uncorrected", "ecc_lifetime_corrected", "ecc_lifetime_uncorrected", "pcie_replays",
+     "remapped_rows", "pcie_errors"),
+    "not_supported",
+)  # fmt: skip
+SENSORS = (
+    f"{TEMPERATURE} 0 61",
+    "nvmlDeviceGetPowerUsage 0 310250",
+    "nvmlDeviceGetEnforcedPowerLimit 0 700000",
+    "nvmlDeviceGetClockInfo 1 1980",
+    "nvmlDeviceGetClockInfo 2 2619",
+    f"{THROTTLE} 0 {0x4 | 0x40}",
+    f"{ECC} 0 3",
+    f"{ECC} 1 4",
+    f"{ECC} 2 50",
+    f"{ECC} 3 6",
+    "nvmlDeviceGetPcieReplayCounter 0 9",
+    f"{ROWS} 0 2 1 1 0",
+    f"{CORRECTABLE} 10",
+    f"{NONFATAL} 11",
+    f"{FATAL} 12",
+    f"{BAD_TLP} 13",
+)
+"""Every sensor and error counter that there is, each with a value of its own."""
+
+
+def sample(pid: int = 7, sm: int | str = 50, *, at_us: int = 2000) -> Sample:
+    return Sample(pid=pid, timestamp_us=at_us, sm=sm)
+
+
+def busy(*, utilization: int = 50, at_us: int = 2000) -> Card:
+    """A GPU that process 7 uses."""
+    return Card(utilization=utilization, compute={7: GIB}, samples=(sample(sm=utilization, at_us=at_us),))
+
+
+def only(found: GpuReadings) -> Gpu:
+    (gpu,) = found.gpus
+    return gpu
+
+
+def figures(gpu: Gpu) -> dict[int, float | None] | None:
+    """By what each process is idle or not: the most that any engine did for it."""
+    return (
+        None
+        if gpu.processes is None
+        else {
+            each.pid: each.utilization_ratio if each.busiest_ratio is None else each.busiest_ratio
+            for each in gpu.processes
+        }
+    )
+
+
+@pytest.fixture
+def gpus(driver_here: Driver) -> NvmlGpus:
+    """A source that has had its first answer: one idle GPU with process 7 on it."""
+    driver_here.answer(Card(compute={7: GIB}))
+    source = NvmlGpus()
+    source.read()
+    return source
+
+
+# What is read
+
+
+def test_a_gpu_is_read_whole(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(
+        Card(
+            uuid="GPU-5a1b",
+            name="NVIDIA H200 NVL",
+            size_bytes=140 * GIB,
+            used_bytes=41 * GIB,
+            utilization=93,
+            compute={7: 40 * GIB},
+            samples=(sample(7, 92),),
+        )
+    )
+    gpus.read()  # a UUID that was not there before: its first answer
+    driver_here.answer(
+        Card(
+            uuid="GPU-5a1b",
+            name="NVIDIA H200 NVL",
+            size_bytes=140 * GIB,
+            used_bytes=41 * GIB,
+            utilization=93,
+            compute={7: 40 * GIB},
+            samples=(sample(7, 92), sample(7, 91, at_us=3000)),
+        )
+    )
+
+    assert gpus.read() == GpuReadings(
+        source="nvml",
+        gpus=(
+            Gpu(
+                uuid="GPU-5a1b",
+                index=0,
+                name="NVIDIA H200 NVL",
+                utilization_ratio=0.93,
+                memory_used_bytes=41 * GIB,
+                memory_size_bytes=140 * GIB,
+                memory_free_bytes=99 * GIB,
+                processes=(GpuProcess(pid=7, utilization_ratio=0.91, memory_bytes=40 * GIB),),
+                unknown=None,
+                figures=GpuFigures(unknown=UNSUPPORTED),
+            ),
+        ),
+    )
+
+
+def test_a_host_without_a_gpu_is_read_as_such(driver_here: Driver) -> None:
+    driver_here.answer()
+
+    assert NvmlGpus().read() == GpuReadings(source="nvml", gpus=())
+
+
+def test_gpus_are_numbered_as_the_driver_does(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(*(Card(uuid=f"GPU-{n}") for n in "abc"))
+
+    assert [(gpu.index, gpu.uuid) for gpu in gpus.read().gpus] == [(0, "GPU-a"), (1, "GPU-b"), (2, "GPU-c")]
+
+
+def test_which_gpu_is_asked_about_is_told_before_and_that_none_is_however_a_look_ends(driver_here: Driver) -> None:
+    told: list[int | None] = []
+    source = NvmlGpus(asks=told.append)
+    driver_here.answer(Card(), Card(uuid="GPU-1"))
+
+    source.read()
+    driver_here.answer(Card(), Card(uuid="GPU-1"), but=("error 0 * 1",))
+    with pytest.raises(DriverError):
+        source.read()
+
+    assert told == [0, 1, None, 0, None]
+
+
+def test_a_gpu_that_is_to_be_left_out_is_not_asked_about_and_said_to_hang(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=40), Card(uuid="GPU-1", utilization=40))
+
+    first, second = gpus.read(Question(without=frozenset({1}))).gpus
+
+    assert (first.uuid, first.utilization_ratio) == ("GPU-0", 0.4)
+    assert (second.uuid, second.utilization_ratio, second.unknown) == ("unidentified-1", None, HUNG)
+    assert [gpu.uuid for gpu in gpus.read(Question(only=1)).gpus] == ["GPU-1"]
+
+
+def test_processes_of_all_lists_are_there_once(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: GIB, 8: GIB}, graphics={8: GIB, 9: 10}, mps={7: GIB, 10: 20}))
+
+    processes = only(gpus.read()).processes
+
+    assert processes is not None
+    assert [(each.pid, each.memory_bytes) for each in processes] == [(7, GIB), (8, GIB), (9, 10), (10, 20)]
+
+
+def test_memory_that_the_driver_keeps_is_of_the_whole_and_not_free(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(size_bytes=16 * GIB, used_bytes=2 * GIB, reserved_bytes=GIB))
+
+    told = only(gpus.read())
+
+    assert (told.memory_size_bytes, told.memory_used_bytes, told.memory_free_bytes) == (16 * GIB, 2 * GIB, 13 * GIB)
+
+
+def test_memory_that_the_driver_does_not_tell_is_unknown_not_zero(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: NOT_AVAILABLE}))
+
+    assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=0.0, memory_bytes=None),)
+
+
+# Samples
+
+
+def test_every_engine_of_a_sample_is_read(gpus: NvmlGpus, driver_here: Driver) -> None:
+    engines = ("sm", "memory", "encoder", "decoder")
+    driver_here.answer(
+        Card(
+            compute=dict.fromkeys(range(1, 5), 0),
+            samples=tuple(
+                Sample(**{"pid": pid, "timestamp_us": 2000, "sm": 0, engine: 10 * pid})
+                for pid, engine in enumerate(engines, start=1)
+            ),
+        )
+    )
+
+    assert figures(only(gpus.read())) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+def test_a_client_of_mps_without_a_sample_is_unknown_and_its_server_is_measured(
+    gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(compute={7: GIB, 8: GIB}, mps={8: GIB}))
+
+    gpu = only(gpus.read())
+
+    assert figures(gpu) == {7: 0.0, 8: None}
+    assert gpu.unknown == "the driver's samples do not tell what each process does"
+
+
+def test_a_listed_process_without_a_new_sample_is_measured_idle(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy())
+    first = gpus.read()
+
+    second = gpus.read()
+
+    assert figures(only(first)) == {7: 0.5}
+    assert figures(only(second)) == {7: 0.0}
+    assert only(second).unknown is None
+
+
+def test_each_gpu_has_its_own_place_in_its_samples(gpus: NvmlGpus, driver_here: Driver) -> None:
+    early = Card(uuid="GPU-0", compute={7: 1}, samples=(sample(7, 10, at_us=2000),))
+    late = Card(uuid="GPU-1", compute={8: 1}, samples=(sample(8, 20, at_us=9000),))
+    driver_here.answer(early, Card(uuid="GPU-1", compute={8: 1}))
+    gpus.read()
+    driver_here.answer(early, late)
+    gpus.read()
+
+    driver_here.answer(
+        Card(uuid="GPU-0", compute={7: 1}, samples=(*early.samples, sample(7, 30, at_us=2001))),
+        Card(uuid="GPU-1", compute={8: 1}, samples=(*late.samples, sample(8, 40, at_us=9001))),
+    )
+
+    assert [figures(gpu) for gpu in gpus.read().gpus] == [{7: 0.3}, {8: 0.4}]
+
+
+def test_what_the_driver_had_sampled_before_the_first_look_is_unknown(driver_here: Driver) -> None:
+    driver_here.answer(busy())
+    source = NvmlGpus()
+
+    first, second = only(source.read()), only(source.read())
+
+    assert figures(first) == {7: None}
+    assert first.unknown == "the driver's samples do not tell what each process does"
+    assert figures(second) == {7: 0.0}
+
+
+def test_samples_over_100_percent_and_of_unlisted_processes_are_dropped(gpus: NvmlGpus, driver_here: Driver) -> None:
+    found = sample(7, 30), sample(7, 2147483632), sample(8, 101), sample(0, 0), sample(9, 80)
+    driver_here.answer(Card(compute={7: 1, 8: 1}, samples=found))
+
+    assert figures(only(gpus.read())) == {7: 0.3, 8: None}
+
+
+def test_a_made_up_timestamp_hides_nothing_that_follows(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(9, 5, at_us=2**63))))
+    gpus.read()
+    driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(7, 40, at_us=2001))))
+
+    assert figures(only(gpus.read())) == {7: 0.4}
+
+
+def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(utilization=90, at_us=10**15))
+    gpus.read()
+
+    def answered(looks: int) -> bool:
+        driver_here.answer(busy(utilization=90, at_us=5000 + looks))
+        return figures(only(gpus.read())) == {7: 0.9}
+
+    assert next(looks for looks in range(20) if answered(looks)) == 11
+
+
+# Figures that the driver refuses
+
+
+@pytest.mark.parametrize(
+    ("refused", "lost", "because", "counted"),
+    [
+        pytest.param(f"{SAMPLES} 3", {"processes"}, "utilisation of processes: Not Supported",
+                     {"process_utilization": "not_supported"}, id="no samples"),
+        pytest.param(f"{SAMPLES} 999", {"processes"}, "utilisation of processes: Unknown Error",
+                     {"process_utilization": "failed"}, id="samples fail"),
+        pytest.param(f"{RATES} 3", {"utilization_ratio"}, "utilisation: Not Supported",
+                     {"utilization": "not_supported"}, id="no utilisation"),
+        pytest.param(f"{RATES} 10", {"utilization_ratio"}, "utilisation: Timeout", {"utilization": "timeout"},
+                     id="no utilisation in time"),
+        pytest.param(f"{SIZES} 3", {"memory_used_bytes", "memory_size_bytes"}, "memory: Not Supported",
+                     {"memory": "not_supported"}, id="no memory"),
+        pytest.param(f"{SIZES} 999", {"memory_used_bytes", "memory_size_bytes"}, "memory: Unknown Error",
+                     {"memory": "failed"}, id="memory fails"),
+        pytest.param(
+            f"{COMPUTE} 4",
+            {"processes"},
+            "list of compute processes: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and "
+            "/dev/nvidia*",
+            {"processes": "no_permission"},
+            id="no permission",
+        ),
+        pytest.param(
+            f"{COMPUTE} 13",
+            {"processes"},
+            "list of compute processes: Function Not Found: a driver from R510 on is needed",
+            {"processes": "not_supported"},
+            id="an old driver",
+        ),
+        pytest.param(f"{GRAPHICS} 999", {"processes"}, "list of graphics processes: Unknown Error",
+                     {"processes": "failed"}, id="one list"),
+        pytest.param(f"{GRAPHICS} 3", set(), None, {}, id="a GPU that cannot draw has no such list"),
+        pytest.param(f"{MPS} 13", set(), None, {}, id="a driver that knows no MPS has no such list"),
+        pytest.param("nvmlDeviceGetMigMode 999", set(), None, {}, id="MIG cannot be asked for"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_refuses_is_unknown_and_costs_nothing_else(
+    refused: str,
+    lost: set[str],
+    because: str | None,
+    counted: dict[str, str],
+    gpus: NvmlGpus,
+    driver_here: Driver,
+) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {refused}",))
+
+    gpu = only(gpus.read())
+
+    whole = {"utilization_ratio", "memory_used_bytes", "memory_size_bytes"}
+    assert {name for name in whole if getattr(gpu, name) is None} == lost - {"processes"}
+    assert (figures(gpu) == {7: 0.5}) == ("processes" not in lost)
+    assert gpu.unknown == because
+    assert gpu.figures.unknown == UNSUPPORTED | counted
+
+
+def test_a_utilisation_over_all_of_its_time_is_unknown_with_its_reason(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=150))
+
+    gpu = only(gpus.read())
+
+    assert (gpu.utilization_ratio, gpu.unknown) == (None, "utilisation: 150 % is no share of its time")
+    assert gpu.figures.unknown == UNSUPPORTED | {"utilization": "impossible"}
+
+
+@pytest.mark.parametrize("count", [0, calls.ROOM, calls.ROOM + 1, 5 * calls.ROOM])
+def test_a_list_is_read_whole_however_long_it_is(count: int, gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(compute=dict.fromkeys(range(1, count + 1), GIB), graphics={9999: 5}))
+
+    assert {each.pid: each.memory_bytes for each in only(gpus.read()).processes or ()} == {
+        **dict.fromkeys(range(1, count + 1), GIB),
+        9999: 5,
+    }
+
+
+def test_what_is_remembered_of_a_list_is_what_it_said_then(gpus: NvmlGpus, driver_here: Driver) -> None:
+    found = []
+    for size in (GIB, 2 * GIB, GIB):
+        for kind in ("compute", "mps"):
+            driver_here.answer(Card(**{kind: {7: size}}))  # type: ignore[arg-type]
+            found += [(each.memory_bytes, each.utilization_ratio) for each in only(gpus.read()).processes or ()]
+
+    assert found == [(size, ratio) for size in (GIB, 2 * GIB, GIB) for ratio in (0.0, None)]
+
+
+def test_processes_stay_listed_with_their_memory_while_their_samples_fail(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 3",))
+
+    assert only(gpus.read()).processes == (GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB),)
+
+
+def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=(f"error 0 {SAMPLES} 999",))
+    gpus.read()
+    driver_here.answer(busy())
+
+    assert figures(only(gpus.read())) == {7: 0.5}
+
+
+@pytest.mark.parametrize(
+    ("function", "times", "known"),
+    [
+        *((SAMPLES, times, known) for times, known in ((1, True), (2, True), (3, False))),
+        # Each time it is asked for twice: into the room that there is, and into what it said that it needs.
+        *((COMPUTE, times, known) for times, known in ((1, True), (5, True), (6, False))),
+    ],
+)
+def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
+    function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(busy(), but=(f"grow 0 {function} {times}",))
+
+    gpu = only(gpus.read())
+
+    assert (figures(gpu) == {7: 0.5}) == known
+    assert (gpu.unknown is None) == known
+    assert known or "Insufficient Size" in str(gpu.unknown)
+
+
+def test_lists_of_a_shape_that_the_package_does_not_know_are_not_believed(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=50, compute={7: GIB, 0: 4242}))
+
+    gpu = only(gpus.read())
+
+    assert gpu.processes is None
+    assert gpu.unknown == "its lists name processes that cannot be: update the driver"
+
+
+def test_a_utilisation_over_100_percent_is_no_measurement(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(Card(utilization=101))
+
+    assert only(gpus.read()).utilization_ratio is None
+
+
+def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(driver_here: Driver) -> None:
+    driver_here.answer(Card(mig=True, utilization=50, used_bytes=GIB, compute={7: GIB}), but=(f"error 0 {RATES} 3",))
+
+    gpu = only(NvmlGpus().read())
+
+    assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
+    assert gpu.unknown == "it is in MIG mode: only what its instances hold is measured"
+
+
+# Instances of a GPU
+
+CUT = Card(
+    mig=True,
+    used_bytes=3 * GIB,
+    instances=(
+        Instance(uuid="MIG-a", gpu_instance=7, used_bytes=GIB, compute={7: GIB // 2, 8: NOT_AVAILABLE}),
+        Instance(uuid="MIG-b", gpu_instance=9, number=3, size_bytes=4 * GIB, name="Test GPU MIG 2g.20gb"),
+    ),
+)
+
+
+def test_one_that_cannot_be_cut_is_asked_again_only_once_it_comes_back(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card())
+    source.read()
+
+    driver_here.answer(CUT)
+    remembered = source.read().gpus
+    driver_here.answer(CUT, but=("error 0 * 15",))
+    source.read()
+    driver_here.answer(CUT)
+
+    assert [gpu.uuid for gpu in remembered] == ["GPU-0"]
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
+
+
+def test_one_that_could_not_tell_whether_it_is_cut_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(CUT, but=("error 0 nvmlDeviceGetMigMode 999",))
+    source.read()
+
+    driver_here.answer(CUT)
+
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
+
+
+def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and_no_utilisation(
+    driver_here: Driver,
+) -> None:
+    driver_here.answer(CUT, Card(uuid="GPU-1"))
+
+    whole, first, second, other = NvmlGpus().read().gpus
+
+    assert (whole.uuid, whole.mig, other.uuid, other.number) == ("GPU-0", None, "GPU-1", "1")
+    assert (whole.attribution, other.attribution) == ("none", "process")
+    assert first == Gpu(
+        uuid="MIG-a",
+        index=0,
+        name="Test GPU MIG 1g.10gb",
+        utilization_ratio=None,
+        memory_used_bytes=GIB,
+        memory_size_bytes=2 * GIB,
+        memory_free_bytes=GIB,
+        processes=(
+            GpuProcess(pid=7, utilization_ratio=None, memory_bytes=GIB // 2),
+            GpuProcess(pid=8, utilization_ratio=None, memory_bytes=None),
+        ),
+        unknown="the utilisation of an instance of a GPU is not read",
+        attribution="none",
+        mig=MigInstance(parent="GPU-0", number=0, gpu_instance=7, compute_instance=0),
+    )
+    assert (second.uuid, second.number, second.name, second.processes) == ("MIG-b", "0:3", "Test GPU MIG 2g.20gb", ())
+    assert second.names == ("MIG-b", "0:3", "MIG-GPU-0/9/0")
+
+
+def test_compute_instances_that_share_memory_have_their_own_processes_each(driver_here: Driver) -> None:
+    everyone: dict[int, int | str] = {7: f"{GIB} 5 0", 8: f"{GIB} 5 1", 9: f"{GIB} 4 0"}
+    parts = (
+        Instance(uuid=f"MIG-{n}", gpu_instance=5, compute_instance=n, number=n, used_bytes=2 * GIB, compute=everyone)
+        for n in (0, 1)
+    )
+    driver_here.answer(Card(mig=True, instances=tuple(parts)))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert [[each.pid for each in gpu.processes or ()] for gpu in (first, second)] == [[7], [8]]
+    assert first.mig
+    assert first.mig.shares_memory
+    assert second.mig
+    assert second.mig.shares_memory
+
+
+@pytest.mark.parametrize(
+    ("refused", "processes", "memory_bytes", "because", "counted"),
+    [
+        (f"{COMPUTE} 999", None, GIB, "list of compute processes: Unknown Error", {"processes": "failed"}),
+        (f"{SIZES} 999", [7, 8], None, "the utilisation of an instance of a GPU is not read; memory: Unknown Error",
+         {"memory": "failed"}),
+    ],
+)  # fmt: skip
+def test_what_is_refused_of_one_instance_is_unknown_and_costs_no_other(
+    refused: str,
+    processes: list[int] | None,
+    memory_bytes: int | None,
+    because: str,
+    counted: dict[str, str],
+    driver_here: Driver,
+) -> None:
+    driver_here.answer(CUT, but=(f"error 100 {refused}",))
+
+    _, first, second = NvmlGpus().read().gpus
+
+    assert (first.processes and [each.pid for each in first.processes]) == processes
+    assert first.memory_used_bytes == memory_bytes
+    assert first.unknown == because
+    assert first.figures.unknown == counted
+    assert (second.processes, second.memory_size_bytes, second.figures.unknown) == ((), 4 * GIB, {})
+
+
+def test_a_lost_gpu_takes_its_instances_along_and_no_others(driver_here: Driver) -> None:
+    other = Card(uuid="GPU-1", mig=True, instances=(Instance(uuid="MIG-c", gpu_instance=1),))
+    driver_here.answer(CUT, other)
+    source = NvmlGpus()
+    source.read()
+
+    driver_here.answer(CUT, other, but=("error 0 * 15",))
+
+    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "GPU-1", "MIG-c"]
+
+
+# Sensors and error counters
+
+
+def test_sensors_and_error_counters_are_read_in_base_units(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=SENSORS))
+
+    assert only(NvmlGpus().read()).figures == GpuFigures(
+        temperature_celsius=61.0,
+        power_watts=310.25,
+        power_limit_watts=700.0,
+        sm_clock_hertz=1.98e9,
+        memory_clock_hertz=2.619e9,
+        throttled=["sw_power_cap", "hw_thermal_slowdown"],
+        ecc_corrected=3,
+        ecc_uncorrected=4,
+        ecc_lifetime_corrected=50,
+        ecc_lifetime_uncorrected=6,
+        remapped_rows_corrected=2,
+        remapped_rows_uncorrected=1,
+        row_remap_pending=True,
+        row_remap_failed=False,
+        pcie_replays=9,
+        pcie_errors={"correctable": 10, "nonfatal": 11, "fatal": 12},
+    )
+
+
+def test_clocks_that_nothing_holds_down_are_measured_so(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{THROTTLE} 0 0",)))
+
+    assert only(NvmlGpus().read()).figures.throttled == []
+
+
+def test_a_reason_that_a_later_driver_adds_hides_none_of_the_others(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{THROTTLE} 0 {0x8 | 1 << 40}",)))
+
+    assert only(NvmlGpus().read()).figures.throttled == ["hw_slowdown"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(3, "not_supported"), (13, "not_supported"), (4, "no_permission"), (10, "timeout"), (14, "corrupted_inforom"),
+     (21, "no_data"), (2, "failed"), (17, "failed"), (999, "failed")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("function", "gone", "figures"),
+    [
+        pytest.param(TEMPERATURE, {"temperature_celsius"}, {"temperature_celsius"}, id="temperature"),
+        pytest.param("nvmlDeviceGetPowerUsage", {"power_watts"}, {"power_watts"}, id="power"),
+        pytest.param(THROTTLE, {"throttled"}, {"throttle"}, id="throttling"),
+        pytest.param(
+            ROWS,
+            {"remapped_rows_corrected", "remapped_rows_uncorrected", "row_remap_pending", "row_remap_failed"},
+            {"remapped_rows"},
+            id="rows",
+        ),
+        pytest.param("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}, {"pcie_replays"}, id="PCI Express"),
+        pytest.param(FIELDS, {"pcie_errors"}, {"pcie_errors"}, id="errors of PCI Express"),
+    ],
+)
+def test_a_sensor_that_is_refused_is_unknown_with_its_reason_and_costs_nothing_else(
+    function: str, gone: set[str], figures: set[str], code: int, reason: str, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(utilization=30, figures=SENSORS), but=(f"error 0 {function} {code}",))
+
+    gpu = only(NvmlGpus().read())
+
+    assert {name for name, value in vars(gpu.figures).items() if value is None} == gone
+    assert gpu.figures.unknown == dict.fromkeys(figures, reason)
+    assert (gpu.utilization_ratio, gpu.processes, gpu.unknown) == (0.3, (), None)
+
+
+@pytest.mark.parametrize(
+    ("figure", "told"),
+    [
+        ("temperature_celsius", f"{TEMPERATURE} 0 -"),
+        ("temperature_celsius", f"{TEMPERATURE} 0 251"),
+        ("power_watts", "nvmlDeviceGetPowerUsage 0 -"),
+        ("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit 0 10000001"),
+        ("sm_clock_hertz", "nvmlDeviceGetClockInfo 1 -"),
+        ("memory_clock_hertz", "nvmlDeviceGetClockInfo 2 100001"),
+        ("throttle", f"{THROTTLE} 0 -"),
+        ("ecc_corrected", f"{ECC} 0 -"),
+        ("pcie_replays", "nvmlDeviceGetPcieReplayCounter 0 -"),
+        ("remapped_rows", f"{ROWS} 0 - 0 0 0"),
+        ("remapped_rows", f"{ROWS} 0 0 0 2 0"),
+    ],
+)
+def test_a_figure_that_no_gpu_can_have_is_unknown(figure: str, told: str, driver_here: Driver) -> None:
+    call = told.rpartition(" ")[0] if not told.startswith(ROWS) else ROWS
+    driver_here.answer(Card(figures=(told, *(each for each in SENSORS if not each.startswith(call)))))
+
+    assert only(NvmlGpus().read()).figures.unknown == {figure: "impossible"}
+
+
+def test_what_is_not_supported_is_asked_again_only_of_a_driver_that_was_loaded_anew(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card())
+    source.read()
+
+    driver_here.answer(Card(figures=SENSORS))
+    for _ in range(sensors.SLOW_LOOKS + 1):
+        remembered = only(source.read()).figures
+    driver_here.answer(Card(figures=SENSORS), session=2)
+    with pytest.raises(DriverError):
+        source.read()
+    anew = only(source.read()).figures
+
+    assert remembered == GpuFigures(unknown=UNSUPPORTED)
+    assert anew.unknown == {}
+
+
+def test_a_sensor_that_failed_once_is_asked_again_at_the_next_look(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=SENSORS), but=(f"error 0 {TEMPERATURE} 10",))
+    source.read()
+
+    driver_here.answer(Card(figures=SENSORS))
+
+    assert only(source.read()).figures.temperature_celsius == 61.0
+
+
+def test_sensors_are_asked_for_at_every_fifth_look_and_told_at_each(driver_here: Driver) -> None:
+    source, told = NvmlGpus(), []
+    for degrees in range(41, 52):
+        driver_here.answer(Card(figures=(f"{TEMPERATURE} 0 {degrees}", *SENSORS)))
+        told.append(only(source.read()).figures.temperature_celsius)
+
+    assert told == [41.0] * 5 + [46.0] * 5 + [51.0]
+
+
+def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{ECC} 0 3",)))
+    first = only(source.read()).figures.ecc_corrected
+    driver_here.answer(Card(figures=(f"{ECC} 0 4",)))
+
+    assert [first, *(only(source.read()).figures.ecc_corrected for _ in range(10))] == [3] * 10 + [4]
+
+
+# Errors on the PCI Express link
+
+
+def test_a_count_that_the_gpu_does_not_have_is_absent_and_the_others_are_told(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 0",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 0}
+    assert "pcie_errors" not in told.unknown
+
+
+def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_failure(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 3", f"{CORRECTABLE} 0 3 2")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 3}
+    assert "pcie_errors" not in told.unknown
+
+
+@pytest.mark.parametrize(("code", "reason"), [(4, "no_permission"), (10, "timeout"), (21, "no_data"), (999, "failed")])
+def test_a_count_that_alone_is_refused_is_absent_and_said_to_be_unknown(
+    code: int, reason: str, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 {code}", f"{FATAL} 3")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == {"fatal": 3}
+    assert told.unknown["pcie_errors"] == reason
+
+
+def test_counts_that_are_all_refused_are_unknown_with_their_reason(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} 3 3 4",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "no_permission")
+
+
+@pytest.mark.parametrize(
+    ("stands", "kind", "count"),
+    [
+        pytest.param(5 + (99 << 32), pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 5, id="unsigned int, garbage above it"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG, 5, id="unsigned long"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, 5, id="unsigned long long"),
+        pytest.param(5, pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG, 5, id="signed long long"),
+        pytest.param(5 + (99 << 32), pynvml.NVML_VALUE_TYPE_SIGNED_INT, 5, id="int, garbage above it"),
+        pytest.param("-", pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, None, id="not available"),
+        pytest.param("-", pynvml.NVML_VALUE_TYPE_SIGNED_INT, None, id="less than none"),
+        pytest.param(2**32 - 1, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, None, id="not available, made longer"),
+        pytest.param(4617315517961601024, pynvml.NVML_VALUE_TYPE_DOUBLE, None, id="a double, 5.0"),
+        pytest.param(5, 99, None, id="a type that there is not"),
+    ],
+)
+def test_a_count_is_read_as_the_type_that_it_says(
+    stands: int | str, kind: int, count: int | None, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} {stands} {kind}", f"{FATAL} 0")))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert told.pcie_errors == ({"fatal": 0} if count is None else {"correctable": count, "fatal": 0})
+    assert told.unknown.get("pcie_errors") == ("impossible" if count is None else None)
+
+
+def test_counts_none_of_which_can_be_are_unknown(driver_here: Driver) -> None:
+    driver_here.answer(Card(figures=(f"{FATAL} -",)))
+
+    told = only(NvmlGpus().read()).figures
+
+    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "impossible")
+
+
+def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 10", f"{FATAL} 3")))
+    first = only(source.read()).figures
+
+    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7", f"{FATAL} 4")))
+    later = [only(source.read()).figures for _ in range(sensors.SLOW_LOOKS)]
+
+    assert (first.pcie_errors, first.unknown["pcie_errors"]) == ({"fatal": 3}, "timeout")
+    assert {str(each.pcie_errors) for each in later[:-1]} == {"{'fatal': 3}"}
+    assert later[-1].pcie_errors == {"fatal": 4, "correctable": 7}
+    assert "pcie_errors" not in later[-1].unknown
+
+
+def test_a_count_that_the_gpu_does_not_have_is_not_asked_for_again(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=(f"{FATAL} 3",)))
+    source.read()
+
+    driver_here.answer(Card(figures=(f"{FATAL} 4", f"{CORRECTABLE} 7")))
+    later = [only(source.read()).figures.pcie_errors for _ in range(sensors.SLOW_LOOKS)]
+
+    assert later[-1] == {"fatal": 4}
+
+
+@pytest.mark.parametrize(("code", "because"), [(15, "GPU is lost"), (16, "GPU requires restart")])
+def test_a_gpu_of_which_a_count_says_that_it_is_lost_is_lost(code: int, because: str, driver_here: Driver) -> None:
+    driver_here.answer(
+        Card(figures=(f"{FATAL} 3 3 {code}", f"{CORRECTABLE} 3")), Card(uuid="GPU-1", figures=(f"{FATAL} 3",))
+    )
+
+    lost, other = NvmlGpus().read().gpus
+
+    assert (lost.lost, lost.unknown, lost.figures.pcie_errors) == (True, because, None)
+    assert other.figures.pcie_errors == {"fatal": 3}
+
+
+def test_a_gpu_that_is_lost_while_its_sensors_are_read_has_no_figure_left_over(driver_here: Driver) -> None:
+    source = NvmlGpus()
+    driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS))
+    for _ in range(sensors.SENSOR_LOOKS):
+        source.read()
+
+    driver_here.answer(Card(figures=SENSORS), Card(uuid="GPU-1", figures=SENSORS), but=(f"error 0 {TEMPERATURE} 15",))
+    lost, other = source.read().gpus
+
+    assert (lost.figures, lost.utilization_ratio, lost.unknown) == (GpuFigures(), None, "GPU is lost")
+    assert other.figures.temperature_celsius == 61.0
+
+
+# GPUs and drivers that go
+
+
+def test_a_name_that_is_no_text_is_told_as_far_as_it_goes_and_costs_nobody_else(driver_here: Driver) -> None:
+    part = Instance(uuid="MIG-1", gpu_instance=1, name="Odd part")
+    driver_here.answer(Card(name="Odd GPU", mig=True, instances=(part,)), Card(uuid="GPU-1", name="Test GPU"))
+    whole = driver_here.script.with_suffix(".whole")
+    whole.write_bytes(driver_here.script.read_bytes().replace(b"Odd", b"Odd\xff"))
+    whole.replace(driver_here.script)
+
+    assert [each.name for each in NvmlGpus().read().gpus] == ["Odd\\xff GPU", "Odd\\xff part", "Test GPU"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "lost", "because", "counted"),
+    [
+        pytest.param("* 15", True, "GPU is lost", {}, id="fallen off the bus"),
+        pytest.param(
+            "nvmlDeviceGetHandleByIndex 999", None, "Unknown Error", {"gpu": "failed"}, id="it does not answer"
+        ),
+        pytest.param(
+            "* 4",
+            None,
+            "Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
+            {"gpu": "no_permission"},
+            id="it is refused to us",
+        ),
+        pytest.param(f"{RATES} 15", True, "GPU is lost", {}, id="in the middle of a look"),
+        pytest.param(f"{SAMPLES} 16", True, "GPU requires restart", {}, id="it needs a reset"),
+    ],
+)
+def test_a_lost_gpu_keeps_its_name_and_costs_its_own_figures_only(
+    failing: str,
+    lost: bool | None,
+    because: str,
+    counted: dict[str, str],
+    gpus: NvmlGpus,
+    driver_here: Driver,
+) -> None:
+    both = (Card(uuid="GPU-0", name="First", compute={7: GIB}), Card(uuid="GPU-1", utilization=30))
+    driver_here.answer(*both)
+    gpus.read()
+
+    driver_here.answer(*both, but=(f"error 0 {failing}",))
+    first, second = gpus.read().gpus
+
+    assert first == Gpu(
+        uuid="GPU-0",
+        index=0,
+        name="First",
+        utilization_ratio=None,
+        memory_used_bytes=None,
+        memory_size_bytes=None,
+        processes=None,
+        unknown=because,
+        figures=GpuFigures(unknown=counted),
+        lost=lost,
+    )
+    assert (second.utilization_ratio, second.processes, second.unknown, second.lost) == (0.3, (), None, False)
+
+
+def test_a_gpu_that_was_lost_from_the_beginning_is_on_the_list_all_the_same(driver_here: Driver) -> None:
+    driver_here.answer(Card(), Card(uuid="GPU-1"), but=("error 1 * 15",))
+
+    lost = NvmlGpus().read().gpus[1]
+
+    assert (lost.uuid, lost.index, lost.unknown) == ("unidentified-1", 1, "GPU is lost")
+
+
+def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) -> None:
+    driver_here.answer(busy(), but=("error 0 * 15",))
+    gpus.read()
+    driver_here.answer(busy())
+
+    back, after = only(gpus.read()), only(gpus.read())
+
+    assert (back.utilization_ratio, figures(back)) == (0.5, {7: None})
+    assert figures(after) == {7: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("but", "session", "because"),
+    [
+        pytest.param([], 2, "Uninitialized", id="it was loaded anew"),
+        pytest.param(["error - * 9"], 1, "Driver Not Loaded", id="its module is gone"),
+        pytest.param([f"error 0 {RATES} 1"], 1, "Uninitialized", id="in the middle of a look"),
+        pytest.param(
+            ["error - * 18"],
+            1,
+            "RM has detected an NVML/RM version mismatch: its library and its kernel module are of two versions, load "
+            "the module anew or reboot",
+            id="another version was installed",
+        ),
+        pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),
+    ],
+)
+def test_a_driver_that_goes_costs_every_gpu_and_is_initialised_again_at_the_next_look(
+    but: list[str], session: int, because: str, gpus: NvmlGpus, driver_here: Driver
+) -> None:
+    driver_here.answer(busy(), but=tuple(but), session=session)
+    with pytest.raises(DriverError) as refused:
+        gpus.read()
+
+    driver_here.answer(busy(at_us=500), session=3)
+    back = only(gpus.read())
+    driver_here.answer(busy(at_us=501), session=3)
+
+    assert str(refused.value) == f"the NVIDIA driver does not answer: {because}"
+    assert figures(back) == {7: None}
+    assert figures(only(gpus.read())) == {7: 0.5}
+
+
+def test_a_driver_that_is_not_there_yet_is_asked_again_at_each_look(driver_here: Driver) -> None:
+    driver_here.answer(Card(), but=("error - nvmlInitWithFlags 9",))
+    source = NvmlGpus()
+    for _ in range(2):
+        with pytest.raises(DriverError, match="Driver Not Loaded"):
+            source.read()
+
+    driver_here.answer(Card())
+
+    assert only(source.read()).uuid == "GPU-0"
+
+
+def test_what_is_read_of_the_drivers_lists_is_laid_out_as_the_package_has_it() -> None:
+    for ours, theirs in (
+        (calls._PROCESS, pynvml.c_nvmlProcessInfo_v3_t),
+        (calls._SAMPLE, pynvml.c_nvmlProcessUtilizationSample_t),
+    ):
+        whole = theirs(*range(1, 1 + len(theirs._fields_)))
+
+        assert ours.size == ctypes.sizeof(theirs)
+        assert ours.unpack(bytes(whole)) == tuple(range(1, 1 + len(theirs._fields_)))

@@ -1,0 +1,210 @@
+"""Whose GPU memory is whose, by the host's pids, whatever the tenant (C8): the whole exporter, real containers.
+
+The containers, the worker and the process beside them are real. What each holds of a GPU is what the driver, a stand-in
+that is asked through NVML as a real one is, says of its host pid.
+"""
+
+import math
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import docker
+import pytest
+from docker.models.containers import Container
+from prometheus_client.parser import text_string_to_metric_families
+
+from exporter.evidence.vram_budgets import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
+from gpuwarden import cgroup
+from testbed.docker_engine import Engine
+from testbed.worker_image import worker_image
+from tests.exporter.conftest import StartWorker
+from tests.exporter.sources.gpu.test_nvml_program import Scrape, running
+from tests.nvml.driver import Card, Driver
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker]
+
+GIB: Final = 2**30
+RETURNING: Final = "gpu_memory_returning_bytes"
+SLEEPS: Final = 3
+"""Processes in each container: a shell and two that sleep."""
+
+TENANTS: Final[Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]] = {
+    "budget": ({BUDGET_LABEL: "1024", MANAGED_LABEL: "true"}, {"NVIDIA_VISIBLE_DEVICES": "0"}),
+    "protected": ({BUDGET_LABEL: "2048", PROTECTED_LABEL: "true"}, {"NVIDIA_VISIBLE_DEVICES": "all"}),
+    "without-budget": ({MANAGED_LABEL: "true"}, {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}),
+    "not-ours": ({}, {}),
+}
+"""Labels and environment of each kind of tenant, by its container's name; the last was not even given a GPU."""
+
+
+@contextmanager
+def tenants(client: docker.DockerClient) -> Iterator[Mapping[str, tuple[str, list[int]]]]:
+    """A container of each kind: its full id, and its processes' pids as the host numbers them, the first one first."""
+    image = worker_image(client, extra={})
+    with ExitStack() as stack:
+        found: dict[str, tuple[str, list[int]]] = {}
+        for name, (labels, environment) in TENANTS.items():
+            started = client.containers.run(
+                image,
+                ["sh", "-c", "sleep 600 & sleep 600 & wait"],
+                name=f"gpuwarden-c8-{name}",
+                detach=True,
+                network_mode="none",
+                labels=dict(labels),
+                environment=dict(environment),
+            )
+            stack.callback(started.remove, force=True)
+
+            def pids(started: Container = started) -> list[int] | None:
+                started.reload()
+                first = started.attrs["State"]["Pid"]
+                group = cgroup.directory(first, started.attrs["Id"])
+                all_of_it = cgroup.processes(group) if group else frozenset()
+                return [first, *sorted(all_of_it - {first})] if len(all_of_it) == SLEEPS else None
+
+            found[name] = str(started.id), eventually(pids, f"{name} has its processes")
+        yield found
+
+
+@pytest.fixture
+def passer_by() -> Iterator[int]:
+    """The pid of a process in no container."""
+    process = subprocess.Popen(["sleep", "600"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def held(found: Scrape, series: str = "container_gpu_memory_bytes") -> dict[tuple[str, ...], int]:
+    """What a scrape says of a series, bytes, by the values of its labels; not where it is unknown."""
+    return {
+        tuple(sample.labels[name] for name in sorted(sample.labels)): int(sample.value)
+        for family in text_string_to_metric_families(found.text)
+        for sample in family.samples
+        if sample.name == f"gpuwarden_{series}" and not math.isnan(sample.value)
+    }
+
+
+def of_gpu(found: Scrape, series: str, gpu: str) -> int:
+    return held(found, f"gpu_{series}")[gpu,]
+
+
+def test_what_one_held_that_ends_is_on_its_way_back_until_the_driver_counts_it_no_more(
+    house: Path, driver: Driver
+) -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        card = Card(used_bytes=10 * GIB + 7, compute={process.pid: 8 * GIB, os.getpid(): 2 * GIB})
+        driver.answer(card)
+        given = ("--docker", "none", "--nvml", "on", "--vram-return-s", 10)
+        with running(house, *given, env=driver.environment) as exporter:
+            first = held(exporter.until(lambda at: ("GPU-0",) in held(at, "gpu_memory_used_bytes")), RETURNING)
+            before = exporter.until(lambda at: ("GPU-0",) in held(at, RETURNING))
+            process.kill()
+            process.wait()
+            driver.answer(replace(card, compute={os.getpid(): 2 * GIB}))
+            ended = exporter.until(lambda at: of_gpu(at, "unattributed_memory_bytes", "GPU-0") == 8 * GIB + 7)
+            driver.answer(replace(card, used_bytes=3 * GIB, compute={os.getpid(): 2 * GIB}))
+            partly = exporter.until(lambda at: of_gpu(at, "memory_used_bytes", "GPU-0") == 3 * GIB)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert first == {}
+    assert held(before, RETURNING) == {("GPU-0",): 0}
+    assert held(ended, RETURNING) == {("GPU-0",): 8 * GIB}
+    assert held(partly, RETURNING) == {("GPU-0",): GIB - 7}
+
+
+@pytest.mark.behaviour("C8")
+def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_adds_up_to_the_byte(
+    house: Path,
+    driver: Driver,
+    engine: Engine,
+    client: docker.DockerClient,
+    start_worker: StartWorker,
+    passer_by: int,
+) -> None:
+    worker = start_worker("w0").pid
+    with (
+        tenants(client) as there,
+        running(house, "--docker", engine.base_url, "--nvml", "on", env=driver.environment) as exporter,
+        running(house, "--docker", "none", "--nvml", "on", env=driver.environment) as without_engine,
+    ):
+        pids = {name: own for name, (_, own) in there.items()}
+        first = Card(
+            used_bytes=15 * GIB + 7,
+            compute={
+                pids["budget"][0]: GIB + 1,
+                pids["protected"][1]: 2 * GIB + 3,
+                pids["protected"][2]: 5,
+                pids["not-ours"][2]: 3 * GIB + 11,
+                worker: 13,
+                passer_by: GIB + 17,
+                1: 19,  # the first process of the host: each container has one that it calls so itself
+            },
+            # A process that computes and draws holds what it holds once.
+            graphics={pids["protected"][1]: 2 * GIB + 3, pids["not-ours"][0]: 23},
+        )
+        second = Card(uuid="GPU-1", used_bytes=4 * GIB, compute={pids["without-budget"][0]: 4 * GIB - 29})
+        driver.answer(first, second)
+        found = exporter.until(lambda at: len(held(at)) == 7 and of_gpu(at, "memory_used_bytes", "GPU-1") == 4 * GIB)
+        ids = {name: full_id[:12] for name, (full_id, _) in there.items()}
+        by_cgroup = without_engine.until(
+            lambda at: {(ids[name], "GPU-0") for name in ("budget", "not-ours")} <= held(at).keys()
+        )
+
+    assert held(found) == {
+        ("gpuwarden-c8-budget", "GPU-0"): GIB + 1,
+        ("gpuwarden-c8-protected", "GPU-0"): 2 * GIB + 8,
+        ("gpuwarden-c8-protected", "GPU-1"): 0,
+        ("gpuwarden-c8-not-ours", "GPU-0"): 3 * GIB + 34,
+        ("gpuwarden-c8-without-budget", "GPU-1"): 4 * GIB - 29,
+        ("w0", "GPU-0"): 13,
+        ("w0", "GPU-1"): 0,
+    }
+    assert of_gpu(found, "unplaced_memory_bytes", "GPU-0") == GIB + 36
+    assert of_gpu(found, "unplaced_memory_bytes", "GPU-1") == 0
+    assert of_gpu(found, "unattributed_memory_bytes", "GPU-1") == 29
+    assert held(found, "container_gpu_memory_budget_bytes") == {
+        ("gpuwarden-c8-budget",): GIB, ("gpuwarden-c8-protected",): 2 * GIB,
+    }  # fmt: skip
+    assert held(found, "container_gpu_memory_over_budget_bytes") == {
+        ("gpuwarden-c8-budget", "GPU-0"): 1, ("gpuwarden-c8-protected", "GPU-0"): 8,
+    }  # fmt: skip
+    for page in (found, by_cgroup):
+        for gpu in ("GPU-0", "GPU-1"):
+            containers = sum(size for (_, on), size in held(page).items() if on == gpu)
+            rest = of_gpu(page, "unplaced_memory_bytes", gpu) + of_gpu(page, "unattributed_memory_bytes", gpu)
+            assert containers + rest == of_gpu(page, "memory_used_bytes", gpu)
+    assert held(by_cgroup)[ids["not-ours"], "GPU-0"] == 3 * GIB + 34
+
+
+def test_of_a_container_without_a_gpu_it_is_told_that_it_is_on_none_while_that_is_known(
+    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient, passer_by: int
+) -> None:
+    def told(at: Scrape) -> float | None:
+        return at("container_gpu_not_seen_busy_seconds", container="gpuwarden-c8-not-ours")
+
+    with (
+        tenants(client),
+        running(house, "--docker", engine.base_url, "--nvml", "on", env=driver.environment) as exporter,
+    ):
+        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
+        exporter.until(lambda at: (told(at) or 0.0) > 1.0)
+        driver.answer(Card(used_bytes=GIB), but=("error 0 nvmlDeviceGetComputeRunningProcesses 999",))
+        asked_s: list[float] = []
+        unknown = exporter.until(lambda at: told(at) is None, meanwhile=lambda: asked_s.append(time.monotonic()))
+        driver.answer(Card(used_bytes=GIB, compute={passer_by: GIB}))
+        anew = exporter.until(lambda at: told(at) is not None)
+        known_for_s = time.monotonic() - asked_s[-1]
+
+    assert unknown("container_memory_bytes", container="gpuwarden-c8-not-ours") is not None
+    assert (told(anew) or 0.0) < known_for_s + 0.5  # a look; what goes on would be longer by all that was before

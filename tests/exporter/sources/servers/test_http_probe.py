@@ -1,0 +1,333 @@
+"""Askings over real sockets: servers that answer, refuse, hang, drip, flood and lead elsewhere; and many at once."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import pytest
+
+from exporter.evidence.server_health import Asking
+from exporter.model.readings import Container
+from exporter.sources.servers import http_probe
+from exporter.sources.servers.http_probe import BODY_MAX, Prober
+from gpuwarden import clock
+from tests.exporter import builders as build
+from tests.waiting import eventually, within
+
+Behaviour = Callable[[socket.socket], None]
+
+
+class Peer:
+    """A server that does to each connection what it is told, and counts them."""
+
+    def __init__(self) -> None:
+        self.behaves: Behaviour = answers(b"HTTP/1.1 200 OK\r\n\r\n")
+        self.asked: list[bytes] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self.closing.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            self.asked.append(connection.recv(4096))
+            self.behaves(connection)
+
+
+def answers(text: bytes) -> Behaviour:
+    return lambda connection: connection.sendall(text)
+
+
+def hangs(peer: Peer) -> Behaviour:
+    def hang(_: socket.socket) -> None:
+        peer.closing.wait(60)
+
+    return hang
+
+
+def ask(peer: Peer, target: str = "/", *, within_s: float = 20.0) -> tuple[bool, str]:
+    """One asking, by itself."""
+    return asyncio.run(http_probe.ask("127.0.0.1", peer.port, target, within_s=within_s))
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    found = Peer()
+    yield found
+    found.close()
+
+
+def test_one_asking_is_one_get_without_a_name_to_look_up(peer: Peer) -> None:
+    assert ask(peer, "/v1/health?x=1") == (True, "")
+
+    (request,) = peer.asked
+    assert request.startswith(f"GET /v1/health?x=1 HTTP/1.1\r\nHost: localhost:{peer.port}\r\n".encode())
+    assert request.endswith(b"Connection: close\r\n\r\n")
+
+
+def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
+    other = Peer()
+    peer.behaves = answers(f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other.port}/\r\n\r\n".encode())
+
+    assert ask(peer) == (True, "")
+
+    other.close()
+    assert (len(peer.asked), other.asked) == (1, [])
+
+
+def test_a_server_error_is_none(peer: Peer) -> None:
+    peer.behaves = answers(b"HTTP/1.1 503 Service Unavailable\r\n\r\nloading")
+
+    assert ask(peer) == (False, "it answers 503")
+
+
+def test_nobody_listens(peer: Peer) -> None:
+    peer.close()
+
+    answered, because = ask(peer)
+
+    assert not answered
+    assert because == "it cannot be asked: Connection refused"
+
+
+def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_no_longer(peer: Peer) -> None:
+    peer.behaves = hangs(peer)
+
+    started_s = time.monotonic()
+    answered, because = ask(peer, within_s=0.3)
+
+    assert (answered, because) == (False, "it does not answer within 0.3 s")
+    assert time.monotonic() - started_s < 30
+
+
+def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer) -> None:
+    def drip(connection: socket.socket) -> None:
+        while not peer.closing.wait(0.02):
+            connection.sendall(b"H")
+
+    peer.behaves = drip
+
+    answered, because = within(30, lambda: ask(peer, within_s=0.3))
+
+    assert (answered, because) == (False, "it does not answer within 0.3 s")
+
+
+def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
+    sent = [0]
+
+    def flood(connection: socket.socket) -> None:
+        while not peer.closing.is_set():
+            sent[0] += connection.send(b"x" * 4096)
+
+    peer.behaves = flood
+
+    answered, because = within(30, lambda: ask(peer))
+
+    assert (answered, because) == (False, "what it sends is not HTTP/1")
+    assert sent[0] < 64 * 2**20
+
+
+def test_a_body_without_end_is_an_answer_of_which_little_is_taken(peer: Peer) -> None:
+    taken = [0]
+
+    def stream(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not peer.closing.is_set():
+            taken[0] += connection.send(b"x" * 1024)
+
+    peer.behaves = stream
+
+    assert within(30, lambda: ask(peer)) == (True, "")
+    assert taken[0] < BODY_MAX + 32 * 2**20
+
+
+def test_a_body_that_never_ends_nor_comes_holds_an_answer_up_no_longer_than_its_time(peer: Peer) -> None:
+    def hold(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        peer.closing.wait(60)
+
+    peer.behaves = hold
+
+    assert within(30, lambda: ask(peer, within_s=0.3)) == (True, "")
+
+
+# --- many servers, each by itself
+
+
+@pytest.fixture
+def prober() -> Iterator[Prober]:
+    found = Prober(interval_s=0.05, answer_s=0.3)
+    yield found
+    found.close()
+
+
+def server(peer: Peer, name: str = "llm", *, paused: bool = False) -> Container:
+    known = build.server(probe=build.probe(port=peer.port))
+    return build.container(name=name, incarnation=f"{name}@1", server=known, paused=paused)
+
+
+def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
+    return prober.asking(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
+
+
+def test_a_server_that_stops_to_answer_is_silent_for_longer_and_longer_until_it_answers(
+    peer: Peer, prober: Prober
+) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = answers(b"")
+
+    eventually(lambda: (unanswered_s(prober) or 0) > 0.5, "it is silent")
+
+    asking = prober.asking("llm@1")
+    assert asking.answered
+    word = "it closed the connection without a word"
+    eventually(lambda: prober.asking("llm@1").because == word, "why is told of the newest, which may be late")
+    peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers again")
+
+
+def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
+    hanging = Peer()
+    hanging.behaves = hangs(hanging)
+
+    prober.tend([*(server(hanging, f"hangs{number}") for number in range(20)), server(peer)])
+
+    eventually(lambda: len(peer.asked) >= 5, "the other is asked at its pace")
+    hanging.close()
+
+
+def test_a_server_is_asked_at_its_pace_and_no_faster(peer: Peer) -> None:
+    with closing(Prober(interval_s=0.3, answer_s=0.3)) as prober:
+        started_s = time.monotonic()
+        prober.tend([server(peer)])
+        eventually(lambda: len(peer.asked) >= 4, "it is asked again and again")
+
+        assert time.monotonic() - started_s > 0.85
+
+
+def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+
+    prober.tend([server(peer, paused=True)])
+    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+
+    asked = len(peer.asked)
+    assert prober.asking("llm@1").answered
+    assert not threading.Event().wait(0.2)
+    assert len(peer.asked) - asked <= 1
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked again")
+
+
+def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, prober: Prober) -> None:
+    def pause(_: socket.socket) -> None:
+        prober.tend([server(peer, paused=True)])
+
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = pause
+
+    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+
+    assert prober.asking("llm@1").answered
+
+
+def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
+    prober.tend([server(peer)])
+    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    peer.behaves = answers(b"")
+
+    prober.tend([replace(server(peer), incarnation="llm@2")])
+
+    eventually(lambda: prober.asking("llm@2").told_s, "it is asked")
+    assert not prober.asking("llm@2").answered
+    assert prober.asking("llm@1") == Asking()
+
+
+def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(peer: Peer) -> None:
+    hanging = Peer()
+    hanging.behaves = hangs(hanging)
+    dummies = [server(hanging, f"dummy{number}") for number in range(6)]
+
+    with closing(Prober(interval_s=0.05, answer_s=0.3, at_once_max=2)) as prober:
+        prober.tend(dummies)
+        prober.tend([*dummies, server(peer)])
+
+        eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
+        eventually(
+            lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
+        )
+        assert prober.pace_s == pytest.approx(7 * 0.3 / 2)
+    hanging.close()
+
+
+def test_so_many_are_asked_at_the_same_time_and_no_more() -> None:
+    hanging = Peer()
+    now, most = [0], [0]
+
+    def count(_: socket.socket) -> None:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        hanging.closing.wait(0.05)
+        now[0] -= 1
+
+    hanging.behaves = count
+
+    with closing(Prober(interval_s=0.05, answer_s=20.0, at_once_max=3)) as prober:
+        prober.tend([server(hanging, f"server{number}") for number in range(9)])
+        eventually(lambda: len(hanging.asked) >= 18, "each is asked twice")
+
+    assert most[0] == 3
+    hanging.close()
+
+
+def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> None:
+    before = set(threading.enumerate())
+
+    def own() -> list[str]:
+        return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("probe")]
+
+    with closing(Prober(interval_s=0.05, answer_s=0.3)) as prober:
+        prober.tend([server(peer, f"server{number}") for number in range(20)])
+        eventually(lambda: len(peer.asked) >= 40, "they are asked")
+        during = own()
+
+    assert (during, own()) == (["probes"], [])
+
+
+def test_after_its_thread_could_not_be_started_the_next_call_starts_it(
+    peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            prober.tend([server(peer)])
+
+    prober.tend([server(peer)])
+
+    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked")

@@ -1,0 +1,667 @@
+"""What processes have done, as the kernel tells it, and where dead workers were (A5, A14)."""
+
+import gc
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import LogCapture
+
+from exporter.evidence.container_history import ContainerHistory, GpuUse, RamUse, WorkUse
+from exporter.http import evidence
+from exporter.model.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
+from exporter.model.thresholds import Thresholds
+from exporter.sampler import Sampler
+from exporter.sources import processes, workers
+from exporter.sources.containers.cgroups import Places
+from exporter.sources.containers.poller import Listing
+from exporter.sources.process_io import FILES_WANTED, Work
+from gpuwarden import cgroup, clock, procfs
+from gpuwarden.evidence import WorkerFacts
+from tests.exporter import builders as build
+from tests.exporter.conftest import StartWorker
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.pure
+
+IO = "rchar: 100\nwchar: 20\nsyscr: 9\nsyscw: 9\nread_bytes: 3\nwrite_bytes: 4\ncancelled_write_bytes: 1000\n"
+TICKS = procfs.TICKS_PER_S
+
+
+def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
+    """A process as /proc shows it, its field numbers as their values."""
+    folder = proc / str(pid)
+    folder.mkdir()
+    (folder / "stat").write_text(f"{pid} (a (b) c) 1) {' '.join(['S', *map(str, range(4, 53))])}\n")
+    if io is not None:
+        (folder / "io").write_text(io)
+    return folder
+
+
+def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the_children_that_ended(
+    tmp_path: Path,
+) -> None:
+    kernel(tmp_path, 41)
+
+    found = Work(proc=tmp_path).read([41])[41]
+
+    assert (found.start_ticks, found.io_bytes, found.faults) == (22, 127, 10 + 11 + 12 + 13)
+    assert found.cpu_s == pytest.approx((14 + 15 + 16 + 17) / TICKS)
+
+
+def test_a_process_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    kernel(tmp_path, 41)
+
+    assert Work(proc=tmp_path).read([40, 41]).keys() == {41}
+
+
+def test_a_process_that_went_between_its_two_files_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = kernel(tmp_path, 41, io=None)
+    read = os.pread
+
+    def then_it_goes(*arguments: int) -> bytes:
+        found = read(*arguments)
+        (folder / "stat").unlink()
+        return found
+
+    monkeypatch.setattr(os, "pread", then_it_goes)
+
+    assert Work(proc=tmp_path).read([41]) == {}
+
+
+def test_a_process_that_ends_is_left_out_from_then_on_and_its_files_are_closed() -> None:
+    work, open_before = Work(), descriptors()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        first, again = work.read([process.pid]), work.read([process.pid])
+        kept = descriptors() - open_before
+        process.kill()
+
+    assert (set(first), set(again), len(kept)) == ({process.pid}, {process.pid}, 3)  # its standard input, and two
+    assert work.read([process.pid]) == {}
+    assert descriptors() == open_before
+
+
+def descriptors() -> set[int]:
+    """The files that this process has open."""
+    found = {int(each) for each in os.listdir("/proc/self/fd")}  # noqa: PTH208 - one of them lists them
+    return {each for each in found if Path(f"/proc/self/fd/{each}").exists()}
+
+
+def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who_reads(tmp_path: Path) -> None:
+    for pid in (41, 42):
+        kernel(tmp_path, pid)
+    gc.collect()  # of what the tests before it have left
+    open_before = descriptors()
+    work = Work(proc=tmp_path)
+    work.read([41, 42])
+    work.let_go()
+    both = descriptors() - open_before
+    work.read([42])
+    work.let_go()
+    one = descriptors() - open_before
+    del work
+    gc.collect()
+
+    assert (len(both), len(one), descriptors()) == (4, 2, open_before)
+
+
+def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_path: Path) -> None:
+    for pid in (41, 42, 43):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path, kept_max=1)
+
+    found = [work.read([41, 42, 43]) for _ in range(2)]
+
+    assert len(descriptors() - open_before) == 2
+    assert found[0] == found[1] == Work(proc=tmp_path).read([41, 42, 43])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "allowed"), [(1024, None, FILES_WANTED), (1024, 2048, 2048), (9000, None, 9000)]
+)
+def test_the_exporter_may_open_more_files_than_it_is_given_as_far_as_the_kernel_lets_it(
+    soft: int, hard: int | None, allowed: int
+) -> None:
+    program = (
+        "import resource, sys; from exporter.sources.process_io import allow_files; soft, hard = map(int, sys.argv[1:]);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); allow_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    hard = hard or max(9000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(soft), str(hard)], capture_output=True, check=True, text=True
+    )
+
+    assert told.stdout.strip() == f"({allowed}, {hard})"
+
+
+def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    before = work.read([41])[41].io_bytes
+    (folder / "io").write_text(IO.replace("rchar: 100", "rchar: 1000"))
+
+    assert (before, work.read([41])[41].io_bytes) == (127, 1027)
+
+
+def test_what_is_told_of_a_process_that_says_the_same_again_is_the_same_and_else_read_anew(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    first, again = work.read([41])[41], work.read([41])[41]
+    (folder / "stat").write_text((folder / "stat").read_text().replace(" 14 15 ", " 1400 15 "))
+    ran = work.read([41])[41]
+    (folder / "io").write_text(IO.replace("wchar: 20", "wchar: 21"))
+    wrote = work.read([41])[41]
+
+    assert again is first
+    assert ran.cpu_s - first.cpu_s == pytest.approx((1400 - 14) / TICKS)
+    assert ((ran.io_bytes or 0), (wrote.io_bytes or 0)) == (127, 128)
+
+
+def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there_still(tmp_path: Path) -> None:
+    for pid in (41, 42, 43):
+        kernel(tmp_path, pid)
+    open_before = descriptors()
+    work = Work(proc=tmp_path)
+    work.read([41, 42, 43])
+    work.let_go()
+    work.read([41])
+
+    work.let_go({42})
+
+    assert len(descriptors() - open_before) == 4
+
+
+def test_io_that_the_kernel_keeps_no_account_of_is_unknown_and_the_rest_is_not(tmp_path: Path) -> None:
+    kernel(tmp_path, 41, io=None)
+
+    found = Work(proc=tmp_path).read([41])[41]
+
+    assert (found.io_bytes, found.faults) == (None, 46)
+
+
+def test_io_that_is_not_for_us_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel(tmp_path, 41)
+    opened = os.open
+
+    def refuse(path: str, flags: int) -> int:
+        if path.endswith("/io"):
+            raise PermissionError("not yours")
+        return opened(path, flags)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+    assert Work(proc=tmp_path).read([41])[41].io_bytes is None
+
+
+def test_the_work_of_this_process_grows_with_what_it_does() -> None:
+    work = Work()
+    before = work.read([os.getpid()])[os.getpid()]
+    block = bytearray(64 * 2**20)  # touched anew: a page fault for each page, or for each huge one
+    Path("/usr/bin/env").read_bytes()
+
+    def more() -> bool:
+        sum(range(10**6))
+        after = work.read([os.getpid()])[os.getpid()]
+        return (
+            after.faults > before.faults
+            and after.cpu_s > before.cpu_s
+            and (after.io_bytes is None or after.io_bytes > (before.io_bytes or 0))
+        )
+
+    eventually(more)
+    assert len(block) == 64 * 2**20
+
+
+ASKED = "import urllib.request, sys; print('asks', flush=True); sys.stdin.read()"
+"""A health check in Python, that waits for its answer."""
+
+BY_A_PROCESS_EACH = f"""
+import subprocess, sys
+for _ in sys.stdin:
+    with subprocess.Popen([sys.executable, "-c", {ASKED!r}], stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        process.stdin.close()
+    print("done", flush=True)
+"""
+"""A worker, each item of whose work is done by a process that it waits for; it does one for each line that it reads."""
+
+
+def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_that_a_worker_waits_for_is() -> None:
+    work, asked, waits = Work(), ContainerHistory(Thresholds()), ContainerHistory(Thresholds())
+
+    def look(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
+        found = WorkUse(processes=work.read(pids))
+        use = GpuUse(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
+        return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).fault_still_s
+
+    python = [sys.executable, "-c"]
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as wedged,
+        subprocess.Popen([*python, BY_A_PROCESS_EACH], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker,
+    ):
+        assert worker.stdin
+        assert worker.stdout
+        worker.stdin.write(b"settles: it has imported what it needs\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        look(asked, wedged.pid, now_s=1000.0)
+        look(waits, worker.pid, now_s=1000.0)
+        with subprocess.Popen([*python, ASKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as check:
+            assert check.stdout
+            look(asked, wedged.pid, check.pid, now_s=1001.0)
+            check.stdout.readline()
+            faults = work.read([check.pid])[check.pid].faults
+            look(asked, wedged.pid, check.pid, now_s=1002.0)
+            while_asked = look(asked, wedged.pid, check.pid, now_s=1003.0)
+        afterwards = look(asked, wedged.pid, now_s=1004.0)
+        worker.stdin.write(b"one\n")
+        worker.stdin.flush()
+        worker.stdout.readline()
+        worked = look(waits, worker.pid, now_s=1001.0)
+
+    assert faults > 10 * Thresholds().faults_still_per_s
+    assert (while_asked, afterwards) == (3.0, 4.0)
+    assert worked == 0.0
+
+
+# As the sampler sees it
+
+
+class Docker:
+    """What Docker lists; a test moves containers between those that run and those that are down."""
+
+    def __init__(self, running: Container | None = None, down: Container | None = None) -> None:
+        self.running = running
+        self.down = down
+        self.silent = False
+
+    def latest(self) -> Listing:
+        if self.silent:
+            raise OSError("no answer")
+        return Listing(
+            containers={} if self.running is None else {self.running.id: self.running},
+            down={} if self.down is None else {self.down.id: self.down},
+            taken_s=0.0,
+            duration_s=0.0,
+        )
+
+
+HERE = build.container(pid=os.getpid(), folders=("f0",))
+REBORN = replace(HERE, incarnation=f"{build.DOCKER_ID}@2024-05-01T11:00:00Z")
+LIVES = build.sighting(pid=os.getpid(), folder="f0")
+DIED = build.sighting(alive=False, pid=None, container_id=None, folder="f0")
+
+
+def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sampler:
+    engines = {} if docker is None else {"docker": docker}
+    return Sampler(host="box-1", directory=house, containers=engines, gpus=None, thresholds=Thresholds(**changes))
+
+
+def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerSighting) -> Snapshot:
+    monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=seen))
+    return found.sample()
+
+
+def told(snapshot: Snapshot) -> WorkerFacts:
+    facts = evidence.about("w0", snapshot, now=snapshot.taken)
+    assert facts is not None
+    return facts
+
+
+def place(snapshot: Snapshot) -> tuple[str | None, str | None]:
+    facts = told(snapshot)
+    return facts.container, facts.container_incarnation
+
+
+def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = house / "group"
+    group.mkdir()
+    for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
+        (group / name).write_text(text)
+    for name in ("directory", "memory_directory"):
+        monkeypatch.setattr(cgroup, name, lambda *_, **__: group)
+    found = sampler(house, Docker(replace(HERE, folders=())))
+
+    assert place(look(found, monkeypatch, LIVES)) == ("worker-0", HERE.incarnation)
+    dead = look(found, monkeypatch, DIED)
+    assert place(dead) == ("worker-0", HERE.incarnation)
+    assert (told(dead).alive, told(dead).container_workers, told(dead).dead_s) == (False, 0, 0.0)
+    later = look(found, monkeypatch, DIED)
+    assert (told(later).dead_s or 0.0) > 0.0
+    assert told(later).ram_bytes is not None  # it runs, with another process in it
+
+
+def test_the_container_that_went_down_with_its_worker_is_known_still_and_told_without_figures(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+    docker.running, docker.down = None, replace(HERE, pid=0)
+
+    dead = look(found, monkeypatch, DIED)
+
+    assert place(dead) == ("worker-0", HERE.incarnation)
+    assert dead.containers == ()
+    assert (told(dead).ram_bytes, told(dead).gpu_idle_s, told(dead).work_unknown) == (
+        None,
+        None,
+        "the container does not run",
+    )
+
+
+def test_one_that_was_removed_or_whose_engine_is_silent_is_still_named(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+
+    docker.running = None
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+    docker.silent = True
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+
+
+def test_a_container_that_was_started_since_begins_the_wait_anew(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    look(found, monkeypatch, LIVES)
+    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
+    docker.running = REBORN
+
+    started = look(found, monkeypatch, DIED)
+
+    assert (told(waited).dead_s or 0.0) > 0.0
+    assert told(started).dead_s == 0.0
+    assert place(started) == ("worker-0", REBORN.incarnation)
+
+
+def test_a_worker_in_a_paused_container_is_neither_dead_nor_still_and_starts_anew_when_it_goes_on(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = Docker(HERE)
+    found = sampler(house, docker)
+    waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
+    still = [look(found, monkeypatch, LIVES) for _ in range(3)][-1]
+    docker.running = replace(HERE, paused=True)
+    asleep, frozen = look(found, monkeypatch, DIED), look(found, monkeypatch, LIVES)
+    docker.running = HERE
+
+    assert (told(waited).dead_s or 0.0) > 0.0
+    assert told(still).cpu_still_s is not None
+    assert (told(asleep).dead_s, told(frozen).cpu_still_s) == (None, None)
+    assert frozen.unknown["worker-0", "death", "paused"] == 1
+    assert frozen.unknown["worker-0", "cpu", "paused"] == 1
+    assert told(look(found, monkeypatch, DIED)).dead_s == 0.0
+    assert told(look(found, monkeypatch, LIVES)).cpu_still_s == 0.0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(build.sighting(worker=build.worker_file(worker="w1"), folder="f0", alive=None), id="untested"),
+        pytest.param(
+            build.sighting(worker=build.worker_file(worker="w1"), folder="f0", pid=None, container_id=None),
+            id="in another pid namespace",
+        ),
+    ],
+)
+def test_how_many_live_in_a_container_is_unknown_where_another_may(
+    other: WorkerSighting, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(HERE))
+
+    assert told(look(found, monkeypatch, LIVES)).container_workers == 1
+    assert told(look(found, monkeypatch, LIVES, other)).container_workers is None
+    assert told(look(found, monkeypatch, DIED, other)).container_workers is None
+
+
+@pytest.mark.parametrize(
+    ("docker", "found"),
+    [
+        pytest.param(Docker(HERE), "worker-0", id="the one that runs and has its folder"),
+        pytest.param(Docker(None, HERE), "worker-0", id="the one that is down and has its folder"),
+        pytest.param(Docker(replace(HERE, folders=("f1",))), None, id="one that has another folder is none of its"),
+        pytest.param(Docker(HERE, replace(HERE, id="cd" * 32)), None, id="of two it could be either"),
+        pytest.param(Docker(), None, id="none"),
+        pytest.param(None, None, id="no engine"),
+    ],
+)
+def test_where_nobody_saw_it_alive_a_dead_worker_was_in_the_one_container_with_its_folder(
+    docker: Docker | None, found: str | None, house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = look(sampler(house, docker), monkeypatch, DIED)
+
+    assert told(dead).container == found
+    assert told(dead).dead_s == 0.0
+
+
+def test_a_new_incarnation_of_the_worker_has_nothing_of_the_one_before(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(replace(HERE, folders=())))
+    look(found, monkeypatch, LIVES)
+
+    other = replace(DIED, worker=replace(DIED.worker, incarnation="inc-2"))
+
+    assert place(look(found, monkeypatch, other)) == (None, None)
+
+
+def test_a_lock_that_cannot_be_tested_is_no_death_and_forgets_nothing(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house, Docker(HERE))
+    look(found, monkeypatch, LIVES)
+
+    unknown = look(found, monkeypatch, replace(DIED, alive=None))
+
+    assert told(unknown).dead_s is None
+    assert place(unknown) == (None, None)
+    assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
+
+
+def test_a_worker_in_no_container_that_is_killed_is_known_by_its_process_and_told_once(
+    house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    worker = start_worker("w0", job_id=7)
+    found = sampler(house, dead_after_s=0.3)
+    alive = told(found.sample())
+    worker.kill()
+
+    dead = eventually(lambda: facts if (facts := told(found.sample())).dead_s and facts.dead_s >= 0.3 else None)
+    found.sample()
+
+    assert (dead.alive, dead.container_kind, dead.container) == (False, "process", "w0")
+    assert dead.container_incarnation == alive.container_incarnation
+    assert (dead.job_id, dead.attempt) == (7, 1)
+    told_of = [(each["log_level"], each["event"], each["container"]) for each in logged.entries]
+    assert told_of == [("error", "worker is dead: its process is gone", "w0")]
+
+
+@pytest.mark.parametrize("job_id", [None, 7])
+def test_a_worker_whose_place_is_unknown_is_told_dead_with_its_job_alone(
+    job_id: int | None, house: Path, start_worker: StartWorker, logged: LogCapture
+) -> None:
+    start_worker("w0", job_id=job_id).kill()
+    found = sampler(house, dead_after_s=0.2)
+
+    eventually(lambda: (told(found.sample()).dead_s or 0.0) >= 0.2)
+
+    assert [each["container"] for each in logged.entries] == ([] if job_id is None else [None])
+
+
+def test_a_workers_folder_is_told(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0", folder="apart")
+
+    (seen,) = workers.read(house).workers
+
+    assert seen.folder == "apart"
+
+
+# What of the work is unknown
+
+
+def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker: StartWorker) -> None:
+    start_worker("w0")
+    found = sampler(house)
+    found.sample()
+
+    (seen,) = found.sample().containers
+
+    assert seen.fault_still_s is not None
+    assert seen.cpu_still_s is not None
+    assert seen.work_unknown is None or seen.io_still_s is None
+
+
+WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "none"}
+"""Of a worker whose work is looked at each time."""
+
+
+@pytest.mark.parametrize(
+    ("cpu_times", "passed_s", "reads"),
+    [
+        pytest.param([b"7", b"7", b"7"], 1.0, 1, id="none of them has run"),
+        pytest.param([b"7", b"8", b"8"], 1.0, 2, id="one has run"),
+        pytest.param([b"7", b"8", b"7"], 1.0, 3, id="and it is not what it once was that counts"),
+        pytest.param([None, None, None], 1.0, 3, id="nobody tells"),
+        pytest.param([b"7", None, b"7"], 1.0, 3, id="nobody tells for a look"),
+        pytest.param([b"7", b"7", b"7"], 9.9, 2, id="that is believed for less than ten seconds"),
+        pytest.param([b"7", b"7", b"7"], 10.0, 3, id="and no longer"),
+    ],
+)
+def test_processes_are_read_again_only_once_one_of_them_has_run(
+    cpu_times: list[bytes | None],
+    passed_s: float,
+    reads: int,
+    house: Path,
+    start_worker: StartWorker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start_worker("w0", env=WITHOUT_GPU)
+    found, told = sampler(house, gap_max_s=60.0), iter(cpu_times)
+    at_s = iter(100.0 + number * passed_s for number in range(3))
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: next(told))
+    monkeypatch.setattr(clock, "stamp", lambda: replace(build.ago(0.0), boottime_s=next(at_s)))
+    asked: list[frozenset[int]] = []
+    read = Work.read
+
+    def count(work: Work, pids: frozenset[int]) -> dict[int, ProcessWork]:
+        asked.append(pids)
+        return read(work, pids)
+
+    monkeypatch.setattr(Work, "read", count)
+    seen = [found.sample().containers[0] for _ in cpu_times]
+
+    assert len(asked) == reads
+    assert [each.fault_still_s is None for each in seen] == [False] * 3
+
+
+def test_who_comes_or_goes_has_all_read_again(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker("w0", env=WITHOUT_GPU)
+    found = sampler(house)
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
+    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid}))
+    found.sample()
+    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid, os.getpid()}))
+
+    found.sample()
+
+    (rested,) = found._rested.values()
+    assert rested.work.processes is not None
+    assert rested.work.processes.keys() == {worker.pid, os.getpid()}
+
+
+def test_what_was_read_of_a_container_that_rests_is_forgotten_with_it_however_many_come_and_go(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sampler(house)
+    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
+    seen: set[str] = set()
+    for _ in range(3):
+        worker = start_worker("w0", env=WITHOUT_GPU)
+        (running,) = found.sample().containers
+        seen.add(running.container.incarnation)
+
+        assert list(found._rested) == [running.container.incarnation]
+        worker.end()
+    found.sample()
+
+    assert (len(seen), found._rested) == (3, {})
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(PermissionError("not ours"), "unreadable", id="refused"),
+        pytest.param(ValueError("no such line"), "unreadable", id="not understood"),
+        pytest.param(KeyError("rchar"), "unreadable", id="a line is missing"),
+    ],
+)
+def test_work_that_cannot_be_read_is_unknown_and_counted(
+    error: Exception, reason: str, house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+
+    def refuse(*_: Any) -> dict[int, ProcessWork]:
+        raise error
+
+    monkeypatch.setattr(Work, "read", refuse)
+    snapshot = sampler(house).sample()
+
+    assert snapshot.containers[0].work_still_s is None
+    assert snapshot.unknown["w0", "work", reason] == 1
+    assert snapshot.containers[0].ram_bytes is not None
+
+
+def test_the_work_of_a_container_of_unknown_processes_is_unknown_at_once(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    found = sampler(house)
+    before = found.sample().containers[0].fault_still_s
+    monkeypatch.setattr(processes, "resident_bytes", failing)
+
+    after = found.sample().containers[0]
+
+    assert before is not None
+    assert (after.fault_still_s, after.gpu_unknown is not None) == (None, True)
+
+
+def failing(*_: object, **__: object) -> int:
+    raise OSError("none can be read")
+
+
+def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    monkeypatch.setattr(Work, "_io", lambda *_: None)
+    snapshot = sampler(house).sample()
+
+    assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)
+    assert snapshot.unknown["w0", "work", "io_unreadable"] == 1
+
+
+def test_a_container_with_too_many_processes_is_unknown_in_its_work(
+    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_worker("w0")
+    monkeypatch.setattr(processes, "PROCESSES_MAX", 0)
+    snapshot = sampler(house).sample()
+
+    assert snapshot.containers[0].work_unknown is not None
+    assert snapshot.containers[0].work_unknown.because == "1 processes are more than 0"
+    assert snapshot.unknown["w0", "work", "too_many"] == 1

@@ -1,0 +1,364 @@
+"""Tasks of other runners: a real shell script that leaves their files, real processes, and files that will not do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+import pytest
+
+import exporter.sources.tasks
+from exporter.model.readings import TaskReadings
+from exporter.sources.tasks import ENTRIES_MAX, TASKS_MAX, Tasks
+from gpuwarden import clock, procfs
+from tests.exporter.collectors.test_registry import values
+from tests.exporter.http.test_server import Exporter, command, environment, get
+from tests.waiting import eventually
+
+RUNNER = """
+set -eu
+folder=$1 id=$2
+trap 'rm -f "$folder/$id.json"' EXIT
+printf '{"running_log_id":%s,"remote_pid":"%s","remote_pgid":"%s","timestamp":"%s"}' \\
+  "$id" "$$" "$(cut -d ' ' -f 5 "/proc/$$/stat")" "$(date +%s)" >"$folder/$id.json"
+read -r _
+"""
+"""What a runner does on a node, in a process group of its own: the file, then the command, which ends on a line."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one; wherever the tests run, its tasks' pids are of this namespace."""
+    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: True)
+    found = tmp_path / "running_tasks"
+    found.mkdir()
+    return found
+
+
+@pytest.fixture
+def run_task(folder: Path) -> Iterator[Callable[[int], subprocess.Popen[str]]]:
+    """Start a task as a runner does; it is there once its file is whole."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(task_id: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", RUNNER, "sh", str(folder), str(task_id)],
+            stdin=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        started.append(process)
+        path = folder / f"{task_id}.json"
+        eventually(lambda: path.exists() and path.read_text().endswith("}"), "its file is whole")
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def write(folder: Path, task_id: int, *, pid: int | None = None, started_s: float | None = None) -> Path:
+    """The file of a task; of this process, started now, unless said otherwise."""
+    path = folder / f"{task_id}.json"
+    fields = {
+        "running_log_id": task_id,
+        "remote_pid": str(pid or os.getpid()),
+        "remote_pgid": str(os.getpgrp()),
+        "timestamp": str(time.time() if started_s is None else started_s),
+    }
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def alive(found: TaskReadings) -> dict[int, bool | None]:
+    return {each.task.task_id: each.alive for each in found.tasks}
+
+
+@contextmanager
+def an_exporter(house: Path, *folders: Path) -> Iterator[Exporter]:
+    """The program, with these folders of tasks."""
+    options = ["--sample-interval-s", 0.05, *(option for each in folders for option in ("--task-dir", each))]
+    process = subprocess.Popen(
+        command("--dir", house, "--docker", "none", "--nvml", "off", "--port", 0, *options),
+        env=environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr
+    try:
+        entry = {"event": ""}
+        while entry["event"] != "exporter ready":
+            entry = json.loads(process.stderr.readline())
+        yield Exporter(process=process, port=int(entry["port"]))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.behaviour("D1")
+def test_a_task_is_published_from_its_start_to_its_end_and_one_that_was_killed_as_dead(
+    house: Path, folder: Path, run_task: Callable[[int], subprocess.Popen[str]]
+) -> None:
+    with an_exporter(house, folder) as program:
+
+        def told() -> dict[str, list[float]]:
+            text = get(program.port, "/metrics")[1]
+            return {task: values(text, "gpuwarden_task_alive", task=task) for task in ("7", "8")}
+
+        before_s = time.time()
+        ends, killed = run_task(7), run_task(8)
+        eventually(lambda: told() == {"7": [1.0], "8": [1.0]}, "both are seen alive")
+        text = get(program.port, "/metrics")[1]
+
+        ends.communicate("go\n")
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+
+        eventually(lambda: told() == {"7": [], "8": [0.0]}, "one is gone, the other is dead")
+        assert (folder / "8.json").exists()
+        assert values(text, "gpuwarden_task_info", task="8", pid=str(killed.pid), pgid=str(killed.pid)) == [1.0]
+        (started_s,) = values(text, "gpuwarden_task_start_timestamp_seconds", task="8")
+        assert before_s - 1 <= started_s <= time.time()
+
+
+def test_a_task_whose_parent_has_not_waited_for_it_is_dead(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        write(folder, 7, pid=process.pid)
+        tasks = Tasks([folder])
+        before = alive(tasks.read())
+        process.kill()
+        stat = Path(f"/proc/{process.pid}/stat")
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "Z", "it is a zombie")
+
+        assert (before, alive(tasks.read())) == ({7: True}, {7: False})
+
+
+LEADERLESS: Final = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+print(flush=True)
+ctypes.PyDLL(None).pthread_exit(None)
+"""
+"""A program whose main thread ends and whose other one goes on."""
+
+
+def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEADERLESS], stdout=subprocess.DEVNULL) as process:
+        try:
+            write(folder, 7, pid=process.pid)
+            tasks = Tasks([folder])
+            eventually(lambda: procfs.stat(process.pid)[0] == "Z", "its main thread has ended")
+
+            assert alive(tasks.read()) == {7: True}
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "expected"),
+    [
+        pytest.param(0.0, True, id="it started before its file was written"),
+        pytest.param(3600.0, False, id="a process that started later has got its pid"),
+    ],
+)
+def test_a_pid_is_the_tasks_only_if_its_process_is_as_old_as_the_file_says(
+    folder: Path, ago_s: float, expected: bool
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        write(folder, 7, pid=process.pid, started_s=time.time() - ago_s)
+
+        assert alive(Tasks([folder]).read()) == {7: expected}
+        process.kill()
+
+
+def test_a_clock_that_is_set_kills_no_task_that_was_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, 7)
+    seen, unseen = Tasks([folder]), Tasks([folder])
+    seen.read()
+
+    now = clock.stamp()
+    later = replace(now, unix_s=now.unix_s + 1e7)
+    monkeypatch.setattr(exporter.sources.tasks, "clock", SimpleNamespace(stamp=lambda: later))
+
+    assert alive(seen.read()) == {7: True}
+    assert alive(unseen.read()) == {7: False}  # by the clock alone another process would have that pid
+    os.utime(folder / "7.json")
+    assert alive(seen.read()) == {7: True}, "a file that is written again with the same process stays its file"
+
+
+def test_another_task_under_the_same_id_is_looked_at_anew(folder: Path) -> None:
+    tasks = Tasks([folder])
+    write(folder, 7)
+    assert alive(tasks.read()) == {7: True}
+    write(folder, 7, pid=dead_pid())
+
+    assert alive(tasks.read()) == {7: False}
+
+
+def dead_pid() -> int:
+    """Of a process that has ended a moment ago."""
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_process_that_the_kernel_hides_is_neither_alive_nor_dead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /proc mounted with hidepid shows another user's process to one that is not root."""
+    write(folder, 7)
+
+    def hidden(*_: object, **__: object) -> list[str]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(procfs, "stat", hidden)
+
+    assert alive(Tasks([folder]).read()) == {7: None}
+
+
+def test_a_file_that_did_not_change_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, 7)
+    tasks = Tasks([folder])
+    first = tasks.read()
+    monkeypatch.setattr(exporter.sources.tasks, "tenantfiles", None)
+
+    assert tasks.read() == first
+
+
+def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Path) -> None:
+    write(folder, 7)
+    (folder / "8.json").write_text('{"running_log_id":8,"remote_p')
+    write(folder, 9).rename(folder / "10.json")
+    write(folder, 11).rename(folder / "011.json")
+    (folder / "notes.json").write_text("{}")
+    (folder / "12.json").symlink_to(write(folder, 13))
+    os.mkfifo(folder / "14.json")
+    (folder / "15.json").write_bytes(b"\xff")
+    (folder / "16.json").write_text(" " * 70_000)
+    (folder / "17.json").mkdir()
+    (folder / ".18.json.new").write_text("half of what is being written")
+    (folder / "19.txt").write_text("something else")
+
+    found = Tasks([folder]).read()
+
+    assert alive(found) == {7: True, 13: True}
+    assert found.errors == {
+        "not_json": 2, "name": 3, "unreadable": 1, "not_a_file": 2, "oversized": 1,
+    }  # fmt: skip
+    assert {reason: said for reason, said in found.such_as.items() if reason in ("unreadable", "oversized")} == {
+        "unreadable": f"{folder}/12.json: Too many levels of symbolic links",
+        "oversized": f"{folder}/16.json: it is over 65536 bytes",
+    }
+
+
+def test_a_name_that_is_no_text_is_told_as_one(folder: Path) -> None:
+    (folder / os.fsdecode(b"\xff.json")).touch()
+
+    found = Tasks([folder]).read()
+
+    assert found.such_as["name"].encode().startswith(f"{folder}/\\xff.json: ".encode())
+
+
+def test_a_task_that_ends_between_two_looks_at_its_folder_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(folder, 7)
+    write(folder, 8)
+    listed = Tasks._entries
+
+    def then_it_ends(*arguments: object) -> object:
+        entries = list(listed(*arguments))  # type: ignore[arg-type]
+        (folder / "7.json").unlink(missing_ok=True)
+        return entries
+
+    monkeypatch.setattr(Tasks, "_entries", then_it_ends)
+    found = Tasks([folder]).read()
+
+    assert (alive(found), found.errors) == ({8: True}, {})
+
+
+def test_a_folder_that_vanishes_costs_its_own_tasks_and_is_counted_until_it_is_back(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write(folder, 7)
+    write(other, 8)
+    tasks = Tasks([folder, other])
+    assert alive(tasks.read()) == {7: True, 8: True}
+
+    other.rename(tmp_path / "away")
+    gone = tasks.read()
+    (tmp_path / "away").rename(other)
+    back = tasks.read()
+
+    assert (alive(gone), gone.errors) == ({7: True}, {"folder_missing": 1})
+    assert (alive(back), back.errors) == ({7: True, 8: True}, {})
+
+
+def test_with_no_folder_to_be_read_nothing_is_known(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Tasks([tmp_path / "nowhere"]).read()
+
+
+def test_a_folder_may_be_a_file_that_is_none(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    write(folder, 7)
+
+    assert Tasks([folder, tmp_path / "file"]).read().errors == {"folder_unreadable": 1}
+
+
+def test_of_two_files_with_one_id_the_live_one_is_kept(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write(folder, 7, pid=dead_pid())
+    write(other, 7)
+
+    for folders in ([folder, other], [other, folder]):
+        found = Tasks(folders).read()
+        assert (alive(found), found.errors) == ({7: True}, {"duplicate": 1})
+
+
+def test_of_more_tasks_than_are_read_the_newest_are_and_those_that_were_seen_alive(folder: Path) -> None:
+    tasks, dead = Tasks([folder]), dead_pid()
+    write(folder, 7)
+    assert alive(tasks.read()) == {7: True}
+    for task_id in range(100, 100 + TASKS_MAX + 3):
+        path, written_s = write(folder, task_id, pid=dead), time.time() + task_id
+        os.utime(path, (written_s, written_s))
+
+    found = tasks.read()
+
+    newest = range(100 + 4, 100 + TASKS_MAX + 3)
+    assert alive(found) == {7: True} | dict.fromkeys(newest, False)
+    assert found.errors == {"too_many": 1}
+
+
+@pytest.mark.parametrize("hosts", [True, False], ids=["in the host's pid namespace", "in another"])
+def test_a_process_that_was_never_seen_is_dead(
+    folder: Path, run_task: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, hosts: bool
+) -> None:
+    """In another namespace the host's processes have other pids, or none: there it is unknown."""
+    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: hosts)
+    tasks = Tasks([folder])
+    seen = run_task(7)
+    write(folder, 8, pid=dead_pid())
+    write(folder, 9, started_s=time.time() - 1e6)
+    never = False if hosts else None
+
+    assert alive(tasks.read()) == {7: True, 8: never, 9: never}
+    seen.kill()
+    seen.wait()
+    assert alive(tasks.read()) == {7: False, 8: never, 9: never}
+
+
+def test_the_number_of_entries_looked_at_is_bounded(folder: Path) -> None:
+    for number in range(ENTRIES_MAX + 1):
+        (folder / f"{number}.txt").touch()
+
+    assert Tasks([folder]).read().errors == {"too_many": 1}

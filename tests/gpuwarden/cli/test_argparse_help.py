@@ -1,0 +1,45 @@
+"""What `--help` tells of each option, as a person reads it."""
+
+import re
+
+import pytest
+
+from gpuwarden.cli.main import main
+
+COMMANDS = ("exporter", "remediator serve", "remediator execute", "worker")
+
+
+def told(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The whole of it, each option in one line."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit) as end:
+        main([*command.split(), "--help"])
+    assert end.value.code == 0
+    return capfd.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_tells_of_its_options_in_words_of_python(
+    command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = told(command, capfd, monkeypatch)
+
+    assert (
+        re.findall(r"\w+\[[\w,.]+\]|default factory: \w+|\(default: (?:None|\(\))?\)| (?:str|int|float|Path)\b", says)
+        == []
+    )
+    assert re.search(r"\(default: [\d.]+\)", says)
+
+
+def test_what_an_option_takes_and_its_default_are_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
+
+    says = told("exporter", capfd, monkeypatch)
+
+    assert re.search(r"--dir PATH .*\(default: /run/gpuwarden\)\n", says)
+    assert re.search(r"--port N .*\(default: 29835\)\n", says)
+    assert re.search(r"--node-name TEXT .*; wanted with --pods api\n", says)
+    assert re.search(r"--systemd-unit TEXT,\.\.\.\s+.*; each is then one container\n", says)
+    assert re.search(r"--task-dir PATH,\.\.\.\s+.*\(docs/tasks\.md\)\n", says)

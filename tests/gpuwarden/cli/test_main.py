@@ -1,0 +1,329 @@
+"""The command line: finding a command, saying what is wrong, and a job's way in and out."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuwarden import __version__
+from gpuwarden.cli import main as cli
+from gpuwarden.cli.main import main
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.queue import JobStore
+
+
+@pytest.fixture
+def url(database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    return f"sqlite:///{database}"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """A command's exit code, what it printed and what it complained of."""
+    try:
+        code = main(list(arguments))
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys)
+
+    assert (code, out) == (2, "")
+    assert "commands:" in err
+    for command in ("worker", "job", "run", "queue", "events", "gpu"):
+        assert f"\n  {command} " in err
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "wroker")
+
+    assert code == 2
+    assert "invalid choice: 'wroker'" in err
+    assert "worker" in err
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
+
+
+def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "job", "submit", "--help")
+
+    assert code == 0
+    assert out.startswith("usage: gpuwarden job submit")
+
+
+def test_a_missing_package_names_the_extra_that_brings_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "exporting").mkdir()
+    (tmp_path / "exporting" / "main.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(cli, "_commands", lambda: {"exporter": "exporting.main:command"})
+
+    code, _, err = run(capsys, "exporter")
+
+    assert code == 1
+    assert err == (
+        "gpuwarden exporter: needs the package 'no_such_package', which is not installed: "
+        "pip install 'gpuwarden[exporting]'\n"
+    )
+
+
+def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gpuwarden.cli.job", raising=False)
+    monkeypatch.setitem(sys.modules, "gpuwarden.queue", None)
+
+    code, _, err = run(capsys, "job", "list")
+
+    assert code == 1
+    assert "pip install 'gpuwarden[jobs]'" in err
+
+
+def test_programs_register_their_commands_without_the_library_importing_them() -> None:
+    look = "import sys; from gpuwarden import cli; print(sorted(cli._commands()))\n"
+    look += "assert not {'exporter', 'remediator', 'sqlalchemy'} & set(sys.modules)"
+
+    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+
+    assert {"exporter", "remediator", "worker", "job"} <= set(json.loads(told.stdout.replace("'", '"')))
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        pytest.param(GpuwardenError("no host key"), 1, "gpuwarden job: no host key\n", id="our own error"),
+        pytest.param(KeyboardInterrupt(), 130, "", id="Ctrl-C"),
+    ],
+)
+def test_a_command_that_ends_early_is_one_line_and_a_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, says: str
+) -> None:
+    def command(_arguments: list[str]) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "_load", lambda _target: command)
+
+    assert run(capsys, "job") == (code, "", says)
+
+
+def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(_arguments: list[str]) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "_load", lambda _target: command)
+
+    with pytest.raises(ZeroDivisionError):
+        main(["job"])
+
+
+def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+    for _ in range(2):
+        assert main(["job", "submit", "--store", url]) == 0
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+
+    told = subprocess.run(
+        [sys.executable, "-u", "-m", "gpuwarden", "job", "list", "--store", url],
+        stdout=write_end, stderr=subprocess.PIPE, check=False,
+    )  # fmt: skip
+    os.close(write_end)
+
+    assert (told.returncode, told.stderr) == (1, b"")
+
+
+# --- a job's way in and out
+
+
+def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
+    figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
+    assert run(capsys, "job", "submit", "--store", url, *options, *figures) == (0, "1\n", "")
+    assert run(capsys, "job", "submit", "--store", url) == (0, "2\n", "")
+
+    code, out, _ = run(capsys, "job", "list", "--store", url, "--json")
+
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert code == 0
+    assert first == {
+        "job_id": 1, "run_id": "r1", "queue": "video", "job_class": "gpu_video", "model": "svd",
+        "payload": {"prompt": "a cat"}, "budget_s": 60.0, "stall_timeout_s": 0.0, "steps_total": 20,
+        "state": "queued", "priority": 5, "attempt": 0, "attempts_max": 4, "watchdog_retries": 0, "reclaims": 0,
+        "claimed_by": None, "host": None, "worker": None, "lease_expires_at": None, "because": None,
+        "asked_budget_s": 60.0, "needs": 0, "pending": 0, "gang": None, "rank": 0, "ranks": 1, "inputs": {},
+        "claimed_at": None, "ended_at": None, "result": None, "progress": None,
+        "submitted_at": pytest.approx(time.time(), abs=60), "queued_at": first["submitted_at"],
+    }  # fmt: skip
+    assert (second["queue"], second["budget_s"], second["stall_timeout_s"]) == ("gpu", 8100.0, 120.0)
+    assert second["attempts_max"] == 20
+
+
+def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    run(capsys, "job", "submit", "--store", url, "--no-steps")
+
+    _, out, _ = run(capsys, "job", "list", "--store", url)
+
+    heading, line = out.splitlines()
+    assert heading.split() == [
+        "JOB", "STATE", "QUEUE", "ATTEMPT", "RETRIES", "PRIORITY", "WORKER", "PROGRESS", "BECAUSE"
+    ]  # fmt: skip
+    assert line.split() == ["1", "queued", "gpu", "0", "0", "100", "-", "-"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+    assert run(capsys, "job", "list", "--store", url, *options) == (0, "", "")
+
+
+def test_jobs_are_chosen_by_state(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    run(capsys, "job", "submit", "--store", url)
+
+    assert run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "running")[1] == ""
+    assert len(run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "queued")[1]) > 1
+
+
+def test_the_store_may_come_from_the_environment(
+    capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_STORE", url)
+
+    assert run(capsys, "job", "submit") == (0, "1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        pytest.param(["--store", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
+        pytest.param(["--store", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
+        pytest.param(["--store", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
+        pytest.param(["--store", "x"], 1, "'x' is no database URL", id="bad store"),
+        pytest.param(["--store", "x", "--attempts-max", "0"], 1, "attempts_max 0 will not do", id="no attempts"),
+        pytest.param(["--store", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
+        pytest.param(["--store", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
+    ],
+)
+def test_a_submission_that_will_not_do_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, says: str
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+
+    ended, out, err = run(capsys, "job", "submit", *options)
+
+    assert (ended, out) == (code, "")
+    assert says in err
+
+
+# --- GPUs out of use
+
+
+@pytest.fixture
+def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This host's key is where the programs look for it."""
+    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+
+
+@pytest.mark.usefixtures("on_box1")
+def test_a_gpu_is_taken_out_of_use_listed_and_put_back(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str
+) -> None:
+    where = ["--store", url]
+    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
+    store.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--because", "falls off the bus") == (0, "", "")
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
+
+    code, table, _ = run(capsys, "gpu", "list", *where)
+    listed = [json.loads(line) for line in run(capsys, "gpu", "list", *where, "--json")[1].splitlines()]
+
+    assert code == 0
+    assert [line.split()[:3] for line in table.splitlines()] == [
+        ["GPU", "HOST", "WORKER"], ["GPU-a", "box1", "-"], ["GPU-b", "box2", "w7"]
+    ]  # fmt: skip
+    assert table.splitlines()[1].endswith("Z falls off the bus")
+    since = [each.pop("since") for each in listed]
+    assert listed == [
+        {"gpu": "GPU-a", "host": "box1", "worker": None, "because": "falls off the bus"},
+        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by a person"},
+    ]
+    assert since == sorted(since)
+    assert run(capsys, "gpu", "release", *where, "GPU-a") == (0, "", "")
+    assert len(run(capsys, "gpu", "list", *where, "--json")[1].splitlines()) == 1
+
+
+@pytest.mark.parametrize("named", ["0", "a", "gpu-a", "", "GPU-a\nb"])
+def test_what_is_no_uuid_is_not_taken_out_of_use(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str
+) -> None:
+    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "--host", "box1", named)
+
+    assert code == 2
+    assert "is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does" in err
+    assert store.quarantined() == []
+
+
+@pytest.mark.parametrize("more", [[], ["--worker", "w1"]], ids=["a GPU", "a slot"])
+def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
+    capsys: pytest.CaptureFixture[str], store: JobStore, url: str, more: list[str]
+) -> None:
+    command = ["gpu", "quarantine", "--store", url, "--host", "box1", "MIG-a", *more]
+    code, _, err = run(capsys, *command)
+
+    assert (code, [each.gpu for each in store.quarantined()]) == (0, ["MIG-a"])
+    assert err.startswith("gpuwarden gpu: MIG-a is in quarantine, but no worker has registered it")
+    assert err.count("\n") == 1
+    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("MIG-a",))
+    assert run(capsys, *command) == (0, "", "")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    code, out, err = run(capsys, "gpu", "release", "--store", url, "GPU-a")
+
+    assert (code, out) == (1, "")
+    assert err == "gpuwarden gpu: GPU-a is not in quarantine: `gpuwarden gpu list` says which are\n"
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+    assert run(capsys, "gpu", "list", "--store", url, *options) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param([], "list | quarantine | release", id="no act"),
+        pytest.param(["release", "--store", "x"], "required: UUID", id="no GPU"),
+    ],
+)
+def test_a_gpu_command_that_lacks_something_says_what(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+
+    code, _, err = run(capsys, "gpu", *arguments)
+
+    assert code == 2
+    assert says in err
+
+
+@pytest.mark.usefixtures("store")
+def test_a_gpu_is_not_taken_out_of_use_on_a_host_without_a_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_DIR", str(tmp_path / "nowhere"))
+
+    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "GPU-a")
+
+    assert code == 1
+    assert "no host key at" in err

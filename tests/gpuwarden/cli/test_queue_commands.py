@@ -1,0 +1,549 @@
+"""The commands about jobs, runs, queues and events, as a person and as a program read them, on both databases."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.cli.main import main
+from gpuwarden.cli.run import parse
+from gpuwarden.db.engine import OlderTablesError, writing
+from gpuwarden.job import JobClass, JobId, State
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.reporter import Reporter
+from tests.conftest import Cli
+from tests.waiting import eventually
+
+NOW = 1000.0
+HOST = "box1"
+
+
+def submit(store: JobStore, **its: Any) -> JobId:
+    return store.submit(Submission(**{"queue": "gpu", **its}), now=NOW)
+
+
+def claim(store: JobStore, queue: str = "gpu", *, now: float = NOW) -> Job:
+    found = store.claim(queue, host=HOST, worker=f"w-{queue}", incarnation=f"i-{queue}", now=now)
+    assert found is not None
+    return found
+
+
+def complete(store: JobStore, job: Job, **result: Any) -> None:
+    assert job.claimed_by is not None
+    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=NOW + 60, result=result)
+
+
+def parsed(lines: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+# --- what only asks
+
+
+ASKS = (
+    ["job", "list"],
+    ["job", "show", "1"],
+    ["job", "wait", "1"],
+    ["run", "list"],
+    ["run", "show", "r"],
+    ["queue", "list"],
+    ["worker", "list"],
+    ["worker", "dead"],
+    ["gpu", "list"],
+    ["events", "c"],
+)
+
+
+@pytest.mark.parametrize("asks", ASKS, ids=" ".join)
+def test_a_command_that_only_asks_refuses_older_tables_and_leaves_them(
+    store: JobStore, cli: Cli, url: str, asks: list[str]
+) -> None:
+    with writing(store._engine) as connection:
+        connection.exec_driver_sql("UPDATE gpuwarden_queue_version SET version_num = '0001'")
+
+    code, out, err = cli(*asks)
+
+    assert (code, out) == (1, "")
+    assert "queue tables are of an older gpuwarden (revision 0001; " in err
+    with pytest.raises(OlderTablesError):
+        JobStore.open(url)
+
+
+CHANGES = (
+    ["job", "cancel", "1"],
+    ["job", "requeue", "1"],
+    ["job", "block", "1"],
+    ["job", "unblock", "1"],
+    ["run", "cancel", "r"],
+    ["queue", "unset", "gpu"],
+    ["worker", "lock", "w", "--host", HOST],
+    ["worker", "unlock", "w", "--host", HOST],
+    ["worker", "drain", "w", "--host", HOST],
+    ["gpu", "quarantine", "GPU-1", "--host", HOST],
+    ["gpu", "release", "GPU-1"],
+    ["wrangle", "do", "r"],
+    ["wrangle", "on", "r"],
+    ["wrangle", "off", "r"],
+    ["wrangle", "forgive", "r"],
+)
+
+
+@pytest.mark.parametrize("said", [*ASKS, *CHANGES], ids=" ".join)
+def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_STORE", f"sqlite:///{tmp_path}/typo.db")
+
+    assert main(said) == 1
+
+    assert f"there is no queue at {tmp_path}/typo.db: is --store or $GPUWARDEN_STORE right?" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- jobs
+
+
+def test_the_newest_jobs_are_listed_and_all_where_all_are_asked_for(store: JobStore, cli: Cli) -> None:
+    ids = [submit(store) for _ in range(52)]
+
+    code, out, err = cli("job", "list")
+    assert code == 0
+    assert [int(line.split()[0]) for line in out.splitlines()[1:]] == ids[2:], "the oldest of them first"
+    assert err == "gpuwarden job: these are the newest 50; --limit 0 lists all\n"
+    assert [each["job_id"] for each in parsed(cli("job", "list", "--json", "--limit", "2")[1])] == ids[-2:]
+    assert len(parsed(cli("job", "list", "--json", "--limit", "0")[1])) == 52
+    assert cli("job", "list", "--limit", "-1")[0] == 2
+
+
+def test_all_jobs_are_listed_though_they_are_read_a_page_at_a_time(
+    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.queue.queries.PAGE", 3)
+    ids = [submit(store) for _ in range(6)]
+
+    assert [each["job_id"] for each in parsed(cli("job", "list", "--json", "--limit", "0")[1])] == ids
+
+
+def test_jobs_are_chosen_by_queue_run_and_state(store: JobStore, cli: Cli) -> None:
+    here, other, of_run = submit(store), submit(store, queue="cpu"), submit(store, run_id="r1")
+    waits = submit(store, run_id="r1", needs=(of_run,))
+    claim(store)
+
+    def chosen(*options: str) -> list[int]:
+        return [each["job_id"] for each in parsed(cli("job", "list", "--json", *options)[1])]
+
+    assert chosen("--queue", "cpu") == [other]
+    assert chosen("--run", "r1") == [of_run, waits]
+    assert chosen("--state", "waiting") == [waits]
+    assert chosen("--state", "running", "--state", "waiting") == [here, waits]
+    assert chosen("--state", "queued", "--run", "r1", "--queue", "gpu") == [of_run]
+    assert chosen("--queue", "none") == []
+
+
+def test_a_running_job_is_listed_with_its_progress_where_its_workers_files_are(
+    store: JobStore, cli: Cli, host_dir: Path
+) -> None:
+    submit(store, steps_total=20)
+    with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
+        job = store.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW)
+        assert job is not None
+        before = cli("job", "list")[1].splitlines()
+        reporter.start_job(
+            job_id=1, attempt=1, job_class=JobClass.GPU, model=None, budget_s=1.0, stall_timeout_s=1.0, steps_total=20
+        )
+        reporter.arm()
+        after = cli("job", "list")[1].splitlines()
+        json_line = parsed(cli("job", "list", "--json")[1])[0]
+
+    assert before[0].split()[7] == "PROGRESS"
+    assert before[1].split()[7] == "-"
+    assert after[1].split()[7:9] == ["step", "0/20"]
+    assert json_line["progress"]["steps_total"] == 20
+
+
+def test_a_watched_list_is_printed_again_at_a_change(
+    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    submit(store)
+    watching = spawn("-m", "gpuwarden", "job", "list", "--watch", "--json", "--store", url)
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["state"] == "queued"
+
+    claim(store)
+
+    while json.loads(watching.stdout.readline())["state"] != "running":
+        pass
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(timeout=20) == 130
+
+
+def test_a_job_that_needs_others_waits_for_them_and_shows_what_it_waits_for(store: JobStore, cli: Cli) -> None:
+    first, second = (int(cli("job", "submit", "--run", "r1")[1]) for _ in range(2))
+    code, third, _ = cli("job", "submit", "--run", "r1", "--needs", str(first), "--needs", str(second))
+    assert code == 0
+    complete(store, claim(store), frames=[1, 2])
+
+    page = cli("job", "show", third.strip())[1].splitlines()
+    assert "state     waiting" in page
+    assert f"needs     {first}, {second}; 1 of 2 are not done" in page
+    assert not any(line.startswith(("queued", "claimed", "ended", "result")) for line in page)
+    shown = json.loads(cli("job", "show", third.strip(), "--json")[1])
+    assert (shown["needs_jobs"], shown["pending"]) == ([first, second], 1)
+
+    done = cli("job", "show", str(first))[1].splitlines()
+    assert 'result    {"frames": [1, 2]}' in done
+    assert any(line.startswith("ended ") and line.endswith("after an attempt of 1 min") for line in done)
+    assert cli("job", "submit", "--needs", str(first))[::2] == (
+        1, "gpuwarden job: a job that needs others belongs to their run: name it\n",
+    )  # fmt: skip
+
+
+def test_a_job_is_of_the_class_that_its_queue_says_unless_it_says_so_itself(store: JobStore, cli: Cli) -> None:
+    assert cli("queue", "set", "sweeps", "--class", "ingest", "--budget-s", "60")[0] == 0
+
+    for options in (["--queue", "sweeps"], ["--queue", "load"], [], ["--class", "cpu"]):
+        assert cli("job", "submit", *options)[0] == 0
+
+    assert [job.job_class for job in store.jobs()] == ["ingest", "ingest_load", "gpu", "cpu"]
+    assert store.job(1).budget_s == 60
+
+
+# --- waiting
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        pytest.param([State.COMPLETED, State.COMPLETED], 0, id="completed"),
+        pytest.param([State.COMPLETED, State.FAILED], 1, id="one failed"),
+        pytest.param([State.CANCELLED, State.COMPLETED], 1, id="one cancelled"),
+    ],
+)
+def test_a_wait_ends_with_its_jobs_and_says_how_they_ended(
+    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]], ends: list[State], code: int
+) -> None:
+    ids = [submit(store) for _ in ends]
+    waiting = spawn("-m", "gpuwarden", "job", "wait", *map(str, ids), "--timeout-s", "60", "--store", url)
+    assert waiting.stdout is not None
+
+    for job_id, end in zip(ids, ends, strict=True):
+        assert waiting.poll() is None
+        if end is State.CANCELLED:
+            store.cancel(job_id, because="", now=NOW)
+        elif end is State.COMPLETED:
+            complete(store, claim(store))
+        else:
+            job = claim(store)
+            store.fail_by_worker(job.job_id, attempt=1, incarnation="i-gpu", because="it broke", now=NOW)
+        assert waiting.stdout.readline() == f"{job_id} {end}\n"
+
+    assert waiting.wait(timeout=20) == code
+
+
+def test_a_wait_that_is_over_before_its_jobs_ends_with_2_and_names_them(store: JobStore, cli: Cli) -> None:
+    done, open_one = submit(store), submit(store)
+    complete(store, claim(store))
+    began_s = time.monotonic()
+
+    code, out, err = cli("job", "wait", str(done), str(open_one), "--timeout-s", "0.2")
+
+    assert (code, out, err) == (2, f"{done} completed\n", f"gpuwarden job: not over yet: {open_one}\n")
+    assert time.monotonic() - began_s < 20
+    assert cli("job", "wait", str(done)) == (0, f"{done} completed\n", "")
+    assert cli("job", "wait", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
+
+
+# --- queues
+
+
+def test_queues_are_listed_with_their_jobs_workers_and_settings(store: JobStore, cli: Cli) -> None:
+    assert cli("queue", "list") == (0, "", "")
+    now = store.now()
+    for _ in range(3):
+        store.submit(Submission(queue="gpu"), now=now - 90)
+    store.submit(Submission(queue="gpu"), now=now)
+    first = submit(store, queue="cpu", run_id="r1")
+    submit(store, queue="cpu", run_id="r1", needs=(first,))
+    store.block(submit(store, queue="cpu"), because="")
+    claim(store, now=now)
+    claim(store, "cpu", now=now - 31)
+    store.register("gpu", host=HOST, worker="idle", incarnation="i", now=now)
+    store.submit(Submission(queue="done"), now=now)
+    complete(store, claim(store, "done", now=now))
+    store.heartbeat(host=HOST, worker="w-done", queue="done", incarnation="i-done", model=None, now=now)
+    cli("queue", "set", "video", "--class", "gpu_video", "--lost-hold-s", "600")
+
+    code, out, _ = cli("queue", "list")
+    rows = {each["queue"]: each for each in parsed(cli("queue", "list", "--json")[1])}
+
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["QUEUE", "cpu", "done", "gpu", "video"]
+    assert rows["gpu"]["jobs"] == {"queued": 3, "running": 1}
+    assert rows["gpu"]["oldest_s"] == pytest.approx(90, abs=30)
+    assert (rows["gpu"]["busy"], rows["gpu"]["workers"]) == (1, 2)
+    assert rows["cpu"]["jobs"] == {"waiting": 1, "running": 1, "blocked": 1}
+    assert (rows["cpu"]["busy"], rows["cpu"]["workers"]) == (0, 0), "not seen for 31 s"
+    assert (rows["done"]["jobs"], rows["done"]["oldest_s"]) == ({}, None)
+    assert rows["video"]["settings"]["set_by"].startswith("ann@")
+    assert rows["video"]["settings"]["set_at"] == pytest.approx(now, abs=60)
+    assert "class gpu_video, lost hold 600 s (set " in out
+    assert "by ann@" in out
+
+
+def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cli) -> None:
+    def settings() -> tuple[Any, ...]:
+        (found,) = store.queue_settings()
+        return found.job_class, found.budget_s, found.lost_hold_s
+
+    cli("queue", "set", "gpu", "--budget-s", "60")
+    assert settings() == (None, 60, None)
+    cli("queue", "set", "gpu", "--lost-hold-s", "0")
+    assert settings() == (None, 60, 0)
+    assert cli("queue", "set", "gpu", "--budget-s", "none", "--class", "cpu")[0] == 0
+    assert settings() == (JobClass.CPU, None, 0)
+
+    assert cli("queue", "unset", "gpu") == (0, "", "")
+    assert store.queue_settings() == []
+    assert cli("queue", "unset", "gpu")[::2] == (
+        1, "gpuwarden queue: nothing is set for queue 'gpu': see `gpuwarden queue list`\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        pytest.param(["gpu"], 1, "say what to set: --class, --budget-s or --lost-hold-s", id="nothing"),
+        pytest.param(["gpu", "--class", "tpu"], 2, "'tpu' is no class: gpu, ", id="no class"),
+        pytest.param(
+            ["gpu", "--budget-s", "much"], 2, "'much' is neither a number of seconds nor none", id="no number"
+        ),
+        pytest.param(["gpu", "--budget-s", "-1"], 1, "budget_s -1.0 will not do", id="below 0"),
+        pytest.param(["", "--budget-s", "1"], 1, "queue '' will not do", id="no name"),
+    ],
+)
+def test_a_setting_that_will_not_do_is_refused(
+    store: JobStore, cli: Cli, options: list[str], code: int, says: str
+) -> None:
+    ended, _, err = cli("queue", "set", *options)
+
+    assert ended == code
+    assert says in err
+    assert store.queue_settings() == []
+
+
+# --- runs
+
+
+DIAMOND = {
+    "run": "render-7",
+    "jobs": {
+        "post": {"queue": "cpu", "needs": ["left", "right"]},
+        "load": {"payload": {"scene": "a"}, "priority": 5},
+        "left": {"needs": ["load"], "model": "svd", "class": "gpu_video", "reports_steps": False},
+        "right": {"needs": ["load"], "budget_s": 60, "steps_total": 20, "attempts_max": 3, "stall_timeout_s": 10},
+    },
+}
+
+
+def written(tmp_path: Path, whole: object) -> str:
+    path = tmp_path / "run.json"
+    path.write_text(whole if isinstance(whole, str) else json.dumps(whole))
+    return str(path)
+
+
+def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore, cli: Cli, tmp_path: Path) -> None:
+    code, out, _ = cli("run", "submit", written(tmp_path, DIAMOND))
+    ids = {line.split()[1]: int(line.split()[0]) for line in out.splitlines()}
+
+    assert (code, list(ids)) == (0, ["post", "load", "left", "right"])
+    assert store.job(ids["left"]).job_class is JobClass.GPU_VIDEO
+    assert store.job(ids["right"]).budget_s == 60
+    assert store.needs(ids["post"]) == sorted([ids["left"], ids["right"]])
+    listed = cli("run", "list")[1].splitlines()[1]
+    assert listed.split()[:5] == ["render-7", "running", "0", "of", "4"]
+    assert listed.endswith("3 waiting, 1 queued")
+    page = cli("run", "show", "render-7")[1]
+    assert f"  {ids['post']:>6} waiting    cpu        needs 2 more\n" in page
+
+    for queue in ("gpu", "gpu", "gpu", "cpu"):
+        complete(store, claim(store, queue))
+
+    (run,) = parsed(cli("run", "list", "--json")[1])
+    assert (run["state"], run["jobs"]) == ("completed", {"completed": 4})
+    assert cli("run", "list", "--state", "running") == (0, "", "")
+    first, second = cli("run", "show", "render-7")[1].splitlines()
+    assert first.startswith("run render-7: completed, submitted ")
+    assert second == "  4 of 4 jobs are over: 4 completed"
+    assert len(cli("run", "show", "render-7", "--all")[1].splitlines()) == 6
+    shown = json.loads(cli("run", "show", "render-7", "--json")[1])
+    assert {each["job_id"]: each["needs_jobs"] for each in shown["all"]}[ids["left"]] == [ids["load"]]
+
+
+def test_the_page_about_files_shows_one_that_will_do() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "queue-commands.md").read_text(encoding="utf-8")
+    example = page.partition("```json\n")[2].partition("```")[0]
+
+    run_id, submissions, needs = parse(example)
+
+    assert run_id == "render-7"
+    assert list(submissions) == ["load", "left", "right", "post"]
+    assert needs["post"] == ["left", "right"]
+
+
+@pytest.mark.behaviour("D7")
+def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: JobStore, cli: Cli) -> None:
+    lost, other, kept = submit(store), submit(store), submit(store)
+    for number in (1, 2, 3):
+        assert store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
+    assert store.lose(lost, attempt=1, now=NOW)
+    assert store.lose(kept, attempt=1, now=NOW)
+
+    code, out, complaints = cli("job", "cancel", str(lost), str(other))
+
+    assert (code, out) == (0, "")
+    assert complaints.startswith(f"gpuwarden job: job {lost} is lost with host box1: its process may run still")
+    assert complaints.count("\n") == 1
+    assert [store.job(each).state for each in (lost, other, kept)] == [
+        State.CANCELLED,
+        State.CANCELLED,
+        State.NODE_LOST,
+    ]
+
+
+def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
+    cli("run", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
+
+    assert cli("run", "cancel", "other", "--because", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
+    assert (store.job(1).because or "").endswith(": wrong scene")
+    assert cli("run", "cancel", "other")[::2] == (1, "gpuwarden run: run 'other' has ended: it is cancelled\n")
+    for act in ("show", "cancel"):
+        assert cli("run", act, "none")[::2] == (
+            1, "gpuwarden run: the queue has no run 'none': `gpuwarden run list` names them\n",
+        )  # fmt: skip
+
+
+def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cli: Cli) -> None:
+    store.add_items("r1", ["a", "b", "c"], now=NOW)
+    submit(store, run_id="r1")
+    job = claim(store)
+    assert job.claimed_by is not None
+    how: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
+    for item in ("a", "b"):
+        assert store.take_item(job.job_id, **how) is not None
+        if item == "a":
+            store.fail_item(job.job_id, **how, item=item, because="no such texture", tries_max=1)
+    store.finish_item(job.job_id, **how, item="b")
+
+    out = cli("run", "show", "r1")[1]
+
+    assert out.endswith("  3 items: 1 pending, 1 done, 1 failed\n  a failed on w-gpu: no such texture\n")
+    (listed,) = parsed(cli("run", "show", "r1", "--json")[1])
+    assert [item["state"] for item in listed["items"]] == ["failed", "done", "pending"]
+
+
+def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
+    for n in range(3):
+        store.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)
+
+    assert [each["run_id"] for each in parsed(cli("run", "list", "--limit", "2", "--json")[1])] == ["r1", "r2"]
+    assert "these are the newest 2" in cli("run", "list", "--limit", "2")[2]
+    assert len(parsed(cli("run", "list", "--limit", "0", "--json")[1])) == 3
+
+
+@pytest.mark.parametrize(
+    ("whole", "says"),
+    [
+        pytest.param("{", "it is no JSON", id="no JSON"),
+        pytest.param([], 'it is no object with "jobs"', id="a list"),
+        pytest.param({"run": "r", "jobs": {}}, 'it is no object with "jobs"', id="no jobs"),
+        pytest.param({"jobs": {"a": {}}}, "names no run: give it", id="no name"),
+        pytest.param({"run": 7, "jobs": {"a": {}}}, "`run` is to be a text", id="a number as name"),
+        pytest.param({"run": "r", "job": {}, "jobs": {"a": {}}}, "'job' is unknown", id="a word it does not know"),
+        pytest.param('{"run": "r", "jobs": {"a": {}, "a": {}}}', "'a' stands twice in one object", id="twice"),
+        pytest.param({"run": "r", "jobs": {"a": []}}, "job 'a' is no object", id="no object"),
+        pytest.param(
+            {"run": "r", "jobs": {"a": {"prio": 1}}}, "job 'a': 'prio' is unknown: queue, ", id="a job's word"
+        ),
+        pytest.param({"run": "r", "jobs": {"a": {"priority": "1"}}}, "`priority` is to be a whole number", id="a text"),
+        pytest.param({"run": "r", "jobs": {"a": {"budget_s": True}}}, "`budget_s` is to be a number", id="a bool"),
+        pytest.param({"run": "r", "jobs": {"a": {"budget_s": -1}}}, "job 'a': budget_s -1 will not do", id="below 0"),
+        pytest.param({"run": "r", "jobs": {"a": {"class": "x"}}}, "job 'a': 'x' is no class: gpu, ", id="no class"),
+        pytest.param({"run": "r", "jobs": {"a": {"needs": [1]}}}, "`needs` is to be a list of names", id="an id"),
+        pytest.param(
+            {"run": "r", "jobs": {"a": {"needs": ["b"]}}}, "no job of this run is called 'b'", id="a stranger"
+        ),
+        pytest.param(
+            {"run": "r", "jobs": {"a": {"needs": ["b"]}, "b": {"needs": ["a"]}}}, "wait for one another", id="a circle"
+        ),
+        pytest.param(
+            {"run": "r", "jobs": {"a": {}, "b": {"queue": "load"}}}, "belongs to no run: submit it without", id="ingest"
+        ),
+    ],
+)
+def test_a_file_that_describes_no_run_is_refused_whole(
+    store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str
+) -> None:
+    code, out, err = cli("run", "submit", written(tmp_path, whole))
+
+    assert (code, out) == (1, "")
+    assert says in err
+    assert store.jobs() == []
+
+
+# --- events
+
+
+def test_each_consumer_is_told_once_of_everything_that_ended(store: JobStore, cli: Cli) -> None:
+    submit(store, run_id="r1")
+    complete(store, claim(store))
+
+    first, second = cli("events", "mailer")[1].splitlines()
+    assert first.partition("  ")[2] == "completed     job 1 of run r1, queue gpu, attempt 1, waited 0 s, ran 1 min"
+    assert second.partition("  ")[2].startswith("run_completed job 1 of run r1")
+    assert cli("events", "mailer") == (0, "", "")
+    assert [each["kind"] for each in parsed(cli("events", "other", "--json")[1])] == ["completed", "run_completed"]
+    store.cancel(submit(store), because="", now=NOW)
+    assert [each["kind"] for each in parsed(cli("events", "mailer", "--json")[1])] == ["cancelled"]
+    assert store.consumers() == {"mailer": 0, "other": 1}
+    assert cli("events", "\t")[0] == 1
+
+
+def test_events_are_followed_as_they_come(
+    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    following = spawn("-m", "gpuwarden", "events", "mailer", "--follow", "--json", "--store", url)
+    assert following.stdout is not None
+
+    for job_id in (submit(store), submit(store)):
+        complete(store, claim(store))
+        assert json.loads(following.stdout.readline())["job_id"] == job_id
+
+    eventually(lambda: store.consumers() == {"mailer": 0}, "both are acknowledged")
+    following.send_signal(signal.SIGINT)
+    assert following.wait(timeout=20) == 130
+
+
+def test_what_no_reader_took_is_printed_again(
+    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]], cli: Cli
+) -> None:
+    submit(store)
+    complete(store, claim(store))
+    told = spawn("-c", CLOSED, url)
+
+    assert told.wait(timeout=30) == 1
+    assert len(cli("events", "mailer")[1].splitlines()) == 1
+
+
+CLOSED = """
+import os, sys
+from gpuwarden.cli.main import main
+read_end, write_end = os.pipe()
+os.close(read_end)
+os.dup2(write_end, 1)
+sys.exit(main(["events", "mailer", "--store", sys.argv[1]]))
+"""

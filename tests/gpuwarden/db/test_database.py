@@ -1,0 +1,697 @@
+"""The databases' promises: clear refusals, bounded waits, whole transactions, one history, wakes, locks."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from gpuwarden.db import engine as database_module
+from gpuwarden.db.engine import (
+    Changes,
+    DatabaseError,
+    LockHeldElsewhereError,
+    NoAnswerError,
+    lock_for_one,
+    open_database,
+    reading,
+    straight,
+    tell,
+    watch,
+    writing,
+)
+from gpuwarden.queue import JobStore, Submission
+from gpuwarden.queue.schema import QUEUE
+from testbed.postgres import Postgres
+from tests.waiting import eventually
+
+Spawn = Callable[..., subprocess.Popen[str]]
+
+TABLES = MetaData()
+COUNTS = Table("counts", TABLES, Column("name", String, primary_key=True), Column("n", Integer, nullable=False))
+
+
+def opened_with_counts(url: str) -> Iterator[Engine]:
+    opened = open_database(url, QUEUE)
+    with writing(opened) as connection:
+        TABLES.create_all(connection)
+        connection.execute(insert(COUNTS).values(name="a", n=0))
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """Either database, with a table of counts beside the queue's."""
+    yield from opened_with_counts(url)
+
+
+@pytest.fixture
+def sqlite_engine(database: Path) -> Iterator[Engine]:
+    yield from opened_with_counts(f"sqlite:///{database}")
+
+
+@pytest.fixture
+def postgres_engine(postgres_url: str) -> Iterator[Engine]:
+    yield from opened_with_counts(postgres_url)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writers give up after a tenth of a second."""
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.1)
+
+
+def count(engine: Engine, name: str = "a") -> int | None:
+    with reading(engine) as connection:
+        return connection.scalar(select(COUNTS.c.n).where(COUNTS.c.name == name))
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        pytest.param(
+            "queue.db", "'queue.db' is no database URL: sqlite:////absolute/path.db or postgresql://", id="a path"
+        ),
+        pytest.param("", "'' is no database URL", id="nothing"),
+        pytest.param("mysql://u:p@h/d", "SQLite and PostgreSQL are supported, not mysql", id="MySQL"),
+        pytest.param("postgresql://u@h:port/d", "is no database URL", id="a port that is no number"),
+        pytest.param("sqlite+aiosqlite:////x.db", "are supported, not sqlite.aiosqlite", id="another SQLite driver"),
+        pytest.param("sqlite://", "a database in memory forgets: give a file", id="no file"),
+        pytest.param("sqlite:///:memory:", "a database in memory forgets", id="memory"),
+        pytest.param(
+            "sqlite:////no/such/folder/q.db", "the folder of /no/such/.* does not exist: make it", id="folder"
+        ),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_with_what_to_do(url: str, says: str) -> None:
+    with pytest.raises(DatabaseError, match=says):
+        open_database(url, QUEUE)
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:secret@127.0.0.1:1/d", "postgresql://u:secret@127.0.0.1:port/d"])
+def test_a_password_is_not_shown(url: str) -> None:
+    with pytest.raises(DatabaseError) as refused:
+        open_database(url, QUEUE)
+
+    assert "secret" not in str(refused.value)
+
+
+def test_a_file_that_is_no_database_is_refused(database: Path) -> None:
+    database.write_text("this is a letter, " * 100)
+
+    with pytest.raises(DatabaseError, match="file is not a database"):
+        open_database(f"sqlite:///{database}", QUEUE)
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseError, match="unable to open database file"):
+        open_database(f"sqlite:///{tmp_path}", QUEUE)
+
+
+@pytest.mark.usefixtures("engine")
+def test_opening_again_keeps_what_is_there(url: str) -> None:
+    again = open_database(url, QUEUE)
+
+    assert count(again) == 0
+    again.dispose()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_writer_gives_up_after_the_timeout_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+    engine = sqlite_engine
+    again = open_database(f"sqlite:///{database}", QUEUE)
+    with writing(engine) as holder:
+        holder.execute(update(COUNTS).values(n=1))
+        with pytest.raises(DatabaseError, match="database is locked"), writing(again):
+            pytest.fail("two writers at once")
+        assert count(again) == 0
+
+    with writing(again) as connection:
+        connection.execute(update(COUNTS).values(n=COUNTS.c.n + 1))
+    assert count(engine) == 2
+    again.dispose()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_database_that_is_locked_whole_cannot_be_opened(database: Path) -> None:
+    holder = sqlite3.connect(database, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+
+    with pytest.raises(DatabaseError, match="database is locked"):
+        open_database(f"sqlite:///{database}", QUEUE)
+
+    holder.close()
+
+
+def test_a_writer_waits_its_turn_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+    engine = sqlite_engine
+    holder = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    holder.execute("UPDATE counts SET n = 1")
+    begun = threading.Event()
+
+    def write() -> None:
+        begun.set()
+        with writing(engine) as connection:
+            connection.execute(update(COUNTS).values(n=COUNTS.c.n * 10 + 2))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    begun.wait()
+    holder.execute("COMMIT")
+    writer.join()
+    holder.close()
+
+    assert count(engine) == 12
+
+
+def test_two_that_read_and_then_write_both_succeed(sqlite_engine: Engine) -> None:
+    engine = sqlite_engine
+    # A transaction that begins as a reader and upgrades would fail at once here, whatever the timeout.
+    together = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def read_then_write() -> None:
+        try:
+            together.wait()
+            for _ in range(30):
+                with writing(engine) as connection:
+                    found = connection.scalar(select(COUNTS.c.n))
+                    connection.execute(update(COUNTS).values(n=(found or 0) + 1))
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            failures.append(error)
+
+    threads = [threading.Thread(target=read_then_write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert count(engine) == 60
+
+
+def test_a_reader_waits_for_no_writer_and_sees_one_snapshot(engine: Engine) -> None:
+    with reading(engine) as reader:
+        before = reader.scalar(select(COUNTS.c.n))
+        with writing(engine) as writer:
+            writer.execute(update(COUNTS).values(n=9))
+        during = reader.scalar(select(COUNTS.c.n))
+
+    assert (before, during, count(engine)) == (0, 0, 9)
+
+
+def write_half(engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(update(COUNTS).values(n=5))
+        raise RuntimeError("half way")
+
+
+def write_much(engine: Engine, *, n: int) -> None:
+    with writing(engine) as connection:
+        connection.execute(update(COUNTS).values(n=n))
+        connection.execute(insert(COUNTS), [{"name": f"{n}" * 200, "n": n} for n in range(1000)])
+
+
+def test_a_transaction_that_raises_keeps_nothing(engine: Engine) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(engine)
+
+    assert count(engine) == 0
+
+
+def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_not(sqlite_engine: Engine) -> None:
+    engine = sqlite_engine
+    with writing(engine) as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+
+    with pytest.raises(DatabaseError, match="database or disk is full"):
+        write_much(engine, n=7)
+
+    assert count(engine) == 0
+    with writing(engine) as connection:
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+    write_much(engine, n=1)
+    assert (count(engine), count(engine, "999" * 200)) == (1, 999)
+
+
+def test_a_commit_is_on_the_disk_and_journalled(sqlite_engine: Engine) -> None:
+    with reading(sqlite_engine) as connection:
+        asked = [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous")]
+
+    assert asked == ["wal", 2]
+
+
+def test_no_connection_free_is_the_databases_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.pool, "_timeout", 0.01)
+    monkeypatch.setattr(engine.pool, "_max_overflow", 0)
+    held = [engine.connect() for _ in range(5)]
+
+    with pytest.raises(DatabaseError, match="QueuePool"), reading(engine):
+        pytest.fail("a sixth connection")
+
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.needs_postgres
+def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
+    with pytest.raises(DatabaseError, match="read-only transaction"), reading(postgres_engine) as connection:
+        connection.execute(update(COUNTS).values(n=1))
+
+    with writing(postgres_engine) as connection:
+        connection.execute(update(COUNTS).values(n=1))
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_row_that_another_holds_is_waited_for_within_a_bound(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 1)
+    again = open_database(postgres_url, QUEUE)
+    with writing(postgres_engine) as holder:
+        holder.execute(update(COUNTS).values(n=1))
+        with pytest.raises(NoAnswerError, match="lock timeout"), writing(again) as connection:
+            connection.execute(update(COUNTS).values(n=2))
+
+    assert count(again) == 1
+    again.dispose()
+
+
+SETTINGS = {
+    "lock_timeout": "5s",
+    "statement_timeout": "30s",
+    "idle_in_transaction_session_timeout": "1min",
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+
+
+def settings_of(engine: Engine, *names: str) -> dict[str, str]:
+    with reading(engine) as connection:
+        return {name: connection.scalar(select(func.current_setting(name))) or "" for name in names}
+
+
+@pytest.mark.needs_postgres
+def test_the_server_too_notices_a_client_that_vanished(postgres_engine: Engine) -> None:
+    assert settings_of(postgres_engine, *SETTINGS) == SETTINGS
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        pytest.param("options=-csearch_path%3Dpg_temp,public", {"search_path": "pg_temp,public"}, id="another setting"),
+        pytest.param("options=-c%20lock_timeout%3D7s", {"lock_timeout": "7s"}, id="one of ours"),
+        pytest.param(
+            "options=-clock_timeout%3D7s&options=-cwork_mem%3D1MB", {"lock_timeout": "7s", "work_mem": "1MB"}, id="two"
+        ),
+        pytest.param("application_name=mine", {"application_name": "mine"}, id="beside the options"),
+    ],
+)
+def test_what_the_url_sets_joins_what_we_set_and_holds_where_they_differ(
+    postgres_url: str, options: str, changed: dict[str, str]
+) -> None:
+    engine = open_database(f"{postgres_url}?{options}", QUEUE)
+
+    found = settings_of(engine, *(SETTINGS | changed))
+
+    assert found == SETTINGS | changed
+    engine.dispose()
+
+
+@pytest.mark.needs_postgres
+def test_a_server_is_reached_through_a_socket_which_has_no_keepalives(postgres: Postgres, postgres_url: str) -> None:
+    name = postgres_url.rpartition("/")[2]
+    engine = open_database(postgres.url(name, sockets=str(postgres.sockets)), QUEUE)
+
+    assert settings_of(engine, "lock_timeout", "tcp_keepalives_idle") == {
+        "lock_timeout": "5s", "tcp_keepalives_idle": "0"
+    }  # fmt: skip
+    engine.dispose()
+
+
+# --- Changes
+
+
+@pytest.fixture
+def changes(engine: Engine) -> Iterator[Changes]:
+    watching = watch(engine, QUEUE)
+    yield watching
+    watching.close()
+
+
+def change(engine: Engine) -> None:
+    with writing(engine) as connection:
+        connection.execute(update(COUNTS).values(n=COUNTS.c.n + 1))
+        tell(connection, QUEUE.channel)
+
+
+def test_nothing_changed_until_somebody_commits(engine: Engine, changes: Changes) -> None:
+    assert not changes.any()
+    with writing(engine) as connection:
+        connection.execute(update(COUNTS).values(n=1))
+        tell(connection, QUEUE.channel)
+        assert not changes.any()
+
+    assert changes.wait(10)
+    assert not changes.any()
+
+
+def test_a_rollback_and_a_reader_are_no_change(engine: Engine, changes: Changes) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(engine)
+    count(engine)
+
+    assert not changes.wait(0.1)
+
+
+def test_a_wait_ends_at_the_change_or_at_its_bound(engine: Engine, changes: Changes) -> None:
+    writer = threading.Timer(0.1, change, args=[engine])
+    began_s = time.monotonic()
+    writer.start()
+
+    assert changes.wait(30)
+    assert time.monotonic() - began_s < 20
+    assert not changes.wait(0.05)
+    writer.join()
+
+
+def test_what_changed_before_the_wait_began_ends_it(engine: Engine, changes: Changes) -> None:
+    for _ in range(3):
+        change(engine)
+
+    assert changes.wait(10)
+    eventually(lambda: not changes.wait(0.1), "what was told is told no more")
+
+
+def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: Engine, spawn: Spawn) -> None:
+    watching = watch(sqlite_engine, QUEUE)
+    lines = "import sqlite3, sys\nwith sqlite3.connect(sys.argv[1]) as c: c.execute('UPDATE counts SET n = 3')"
+    writer = spawn("-c", lines, str(database))
+    writer.wait()
+
+    assert writer.returncode == 0
+    assert watching.any()
+    watching.close()
+
+
+def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> None:
+    watching: Any = watch(sqlite_engine, QUEUE)
+    watching._connection.driver_connection.close()
+
+    with pytest.raises(DatabaseError, match="closed database"):
+        watching.any()
+
+
+@pytest.mark.needs_postgres
+def test_a_watch_outlives_its_server_and_takes_everything_for_changed(
+    postgres_engine: Engine, postgres: Postgres
+) -> None:
+    watching = watch(postgres_engine, QUEUE)
+    assert not watching.any()
+    postgres.stop()
+
+    for _ in range(2):
+        with pytest.raises(DatabaseError):
+            watching.wait(5)
+
+    postgres.start()
+    assert watching.any()
+    assert not watching.any()
+    change(postgres_engine)
+    assert watching.wait(10)
+    watching.close()
+
+
+# --- a server that is away
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_server_that_went_away_is_told_and_used_again_once_it_is_back(
+    postgres_engine: Engine, postgres: Postgres, end: str
+) -> None:
+    assert count(postgres_engine) == 0
+    getattr(postgres, end)()
+
+    for _ in range(2):
+        with pytest.raises(NoAnswerError):
+            count(postgres_engine)
+        with pytest.raises(NoAnswerError, match=r"connection.* failed: "):
+            change(postgres_engine)
+
+    postgres.start()
+    change(postgres_engine)
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, postgres: Postgres) -> None:
+    def half() -> None:
+        with writing(postgres_engine) as connection:
+            connection.execute(update(COUNTS).values(n=5))
+            postgres.kill()
+            connection.execute(update(COUNTS).values(n=6))
+
+    with pytest.raises(NoAnswerError):
+        half()
+
+    postgres.start()
+    assert count(postgres_engine) == 0
+
+
+@pytest.mark.needs_postgres
+def test_what_was_committed_stays_though_the_connection_is_lost_before_anyone_is_told(
+    postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = postgres_engine.dialect.do_commit
+
+    def commit_and_lose(borrowed: Any) -> None:
+        commit(borrowed)
+        pid = borrowed.driver_connection.info.backend_pid
+        with psycopg.connect(postgres.url("postgres").replace("+psycopg", ""), autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+    with monkeypatch.context() as losing:
+        losing.setattr(postgres_engine.dialect, "do_commit", commit_and_lose)
+        change(postgres_engine)
+
+    assert count(postgres_engine) == 1
+    change(postgres_engine)
+    assert count(postgres_engine) == 2
+
+
+@contextmanager
+def alarmed(after_s: float) -> Iterator[None]:
+    """A signal whose handler raises, as a program's own limit of time does."""
+
+    def too_late(*_: object) -> None:
+        raise TimeoutError("it took too long")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.needs_postgres
+def test_a_program_that_is_interrupted_while_it_tells_of_a_change_hears_of_that_and_the_connection_is_not_used_again(
+    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as hanging:
+        hanging.setattr(database_module, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
+        with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
+            change(postgres_engine)
+
+    assert count(postgres_engine) == 1
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(postgres_engine)
+    assert count(postgres_engine) == 1
+
+
+@pytest.mark.needs_postgres
+def test_a_statement_past_sqlalchemy_that_is_interrupted_says_so_and_leaves_the_next_ones_alone(
+    postgres_engine: Engine,
+) -> None:
+    with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
+        straight(postgres_engine, b"SELECT pg_sleep(20)", [])
+
+    assert straight(postgres_engine, b"SELECT $1::int + 1", [1]) == [(2,)]
+    with pytest.raises(DatabaseError, match="division by zero"):
+        straight(postgres_engine, b"SELECT 1 / $1::int", [0])
+    with pytest.raises(RuntimeError, match="half way"):
+        write_half(postgres_engine)
+    assert count(postgres_engine) == 0
+
+
+@pytest.mark.needs_postgres
+def test_what_the_server_refuses_for_good_is_told_apart_from_its_absence(postgres_engine: Engine) -> None:
+    with pytest.raises(DatabaseError, match="does not exist") as refused, reading(postgres_engine) as connection:
+        connection.exec_driver_sql("SELECT 1 FROM nothing")
+
+    assert not isinstance(refused.value, NoAnswerError)
+
+
+@pytest.mark.needs_postgres
+def test_a_database_that_is_not_there_is_named(postgres: Postgres) -> None:
+    with pytest.raises(DatabaseError, match='database "no_such" does not exist'):
+        open_database(postgres.url("no_such"), QUEUE)
+
+
+# --- what one process alone may do
+
+
+LOCKER = """
+import sys
+from gpuwarden.db.engine import lock_for_one, open_database
+from gpuwarden.queue.schema import QUEUE
+lock = lock_for_one(open_database(sys.argv[1], QUEUE), "sweeping the floor")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def held_elsewhere(url: str, spawn: Spawn) -> subprocess.Popen[str]:
+    holder = spawn("-c", LOCKER, url)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_second_process_is_refused_and_told_who_is_first(engine: Engine, url: str, spawn: Spawn) -> None:
+    holder = held_elsewhere(url, spawn)
+
+    with pytest.raises(LockHeldElsewhereError, match=rf"pid {holder.pid}\b.* holds"):
+        lock_for_one(engine, "sweeping the floor")
+    other = lock_for_one(engine, "another thing")
+    assert other.held()
+    other.close()
+
+    holder.kill()
+    holder.wait()
+    mine = eventually(lambda: free(engine), "the lock of a dead process is free")
+    assert mine.held()
+    mine.close()
+
+
+def free(engine: Engine) -> Any:
+    try:
+        return lock_for_one(engine, "sweeping the floor")
+    except LockHeldElsewhereError:
+        return None
+
+
+def test_a_lock_that_was_let_go_is_free(engine: Engine) -> None:
+    for _ in range(2):
+        lock_for_one(engine, "sweeping the floor").close()
+
+
+def test_a_database_has_one_lock_however_its_url_spells_it(database: Path, sqlite_engine: Engine) -> None:
+    link = database.with_name("link.db")
+    link.symlink_to(database)
+    other = create_engine(f"sqlite:///{link}")
+    mine = lock_for_one(sqlite_engine, "sweeping the floor")
+
+    with pytest.raises(LockHeldElsewhereError, match=f"pid {os.getpid()} holds"):
+        lock_for_one(other, "sweeping the floor")
+
+    mine.close()
+    other.dispose()
+
+
+@pytest.mark.needs_postgres
+def test_a_lock_of_the_same_name_in_another_database_is_another(
+    postgres_engine: Engine, postgres: Postgres, queue_template: str
+) -> None:
+    postgres.create("other", template=queue_template)
+    other = open_database(postgres.url("other"), QUEUE)
+    mine, theirs = (lock_for_one(each, "sweeping the floor") for each in (postgres_engine, other))
+
+    with pytest.raises(LockHeldElsewhereError, match=f"gpuwarden pid {os.getpid()} at 127.0.0.1 holds"):
+        lock_for_one(postgres_engine, "sweeping the floor")
+
+    mine.close()
+    theirs.close()
+    other.dispose()
+    postgres.drop("other")
+
+
+@pytest.mark.needs_postgres
+def test_a_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Postgres) -> None:
+    lock = lock_for_one(postgres_engine, "sweeping the floor")
+    assert lock.held()
+    postgres.stop()
+
+    assert not lock.held()
+    with pytest.raises(DatabaseError):
+        lock_for_one(postgres_engine, "sweeping the floor")
+
+    postgres.start()
+    assert not lock.held()
+    again = lock_for_one(postgres_engine, "sweeping the floor")
+    assert again.held()
+    again.close()
+    lock.close()
+
+
+# --- opening
+
+
+@pytest.mark.needs_postgres
+def test_the_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine: Engine, postgres_url: str) -> None:
+    with writing(postgres_engine) as holder:
+        holder.execute(update(COUNTS).values(n=1))
+
+        again = JobStore.open(postgres_url)
+        assert again.submit(Submission(queue="gpu"), now=1) == 1
+        again.close()
+
+
+@pytest.mark.needs_postgres
+def test_postgresql_may_be_named_without_its_driver(postgres_url: str) -> None:
+    engine = open_database(postgres_url.replace("+psycopg", ""), QUEUE)
+
+    with writing(engine) as connection:
+        raw: Any = connection.connection.driver_connection
+        assert isinstance(raw, psycopg.Connection)
+    engine.dispose()
+
+
+def test_two_threads_that_open_new_databases_at_once_both_succeed(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(lambda n: JobStore.open(f"sqlite:///{tmp_path}/{n}.db"), range(8)))
+
+    for store in stores:
+        assert store.jobs() == []
+        store.close()

@@ -1,0 +1,341 @@
+"""A person's hand on the queue: jobs ended, held and repeated; workers locked, drained, and found dead."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import JobClass, State, Trip
+from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError, sql
+from gpuwarden.reporter import Reporter
+from tests.conftest import Cli
+from tests.gpuwarden.queue.test_queue import NOW
+from tests.waiting import eventually
+
+HOST = "box1"
+
+
+def submit(store: JobStore, **its: Any) -> int:
+    return store.submit(Submission(queue="gpu", **its), now=NOW)
+
+
+def claim(store: JobStore, worker: str = "w1", *, incarnation: str = "i1", now: float = NOW) -> Job | None:
+    return store.claim("gpu", host=HOST, worker=worker, incarnation=incarnation, now=now)
+
+
+def register(store: JobStore, worker: str = "w1", *, incarnation: str = "i1") -> None:
+    store.register("gpu", host=HOST, worker=worker, incarnation=incarnation, now=NOW, gpus=("GPU-a",))
+
+
+# --- jobs
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["waits", "runs"])
+def test_a_job_that_is_cancelled_is_over_and_its_attempt_accepted_no_more(store: JobStore, *, running: bool) -> None:
+    job_id = submit(store)
+    if running:
+        claim(store)
+
+    assert store.cancel(job_id, because="cancelled by ann", now=NOW)
+
+    job = store.job(job_id)
+    assert (job.state, job.because, job.claimed_by) == (State.CANCELLED, "cancelled by ann", None)
+    assert claim(store) is None
+    assert not store.complete(job_id, attempt=1, incarnation="i1", now=NOW)
+    assert not store.cancel(job_id, because="again", now=NOW), "what is over stays so"
+
+
+def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: JobStore) -> None:
+    done, waits, other = submit(store, run_id="r1"), submit(store, run_id="r1"), submit(store, run_id="r2")
+    claim(store)
+    store.complete(done, attempt=1, incarnation="i1", now=NOW)
+
+    assert store.cancel_run("r1", because="cancelled by ann", now=NOW) == [waits]
+
+    states = {each: store.job(each).state for each in (done, waits, other)}
+    assert states == {done: State.COMPLETED, waits: State.CANCELLED, other: State.QUEUED}
+    assert store.run_state("r1") == "cancelled"
+    with pytest.raises(SubmissionError, match="was cancelled: give the job another run"):
+        submit(store, run_id="r1")
+
+
+@pytest.mark.behaviour("B9")
+def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStore) -> None:
+    held, next_one = submit(store, priority=1), submit(store)
+    assert store.block(held, because="blocked by ann")
+    assert not store.block(held, because="again")
+
+    first = claim(store)
+    assert first is not None
+    assert first.job_id == next_one
+    assert not store.block(next_one, because="it runs")
+    assert store.unblock(held, because="", now=NOW)
+    assert not store.unblock(held, because="", now=NOW)
+
+    second = claim(store, "w2", incarnation="i2")
+    assert second is not None
+    assert (second.job_id, second.because) == (held, None)
+
+
+# --- workers
+
+
+@pytest.mark.behaviour("B9")
+@pytest.mark.parametrize("again", [False, True], ids=["it", "the next one in its place"])
+def test_a_locked_worker_claims_nothing_until_it_is_unlocked_and_finishes_what_it_runs(
+    store: JobStore, *, again: bool
+) -> None:
+    register(store)
+    running, waits = submit(store), submit(store)
+    claim(store)
+    assert store.lock(host=HOST, worker="w1", who="ann", because="faulty", now=NOW)
+
+    assert store.renew(running, attempt=1, incarnation="i1", now=NOW)
+    assert store.complete(running, attempt=1, incarnation="i1", now=NOW)
+    incarnation = "i1"
+    if again:
+        incarnation = "i1b"
+        register(store, incarnation=incarnation)
+    assert claim(store, incarnation=incarnation) is None
+    (row,) = store.workers(now=NOW)
+    assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann", "faulty")
+
+    assert store.unlock(host=HOST, worker="w1", who="bob", now=NOW + 1)
+    assert not store.unlock(host=HOST, worker="w1", who="eve", now=NOW + 2)
+    (row,) = store.workers(now=NOW)
+    assert (row.locked_at, row.unlocked_at, row.unlocked_by) == (None, NOW + 1, "bob")
+    found = claim(store, incarnation=incarnation)
+    assert found is not None
+    assert found.job_id == waits
+
+
+def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_place_claims(store: JobStore) -> None:
+    register(store)
+    running, waits = submit(store), submit(store)
+    claim(store)
+    assert store.drain(host=HOST, worker="w1")
+    again = claim(store)
+    assert again is not None
+    assert again.job_id == running, "what it holds is given to it again"
+    store.complete(running, attempt=1, incarnation="i1", now=NOW)
+
+    with pytest.raises(DrainedError, match="w1 was asked to end"):
+        claim(store)
+
+    register(store, incarnation="i1b")
+    found = claim(store, incarnation="i1b")
+    assert found is not None
+    assert found.job_id == waits
+
+
+@pytest.mark.parametrize("held_back", ["lock", "drain"])
+def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: JobStore, held_back: str) -> None:
+    register(store)
+    store.register("gpu", host="box2", worker="w9", incarnation="i9", now=NOW)
+    if held_back == "lock":
+        store.lock(host="box2", worker="w9", who="ann", because="", now=NOW)
+    else:
+        store.drain(host="box2", worker="w9")
+    job_id = submit(store)
+    claim(store)
+    store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    store.requeue(job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600)
+    register(store, incarnation="i1b")
+
+    assert claim(store, incarnation="i1b") is not None
+
+
+def test_nobody_locks_drains_or_unlocks_a_worker_that_never_was(store: JobStore) -> None:
+    assert not store.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
+    assert not store.drain(host=HOST, worker="w1")
+    assert not store.unlock(host=HOST, worker="w1", who="bob", now=NOW)
+
+
+def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: JobStore) -> None:
+    register(store)
+    store.register("gpu", host=HOST, worker="w2", incarnation="i2", now=NOW - 31)
+    job_id = submit(store, model="sd-xl")
+    claim(store)
+
+    first, second = store.workers(now=NOW)
+
+    assert (first.alive, first.job_id, first.current_model, first.gpus) == (True, job_id, "sd-xl", ("GPU-a",))
+    assert (second.alive, second.job_id, second.gpus, second.draining) == (False, None, (), False)
+
+
+# --- the flag of a dead worker
+
+
+@pytest.mark.behaviour("A14")
+def test_a_dead_worker_is_flagged_when_its_job_is_taken_stamped_anew_and_cleared_by_a_sign_of_life(
+    store: JobStore,
+) -> None:
+    register(store)
+    job_id = submit(store)
+    claim(store)
+    assert store.dead_workers(now=NOW) == []
+
+    store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+
+    (flag,) = store.dead_workers(now=NOW, host=HOST, queue="gpu")
+    assert (flag.worker, flag.incarnation, flag.since, flag.stamped_at) == ("w1", "i1", NOW, NOW)
+    assert store.dead_workers(now=NOW, host="box2") == store.dead_workers(now=NOW, queue="cpu") == []
+
+    store.hold_fence(job_id, attempt=1, now=NOW + 29)
+    assert store.dead_workers(now=NOW + 89)[0].stamped_at == NOW
+    assert store.dead_workers(now=NOW + 90) == [], "an old flag is none"
+    store.hold_fence(job_id, attempt=1, now=NOW + 30)
+    (stamped,) = store.dead_workers(now=NOW + 90)
+    assert (stamped.since, stamped.stamped_at) == (NOW, NOW + 30)
+
+    register(store, incarnation="i1b")
+    assert store.dead_workers(now=NOW + 30) == []
+
+
+@pytest.mark.behaviour("A14")
+def test_a_heartbeat_that_stood_still_on_its_way_leaves_the_flag_that_was_set_meanwhile(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(store)
+    job_id = submit(store)
+    claim(store)
+    touch = sql.touch_worker
+
+    def touch_and_stand_still(*arguments: Any, **named: Any) -> bool:
+        accepted = touch(*arguments, **named)
+        store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+        return accepted
+
+    with monkeypatch.context() as slow:
+        slow.setattr(sql, "touch_worker", touch_and_stand_still)
+        store.heartbeat(host=HOST, worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+
+    assert [flag.worker for flag in store.dead_workers(now=NOW)] == ["w1"]
+
+
+@pytest.mark.behaviour("A14")
+@pytest.mark.parametrize("trip", [Trip.STALL, Trip.BUDGET, Trip.HEALTH])
+def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, trip: Trip) -> None:
+    job_id = submit(store)
+    claim(store)
+
+    store.fence(job_id, attempt=1, incarnation="i1", trip=trip, now=NOW)
+
+    assert store.dead_workers(now=NOW) == []
+
+
+# --- the commands
+
+
+def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) -> None:
+    first, second = submit(store), submit(store, run_id="r1", job_class=JobClass.GPU_VIDEO, payload={"a": 1})
+
+    assert cli("job", "block", str(first), "--because", "it fails everywhere") == (0, "", "")
+    because = store.job(first).because or ""
+    assert because.startswith("blocked by ann@")
+    assert because.endswith(" UTC: it fails everywhere")
+    assert cli("job", "unblock", str(first), str(second)) == (
+        1, "", f"gpuwarden job: job {second} is queued: it is not blocked\n",
+    )  # fmt: skip
+    assert cli("job", "requeue", str(second))[0] == 1
+    assert cli("job", "cancel")[::2] == (1, "gpuwarden job: say which jobs, or --run RUN\n")
+    assert cli("job", "cancel", str(first)) == (0, "", "")
+    assert cli("job", "cancel", str(first)) == (1, "", f"gpuwarden job: job {first} is cancelled: it is over\n")
+    assert cli("job", "cancel", "--run", "r1") == (0, f"1 jobs cancelled: {second}\n", "")
+
+    code, out, _ = cli("job", "requeue", str(second), "--run", "r2")
+    assert code == 0
+    again = store.job(int(out))
+    assert (again.state, again.payload, again.job_class, again.run_id) == (
+        State.QUEUED, {"a": 1}, JobClass.GPU_VIDEO, "r2",
+    )  # fmt: skip
+    assert cli("job", "show", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
+
+
+def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(store: JobStore, cli: Cli, host_dir: Path) -> None:
+    job_id = submit(store, model="sd-xl", steps_total=20)
+    _, waits, _ = cli("job", "show", str(job_id))
+    with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
+        claim(store, incarnation=reporter.incarnation)
+        _, unseen, _ = cli("job", "show", str(job_id))
+        reporter.start_job(
+            job_id=job_id, attempt=1, job_class=JobClass.GPU, model="sd-xl", budget_s=1.0, stall_timeout_s=1.0,
+            steps_total=20,
+        )  # fmt: skip
+        reporter.items(done=3, failed=1)
+        reporter.arm()
+        code, runs, _ = cli("job", "show", str(job_id))
+        parsed = json.loads(cli("job", "show", str(job_id), "--json")[1])
+
+    assert code == 0
+    assert "progress" not in waits
+    assert "progress  its worker's files are not on this host, or not in --dir" in unseen
+    assert "progress  phase step, step 0 of 20" in runs
+    assert "items     3 done, 1 failed" in runs
+    assert f"worker    w1 on {HOST}" in runs
+    assert (parsed["progress"]["steps_total"], parsed["progress"]["items_done"]) == (20, 3)
+
+
+def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: Cli) -> None:
+    for worker in ("idle", "busy", "gone", "locked", "draining"):
+        register(store, worker, incarnation=f"i-{worker}")
+    now = store.now()
+    for worker in ("idle", "busy", "locked", "draining"):
+        store.heartbeat(host=HOST, worker=worker, queue="gpu", incarnation=f"i-{worker}", model=None, now=now)
+    submit(store)
+    claim(store, "busy", incarnation="i-busy", now=now)
+
+    assert cli("worker", "lock", "locked", "--because", "bad memory") == (0, "", "")
+    assert cli("worker", "drain", "draining") == (0, "", "")
+    code, out, _ = cli("worker", "list")
+
+    assert code == 0
+    states = {line.split()[0]: line.split()[3] for line in out.splitlines()[1:] if not line.startswith(" ")}
+    assert states == {"busy": "busy", "draining": "draining", "gone": "gone", "idle": "idle", "locked": "locked"}
+    assert "by ann@" in out
+    assert ": bad memory" in out
+    assert len(cli("worker", "list", "--json")[1].splitlines()) == 5
+    assert cli("worker", "list", "--host", "box2") == (0, "", "")
+
+    assert cli("worker", "unlock", "locked") == (0, "", "")
+    assert re.search(r"\n    unlocked \d+ s ago by ann@", cli("worker", "list")[1])
+    assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
+    assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
+
+    store.fence(1, attempt=1, incarnation="i-busy", trip=Trip.DEAD_WORKER, now=store.now())
+    assert "busy on box1, queue gpu: dead for" in cli("worker", "dead")[1]
+    assert json.loads(cli("worker", "dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
+
+
+def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
+    store: JobStore, url: str, host_dir: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
+) -> None:
+    (tmp_path / "bodies.py").write_text(
+        "import time\nfrom pathlib import Path\n"
+        "def load(job, report):\n"
+        "    def work():\n"
+        "        while not Path(job.payload['out']).exists():\n"
+        "            report.step()\n"
+        "            time.sleep(0.01)\n"
+        "    return work\n"
+    )
+    go, log = tmp_path / "go", tmp_path / "worker.log"
+    running = store.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
+    store.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
+    process = spawn(
+        "-m", "gpuwarden", "worker", "--name", "w1", "--body", "bodies:load", "--store", url, "--dir", str(host_dir),
+        stderr=log, PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    eventually(lambda: log.exists() and "job armed" in log.read_text(), "the job runs", log=log.read_text)
+
+    assert store.drain(host=HOST, worker="w1")
+    go.touch()
+
+    assert process.wait(timeout=30) == 0
+    assert "drained: stopping" in log.read_text()
+    assert store.job(running).state is State.COMPLETED
+    assert [job.state for job in store.jobs()] == [State.COMPLETED, State.QUEUED]

@@ -1,0 +1,599 @@
+"""What is done about faulty workers and runs: one transaction each, and only while it is so; on both databases."""
+
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, select, update
+
+from gpuwarden.db.engine import reading, writing
+from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, ItemOutcome, ItemState, State, Trip
+from gpuwarden.queue import BlockedError, Job, JobStore, Slot, SpentError, Submission, SubmissionError
+from gpuwarden.queue.items.failures import HAND_OVER_S
+from gpuwarden.queue.items.tally import RunTally, WorkerTally
+from gpuwarden.queue.schema import BARRED, ITEM_OUTCOMES, ITEMS, JOBS, METADATA, WORKERS
+from tests.waiting import eventually, together
+
+NOW = 1_000_000.0
+LATER = NOW + HAND_OVER_S + 1
+W1: dict[str, Any] = {"host": "box1", "worker": "w1"}
+BY: dict[str, Any] = {"who": "ann@box1", "because": "wrangled: it failed 6", "now": NOW}
+FORGIVING = {"who": "bob@box2", "because": "forgiven by bob"}
+
+
+def still(_: RunTally) -> bool:
+    return True
+
+
+def start(store: JobStore, *, jobs: int = 2, items: int = 9, run_id: str = "r1") -> None:
+    """A run that asked for it, with so many jobs and items."""
+    store.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=True, now=NOW)
+    store.add_items(run_id, [f"{n:02}" for n in range(items)], now=NOW)
+
+
+def claim(store: JobStore, number: int, *, now: float = NOW) -> Job | None:
+    return store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=now)
+
+
+def claimed(store: JobStore, number: int, *, now: float = NOW) -> Job:
+    job = claim(store, number, now=now)
+    assert job is not None
+    return job
+
+
+def by(job: Job) -> dict[str, Any]:
+    return {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
+
+
+def fail(store: JobStore, job: Job, *, times: int = 1, tries_max: int = 3) -> None:
+    for _ in range(times):
+        item = store.take_item(job.job_id, **by(job))
+        assert item is not None
+        assert store.fail_item(job.job_id, **by(job), item=item.item, because="boom", tries_max=tries_max)
+
+
+def finish(store: JobStore, job: Job) -> bool:
+    item = store.take_item(job.job_id, **by(job))
+    return item is not None and store.finish_item(job.job_id, **by(job), item=item.item)
+
+
+def counts(store: JobStore, run_id: str = "r1", *, now: float = NOW) -> dict[str, tuple[int, int, float | None]]:
+    """Of each worker: how many it finished, how many it failed, and for how long it has run the run."""
+    found = store.tally(run_id, now=now)
+    assert found is not None
+    return {each.worker: (each.done, each.failed, each.runs_for_s) for each in found.workers}
+
+
+def everything(store: JobStore) -> dict[str, list[Any]]:
+    with reading(store._engine) as connection:
+        return {
+            table.name: sorted(map(tuple, connection.execute(select(table))), key=str)
+            for table in METADATA.sorted_tables
+        }
+
+
+def test_a_run_is_counted_worker_by_worker_with_those_who_have_yet_to_end_an_item(store: JobStore) -> None:
+    start(store, jobs=3)
+    first, second = claimed(store, 1), claimed(store, 2)
+    claimed(store, 3, now=NOW + 5)
+    fail(store, first, times=2)
+    finish(store, second)
+    store.release(second.job_id, **by(second))
+
+    assert store.tally("r1", now=NOW + 9) == RunTally(
+        run_id="r1",
+        asked=True,
+        over=False,
+        ranked=False,
+        unsettled=0,
+        migrations=0,
+        workers=(
+            WorkerTally(host="box1", worker="w1", done=0, failed=2, runs_for_s=9.0),
+            WorkerTally(host="box1", worker="w2", done=1, failed=0, runs_for_s=None),
+            WorkerTally(host="box1", worker="w3", done=0, failed=0, runs_for_s=4.0),
+        ),
+    )
+    assert store.tally("r2", now=NOW) is None
+
+
+@pytest.mark.parametrize("how", ["fenced", "host lost", "ranks", "over", "asked for nothing"])
+def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how: str) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 1)
+    fail(store, job)
+    if how == "fenced":
+        store.fence(job.job_id, **by(job), trip=Trip.STALL)
+    elif how == "host lost":
+        store.lose(job.job_id, attempt=1, now=NOW)
+    elif how == "ranks":
+        store.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
+    elif how == "over":
+        store.cancel_run("r1", because="", now=NOW)
+    else:
+        assert store.ask_wrangling("r1", wrangled=False)
+
+    found = store.tally("r1", now=NOW)
+
+    assert found is not None
+    assert (found.unsettled, found.ranked, found.over, found.asked) == (
+        int(how in ("fenced", "host lost")),
+        how == "ranks",
+        how == "over",
+        how != "asked for nothing",
+    )
+    assert (store.wrangled_runs() == ["r1"]) is (how not in ("over", "asked for nothing"))
+
+
+def test_only_a_run_whose_owner_asked_is_wrangled_and_it_may_be_asked_for_at_any_time(store: JobStore) -> None:
+    store.submit_run("r1", {"a": Submission(queue="gpu")}, now=NOW)
+    start(store, run_id="r2")
+    assert store.wrangled_runs() == ["r2"]
+
+    store.submit_run("r2", {"more": Submission(queue="gpu")}, now=NOW)
+    assert store.ask_wrangling("r1", wrangled=True)
+
+    assert store.wrangled_runs() == ["r1", "r2"]
+    assert not store.ask_wrangling("r3", wrangled=True)
+
+
+# --- a faulty worker
+
+
+def test_a_worker_found_faulty_is_locked_and_what_it_failed_is_done_by_others(store: JobStore) -> None:
+    start(store, items=7)
+    bad, good = claimed(store, 1), claimed(store, 2)
+    fail(store, bad, times=3, tries_max=1)
+    fail(store, bad, times=3)
+    assert store.take_item(bad.job_id, **by(bad)) is not None
+    assert store.item_counts("r1")[ItemState.FAILED] == 3
+
+    assert store.lock_faulty("r1", **W1, still=still, **BY)
+
+    (row,) = (each for each in store.workers(now=NOW) if each.worker == "w1")
+    assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann@box1", "wrangled: it failed 6")
+    assert store.job(bad.job_id).state is State.FENCING
+    assert not store.owns(bad.job_id, attempt=1, incarnation="i1"), "its worker finds out, and stops"
+    assert not finish(store, bad)
+    while finish(store, good):
+        pass
+    assert store.item_counts("r1") == {ItemState.DONE: 6, ItemState.TAKEN: 1}, "it may still be at that one"
+    assert store.reclaim_expired(now=LATER) == [bad.job_id]
+    assert claim(store, 1, now=LATER) is None
+    assert claimed(store, 3, now=LATER).job_id == bad.job_id
+    assert finish(store, good)
+    assert store.item_counts("r1") == {ItemState.DONE: 7}
+
+
+def test_no_two_attempts_are_at_a_job_while_its_worker_may_still_run(store: JobStore) -> None:
+    start(store, jobs=1)
+    claimed(store, 1)
+    store.lock_faulty("r1", **W1, still=still, **BY)
+
+    assert store.reclaim_expired(now=NOW + HAND_OVER_S) == []
+    assert claim(store, 2, now=NOW + HAND_OVER_S) is None
+
+
+def test_a_locked_workers_failures_count_no_more_against_it_or_its_items(store: JobStore) -> None:
+    start(store, jobs=3, items=1)
+    bad, second, third = (claimed(store, number) for number in (1, 2, 3))
+    fail(store, bad, times=2)
+    fail(store, second)
+    assert store.item_counts("r1") == {ItemState.FAILED: 1}
+
+    store.lock_faulty("r1", **W1, still=still, **BY)
+
+    assert counts(store) == {"w1": (0, 0, None), "w2": (0, 1, 0.0), "w3": (0, 0, 0.0)}
+    fail(store, third)  # the second of three tries
+    assert finish(store, second)
+
+
+def test_what_another_failed_for_good_is_left_to_be_judged_by_itself(store: JobStore) -> None:
+    start(store, items=2)
+    bad, second = claimed(store, 1), claimed(store, 2)
+    fail(store, bad, tries_max=1)
+    fail(store, second, tries_max=1)
+
+    store.lock_faulty("r1", **W1, still=still, **BY)
+
+    assert [each.state for each in store.items("r1")] == [ItemState.PENDING, ItemState.FAILED]
+
+
+def test_a_lock_of_a_persons_stays_theirs(store: JobStore) -> None:
+    start(store)
+    fail(store, claimed(store, 1), times=6)
+    store.lock(**W1, who="bob@box2", because="smells", now=NOW - 5)
+
+    assert store.lock_faulty("r1", **W1, still=still, **BY)
+
+    (row,) = store.workers(now=NOW)
+    assert (row.locked_by, row.locked_because) == ("bob@box2", "smells")
+    assert counts(store)["w1"] == (0, 0, None)
+
+
+def test_what_it_runs_of_other_runs_it_finishes(store: JobStore) -> None:
+    start(store, jobs=1)
+    bad = claimed(store, 1)
+    fail(store, bad, times=6)
+    store.release(bad.job_id, **by(bad))
+    store.cancel(bad.job_id, because="", now=NOW)
+    start(store, run_id="r2")
+    other = claimed(store, 1)
+    store.submit(Submission(queue="gpu", run_id="r3"), now=NOW)
+    store.lock_faulty("r2", **W1, still=lambda _: False, **BY)
+
+    assert store.lock_faulty("r3", **W1, still=still, **BY)
+
+    assert store.job(other.job_id).state is State.RUNNING
+
+
+# --- a run that moves
+
+
+def test_a_run_that_moves_never_comes_back_to_one_that_was_tried(store: JobStore) -> None:
+    start(store, jobs=5)
+    store.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
+    now = NOW
+    for number in range(1, 5):
+        job = claimed(store, number, now=now)
+        fail(store, job, times=6)
+        assert store.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
+        assert store.job(job.job_id).state is State.FENCING
+        now += HAND_OVER_S + 1
+        assert store.reclaim_expired(now=now) == [job.job_id]
+    found = store.tally("r1", now=now)
+    assert found is not None
+    assert found.migrations == 4
+
+    others = [claimed(store, number, now=now) for number in (1,)]
+    assert [each.run_id for each in others] == ["r2"], "the first worker claims what is of another run"
+    assert [claim(store, number, now=now) for number in (2, 3, 4)] == [None, None, None]
+    assert claimed(store, 5, now=now).run_id == "r1"
+
+
+def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more(store: JobStore) -> None:
+    start(store, items=1)
+    first, second = claimed(store, 1), claimed(store, 2)
+    fail(store, first, times=2)
+    fail(store, second)
+    store.release(first.job_id, **by(first))
+    assert store.item_counts("r1") == {ItemState.FAILED: 1}
+
+    assert store.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
+
+    with reading(store._engine) as connection:
+        rows = connection.execute(select(BARRED.c.worker, BARRED.c.migration, BARRED.c.barred_by)).all()
+    assert sorted(map(tuple, rows)) == [("w1", 1, "ann@box1"), ("w2", 1, "ann@box1")]
+    assert claim(store, 1) is None
+    assert claim(store, 2) is None
+    assert store.item_counts("r1") == {ItemState.PENDING: 1}
+    assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
+
+
+def test_one_that_claimed_the_run_as_it_was_barred_from_it_is_taken_off_it_and_that_is_no_other_move(
+    store: JobStore,
+) -> None:
+    start(store)
+    job = claimed(store, 1)
+    fail(store, job, times=6)
+    row = {"run_id": "r1", **W1, "migration": 1, "at": NOW, "barred_by": "ann@box1", "because": ""}
+    with writing(store._engine) as connection:
+        connection.execute(insert(BARRED).values(**row))
+
+    assert store.migrate_run("r1", **W1, still=still, **BY)
+
+    assert store.job(job.job_id).state is State.FENCING
+    found = store.tally("r1", now=NOW)
+    assert found is not None
+    assert found.migrations == 1
+
+
+def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 2)
+    fail(store, job)
+    store.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
+    store.reclaim_expired(now=LATER)
+    again = claimed(store, 1, now=LATER)
+    store.fence(again.job_id, attempt=again.attempt, incarnation="i1", trip=Trip.STALL, now=LATER)
+    avoid = Slot(host="box1", worker="w1")
+    store.requeue(again.job_id, attempt=again.attempt, trip=Trip.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S)
+    for number in (1, 2):  # both are there, started anew
+        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"n{number}", now=LATER)
+
+    assert store.claim("gpu", host="box1", worker="w2", incarnation="n2", now=LATER) is None
+    assert store.claim("gpu", host="box1", worker="w1", incarnation="n1", now=LATER) is not None
+
+
+# --- a faulty run
+
+
+def test_a_blocked_run_is_claimed_by_nobody_and_its_workers_stop(store: JobStore) -> None:
+    ids = store.submit_run(
+        "r1",
+        {name: Submission(queue="gpu") for name in ("runs", "waits", "needs", "fenced")},
+        needs={"needs": ["waits"]},
+        wrangled=True,
+        now=NOW,
+    )
+    store.cancel(ids["fenced"], because="", now=NOW)
+    store.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
+    store.add_items("r1", ["a"], now=NOW)
+    running = claimed(store, 1)
+
+    blocked = store.block_run("r1", still=still, because="wrangled: it is the job", now=NOW)
+
+    assert blocked == sorted(ids[name] for name in ("runs", "waits", "needs"))
+    assert {store.job(each).state for each in blocked} == {State.BLOCKED}
+    assert store.job(running.job_id).because == "wrangled: it is the job"
+    assert not store.owns(running.job_id, attempt=1, incarnation="i1")
+    assert not finish(store, running)
+    assert claimed(store, 2).run_id == "r2"
+    assert claim(store, 3) is None
+    assert store.run_state("r1") == "running"
+
+
+def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> None:
+    ids = store.submit_run(
+        "r1",
+        {name: Submission(queue="gpu") for name in ("a", "b", "c")},
+        needs={"c": ["a"]},
+        wrangled=True,
+        now=NOW,
+    )
+    store.add_items("r1", [f"{n:02}" for n in range(9)], now=NOW)
+    job = claimed(store, 1)
+    fail(store, job, times=6, tries_max=1)
+    store.migrate_run("r1", **W1, still=still, **BY)
+    store.reclaim_expired(now=LATER)
+    fail(store, claimed(store, 2, now=LATER))
+    store.block_run("r1", still=still, because="", now=LATER)
+
+    later = LATER + HAND_OVER_S + 1
+    assert store.forgive_run("r1", **FORGIVING, now=later) == 3
+
+    assert [store.job(ids[name]).state for name in ("a", "b", "c")] == [State.QUEUED, State.QUEUED, State.WAITING]
+    found = store.tally("r1", now=LATER)
+    assert found is not None
+    assert found.migrations == 0
+    assert {each.failed for each in found.workers} == {0}
+    assert store.item_counts("r1") == {ItemState.PENDING: 9}
+    assert {store.job(ids[name]).because for name in ("a", "b", "c")} == {"forgiven by bob"}
+    run = store.run("r1")
+    assert run is not None
+    assert (run.forgiven_at, run.forgiven_by) == (later, "bob@box2")
+    assert claim(store, 1, now=later) is not None
+    store.cancel_run("r1", because="", now=later)
+    with pytest.raises(SubmissionError, match="run 'r1' is cancelled"):
+        store.forgive_run("r1", **FORGIVING, now=later)
+    with pytest.raises(SubmissionError, match="run 'r9' is not there"):
+        store.forgive_run("r9", **FORGIVING, now=later)
+
+
+def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_failed_again(store: JobStore) -> None:
+    start(store, jobs=1)
+    for number in (1, 2):
+        now = NOW + (number - 1) * (HAND_OVER_S + 1)
+        fail(store, claimed(store, number, now=now), times=6)
+        store.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
+        store.reclaim_expired(now=now + HAND_OVER_S + 1)
+    later = NOW + 3 * HAND_OVER_S
+    store.forgive_run("r1", **FORGIVING, now=later)
+    fail(store, claimed(store, 2, now=later))
+
+    assert store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": later})
+
+    later += HAND_OVER_S + 1
+    store.reclaim_expired(now=later)
+    assert claim(store, 2, now=later) is None
+    assert claim(store, 1, now=later) is not None
+
+
+def test_a_worker_that_was_locked_mended_and_unlocked_is_not_kept_from_the_run_by_what_it_failed_before(
+    store: JobStore,
+) -> None:
+    start(store, jobs=1)
+    fail(store, claimed(store, 1), times=6)
+    store.lock_faulty("r1", **W1, still=still, **BY)
+    store.unlock(**W1, who="bob", now=NOW)
+    store.reclaim_expired(now=LATER)
+    fail(store, claimed(store, 2, now=LATER), times=6)
+
+    store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": LATER})
+
+    later = LATER + HAND_OVER_S + 1
+    store.reclaim_expired(now=later)
+    assert claim(store, 2, now=later) is None
+    assert claim(store, 1, now=later) is not None
+
+
+# --- a worker that may still be at it
+
+CUT_OFF = NOW + HAND_OVER_S
+OVER = NOW + LEASE_S
+"""When it stops, which has heard of nothing since its claim."""
+
+
+@pytest.mark.parametrize("act", ["lock", "migrate"])
+def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_ends(store: JobStore, act: str) -> None:
+    start(store, jobs=1)
+    fail(store, claimed(store, 1), times=6)
+    by: dict[str, Any] = {**BY, "now": CUT_OFF}
+    done = store.lock_faulty if act == "lock" else store.migrate_run
+    assert done("r1", **W1, still=still, **by)
+
+    assert store.reclaim_expired(now=OVER) == []
+    assert store.reclaim_expired(now=OVER + 1) != []
+    assert claim(store, 2, now=OVER + 1) is not None
+
+
+@pytest.mark.parametrize("how", ["job", "run"])
+@pytest.mark.parametrize(
+    ("at", "over"),
+    [pytest.param(NOW, NOW + HAND_OVER_S, id="it is there"), pytest.param(CUT_OFF, OVER, id="it is cut off")],
+)
+def test_a_blocked_job_is_let_go_by_nobody_while_its_worker_may_still_run(
+    store: JobStore, how: str, at: float, over: float
+) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 1)
+    store.block_run("r1", still=still, because="", now=at)
+    blocked = everything(store)
+
+    def let_go(now: float) -> object:
+        if how == "run":
+            return store.forgive_run("r1", **FORGIVING, now=now)
+        return store.unblock(job.job_id, because="", now=now)
+
+    with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: the worker .* in 11 s"):
+        let_go(over - 10)
+
+    assert everything(store) == blocked
+    assert let_go(over + 1)
+    assert claimed(store, 2, now=over + 1).job_id == job.job_id
+
+
+# --- caps
+
+
+@pytest.mark.parametrize("cap", ["attempts", "reclaims"])
+@pytest.mark.parametrize("act", ["lock", "migrate"])
+def test_a_job_that_would_fail_for_being_taken_is_left_to_its_worker(store: JobStore, act: str, cap: str) -> None:
+    start(store, jobs=1)
+    job = claimed(store, 1)
+    fail(store, job, times=6)
+    used = {"attempts_max": 1} if cap == "attempts" else {"reclaims": RECLAIMS_MAX}
+    with writing(store._engine) as connection:
+        connection.execute(update(JOBS).values(**used))
+    before = everything(store)
+
+    with pytest.raises(SpentError, match=f"job {job.job_id} has no attempt or reclaim left .*gpuwarden worker lock w1"):
+        ACTS[act](store, still)
+
+    assert everything(store) == before
+    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+
+
+def test_a_blocked_job_without_an_attempt_left_has_one_more_only_of_who_forgives_its_run(store: JobStore) -> None:
+    ids = store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    claimed(store, 1)
+    store.block_run("r1", still=still, because="", now=NOW)
+
+    with pytest.raises(BlockedError, match="has used all 1 attempts; `gpuwarden wrangle forgive` of its run gives it"):
+        store.unblock(ids["a"], because="", now=LATER)
+    assert claim(store, 2, now=LATER) is None
+    assert store.forgive_run("r1", **FORGIVING, now=LATER) == 1
+
+    assert store.job(ids["a"]).because == "forgiven by bob, with an attempt more than it had left"
+    again = claimed(store, 2, now=LATER)
+    assert (again.attempt, again.attempts_max) == (2, 2)
+
+
+def test_an_item_that_fails_again_and_again_counts_once(store: JobStore) -> None:
+    start(store, items=2)
+    job = claimed(store, 1)
+
+    fail(store, job, times=6, tries_max=9)
+
+    assert counts(store) == {"w1": (0, 2, 0.0)}
+
+
+# --- only while it is so
+
+ACTS: dict[str, Callable[..., Any]] = {
+    "lock": lambda store, its: store.lock_faulty("r1", **W1, still=its, **BY),
+    "migrate": lambda store, its: store.migrate_run("r1", **W1, still=its, **BY),
+    "block": lambda store, its: store.block_run("r1", still=its, because="", now=NOW),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_what_is_so_no_more_is_not_done_and_nothing_is_written(store: JobStore, act: str) -> None:
+    start(store)
+    fail(store, claimed(store, 1), times=6)
+    before, asked = everything(store), list[RunTally]()
+
+    def no_more(found: RunTally) -> bool:
+        asked.append(found)
+        return False
+
+    assert not ACTS[act](store, no_more)
+
+    assert everything(store) == before
+    assert asked == [store.tally("r1", now=NOW)]
+    assert ACTS[act](store, still), "and where it is so, it is done"
+    assert everything(store) != before
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_ranks_end_as_one_and_nothing_is_done_to_them(store: JobStore, act: str) -> None:
+    start(store)
+    store.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
+    fail(store, claimed(store, 1), times=6)
+    before = everything(store)
+
+    assert not ACTS[act](store, still)
+
+    assert everything(store) == before
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_nothing_is_done_about_a_run_that_is_not_there(store: JobStore, act: str) -> None:
+    assert not ACTS[act](store, still)
+
+
+def test_a_worker_that_never_registered_is_not_locked(store: JobStore) -> None:
+    start(store)
+
+    assert not store.lock_faulty("r1", host="box1", worker="w9", still=still, **BY)
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_of_two_who_act_at_once_one_does(store: JobStore, act: str) -> None:
+    start(store)
+    fail(store, claimed(store, 1), times=6)
+
+    def runs_it_and_failed(found: RunTally) -> bool:
+        return any(each.failed > 5 and each.runs_for_s is not None for each in found.workers)
+
+    answers = together(*[lambda: ACTS[act](store, runs_it_and_failed)] * 2)
+
+    assert sorted(map(bool, answers)) == [False, True], answers
+    with reading(store._engine) as connection:
+        assert len(connection.execute(select(BARRED)).all()) == (act == "migrate")
+        assert (connection.scalar(select(WORKERS.c.locked_at)) is not None) is (act == "lock")
+
+
+def waiting(store: JobStore) -> Any:
+    """How many wait for a lock; each look in a transaction of its own, for one sees the same all through."""
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with store._engine.connect() as connection:
+        return connection.exec_driver_sql(waits).scalar()
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_an_item_that_is_finished_meanwhile_is_waited_for_and_counts(shared_store: JobStore, act: str) -> None:
+    """Its transaction has its job, and the outcome is not to be seen before it commits."""
+    store = shared_store
+    start(store)
+    job = claimed(store, 1)
+    fail(store, job, times=6)
+    item = store.take_item(job.job_id, **by(job))
+    assert item is not None
+    answers: list[Any] = []
+
+    def nobody_finished(found: RunTally) -> bool:
+        return not any(each.done for each in found.workers)
+
+    acting = Thread(target=lambda: answers.append(ACTS[act](store, nobody_finished)))
+    with store._engine.begin() as connection:  # as `finish_item` has it, and held open
+        connection.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == job.job_id).with_for_update(read=True))
+        its = {"run_id": "r1", "item": item.item, "job_id": job.job_id, "attempt": 1, "at": NOW, **W1}
+        connection.execute(insert(ITEM_OUTCOMES).values(**its, outcome=ItemOutcome.DONE))
+        connection.execute(ITEMS.update().where(ITEMS.c.item == item.item).values(state=ItemState.DONE))
+        acting.start()
+        eventually(lambda: waiting(store), "the act waits for the item's transaction")
+    acting.join(30)
+
+    assert [bool(each) for each in answers] == [False]
+    assert store.job(job.job_id).state is State.RUNNING

@@ -1,0 +1,628 @@
+"""Runs of jobs that wait for one another, what they leave, and who is told: on both databases."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import AFFINITY_S, FENCE_S, LEASE_S, JobClass, JobId, Kind, State, Trip
+from gpuwarden.queue import (
+    Event,
+    Job,
+    JobStore,
+    QueueSettings,
+    ReplacedError,
+    ResultError,
+    Submission,
+    SubmissionError,
+    sql,
+)
+from tests.waiting import together
+
+NOW = 1_000_000.0
+
+
+def submit(store: JobStore, **changed: Any) -> JobId:
+    return store.submit(Submission(**{"queue": "gpu", **changed}), now=changed.pop("now", NOW))
+
+
+def claim(store: JobStore, number: int = 1, *, now: float = NOW, queue: str = "gpu", loaded: str | None = None) -> Job:
+    """For incarnation `i1` of worker `w1`, and so on."""
+    job = claim_or_none(store, number, now=now, queue=queue, loaded=loaded)
+    assert job is not None
+    return job
+
+
+def claim_or_none(
+    store: JobStore, number: int = 1, *, now: float = NOW, queue: str = "gpu", loaded: str | None = None
+) -> Job | None:
+    worker, incarnation = f"w{number}", f"i{number}"
+    return store.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now, loaded=loaded)
+
+
+def complete(store: JobStore, job: Job, *, result: Any = None, now: float = NOW) -> None:
+    assert job.claimed_by is not None
+    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=now, result=result)
+
+
+def run_next(store: JobStore, *, result: Any = None, now: float = NOW) -> JobId:
+    job = claim(store, now=now)
+    complete(store, job, result=result, now=now)
+    return job.job_id
+
+
+def fail(store: JobStore, job: Job) -> None:
+    assert job.claimed_by is not None
+    assert store.fail_by_worker(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, because="boom", now=NOW)
+    store.consume_events(now=NOW)
+
+
+def states(store: JobStore, ids: Iterable[JobId]) -> list[State]:
+    return [store.job(each).state for each in ids]
+
+
+def diamond(store: JobStore, **changed: Any) -> dict[str, JobId]:
+    jobs = {name: Submission(queue="gpu", **changed) for name in ("fetch", "left", "right", "join")}
+    needs = {"left": ["fetch"], "right": ["fetch"], "join": ["left", "right"]}
+    return store.submit_run("r1", jobs, needs=needs, now=NOW)
+
+
+def kinds(store: JobStore, *ids: JobId) -> list[str]:
+    return [kind for each in ids for kind in store.dispatch_events(each)]
+
+
+# --- dependencies
+
+
+def test_a_job_is_queued_once_all_that_it_needs_has_completed(store: JobStore) -> None:
+    ids = diamond(store)
+    assert states(store, ids.values()) == [State.QUEUED, State.WAITING, State.WAITING, State.WAITING]
+
+    assert run_next(store) == ids["fetch"]
+    assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
+    assert run_next(store) == ids["left"]
+    assert store.job(ids["join"]).pending == 1
+    assert claim(store, 2).job_id == ids["right"]
+    assert claim_or_none(store, 3) is None
+
+
+def test_its_body_is_handed_what_they_left(store: JobStore) -> None:
+    ids = diamond(store)
+    run_next(store, result={"path": "é"})
+    run_next(store, result=[1, 2.5, None])
+    run_next(store)
+
+    assert claim(store).job_id == ids["join"]
+    assert store.inputs(ids["join"]) == {ids["left"]: [1, 2.5, None], ids["right"]: None}
+    assert store.needs(ids["join"]) == [ids["left"], ids["right"]]
+    assert store.job(ids["fetch"]).result == {"path": "é"}
+
+
+def test_a_run_is_over_with_its_last_job_and_says_so_once(store: JobStore) -> None:
+    ids = diamond(store)
+    for _ in range(3):
+        run_next(store)
+    assert store.run_state("r1") == "running"
+
+    run_next(store, now=NOW + 9)
+
+    run = store.run("r1")
+    assert run is not None
+    assert (run.state, run.submitted_at, run.ended_at, run.jobs) == ("completed", NOW, NOW + 9, {State.COMPLETED: 4})
+    assert kinds(store, *ids.values()) == [*["completed"] * 4, "run_completed"]
+
+
+def test_two_that_complete_together_do_not_miss_that_they_were_the_last(store: JobStore) -> None:
+    for turn in range(10):
+        run_id = f"r{turn}"
+        ids = store.submit_run(
+            run_id,
+            {name: Submission(queue="gpu") for name in ("a", "b", "end")},
+            needs={"end": ["a", "b"]},
+            now=NOW,
+        )
+        jobs = [claim(store, 1), claim(store, 2)]
+
+        answers = together(*(lambda job=job: complete(store, job) for job in jobs))
+
+        assert not [each for each in answers if isinstance(each, Exception)]
+        assert store.job(ids["end"]).state is State.QUEUED
+        run_next(store)
+        assert store.run_state(run_id) == "completed"
+
+
+def test_a_run_that_is_over_goes_on_with_a_job_that_is_added(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    run_next(store)
+    assert store.run_state("r1") == "completed"
+
+    second = submit(store, run_id="r1", needs=(first,))
+
+    assert store.job(second).state is State.QUEUED
+    assert store.run_state("r1") == "running"
+    run_next(store)
+    assert store.run_state("r1") == "completed"
+
+
+def test_a_job_may_need_one_that_was_submitted_before(store: JobStore) -> None:
+    first = submit(store, run_id="r1")
+    second = submit(store, run_id="r1", needs=(first, first))
+
+    assert (store.job(second).state, store.job(second).needs, store.job(second).pending) == (State.WAITING, 1, 1)
+    assert run_next(store) == first
+    assert run_next(store) == second
+
+
+def test_what_needs_a_job_that_was_cancelled_is_cancelled_and_so_is_its_run(store: JobStore) -> None:
+    ids = diamond(store)
+    run_next(store)
+
+    assert store.cancel(ids["left"], because="not wanted", now=NOW)
+
+    assert states(store, ids.values()) == [State.COMPLETED, State.CANCELLED, State.QUEUED, State.CANCELLED]
+    assert store.job(ids["join"]).because == f"job {ids['left']}, which it needs, was cancelled"
+    assert run_next(store) == ids["right"]
+    assert store.run_state("r1") == "cancelled"
+    assert kinds(store, ids["left"], ids["join"]) == ["cancelled", "cancelled"]
+    assert kinds(store, ids["right"]) == ["completed", "run_cancelled"]
+
+
+@pytest.mark.behaviour("A10")
+def test_one_that_fails_takes_along_what_waits_for_it(store: JobStore) -> None:
+    ids = diamond(store)
+
+    fail(store, claim(store))
+
+    assert states(store, ids.values()) == [State.FAILED, *[State.CANCELLED] * 3]
+    assert store.run_state("r1") == "failed"
+    assert kinds(store, *ids.values()) == ["failed", "run_failed", *["cancelled"] * 3]
+
+
+def test_a_job_that_waits_can_be_blocked_and_waits_on_when_it_is_not(store: JobStore) -> None:
+    ids = diamond(store)
+    assert store.block(ids["left"], because="later")
+    assert store.block(ids["right"], because="later")
+
+    assert store.unblock(ids["left"], because="", now=NOW)
+    run_next(store)
+    assert store.unblock(ids["right"], because="", now=NOW)
+
+    assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
+
+
+def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
+    jobs = {"a": Submission(queue="gpu"), "b": Submission(queue="mine", job_class=JobClass.INGEST)}
+
+    with pytest.raises(SubmissionError):
+        store.submit_run("r1", jobs, now=NOW)
+
+    assert store.jobs() == []
+    assert store.run("r1") is None
+
+
+@pytest.mark.parametrize(
+    ("needs", "says"),
+    [
+        ({"a": ["b"], "b": ["a"]}, r"wait for one another for ever: \w -> \w -> \w"),
+        ({"a": ["a"]}, "wait for one another for ever: a -> a"),
+        ({"a": ["c"]}, "no job of this run is called 'c'"),
+        ({"c": ["a"]}, "no job of this run is called 'c'"),
+    ],
+)
+def test_a_circle_and_a_stranger_are_told(store: JobStore, needs: dict[str, list[str]], says: str) -> None:
+    with pytest.raises(SubmissionError, match=says):
+        store.submit_run("r1", {name: Submission(queue="gpu") for name in "ab"}, needs=needs, now=NOW)
+
+
+def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
+    other = submit(store, run_id="r2")
+    gone = submit(store, run_id="r1")
+    submit(store, run_id="r1")
+    store.cancel(gone, because="", now=NOW)
+
+    for needed, run_id, says in (
+        (other, "r1", "is not of run 'r1'"),
+        (99, "r1", "is not of run 'r1'"),
+        (gone, "r1", "is cancelled: what needs it would wait for ever"),
+        (other, None, "belongs to their run: name it"),
+    ):
+        with pytest.raises(SubmissionError, match=says):
+            submit(store, run_id=run_id, needs=(needed,))
+
+
+# --- results
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (object(), "is what JSON can hold, and this is not"),
+        (float("nan"), "is what JSON can hold"),
+        ("x" * 65536, "may have 65536 bytes as JSON, and this has 65538: leave the data in a file"),
+        ("a\0b", "a text with a NUL"),
+    ],
+    ids=["no JSON", "no number", "too long", "a NUL"],
+)
+def test_a_result_that_cannot_be_kept_is_told_and_ends_nothing(store: JobStore, result: Any, says: str) -> None:
+    submit(store)
+    job = claim(store)
+
+    with pytest.raises(ResultError, match=says):
+        store.complete(job.job_id, attempt=1, incarnation="i1", now=NOW, result=result)
+
+    assert store.job(job.job_id).state is State.RUNNING
+    complete(store, job, result={"backslash u0000": "\\u0001"})
+
+
+# --- what a queue's owner sets
+
+
+def settings(queue: str, **changed: Any) -> QueueSettings:
+    told = {"job_class": None, "budget_s": None, "lost_hold_s": None, "set_at": NOW, "set_by": "ann", **changed}
+    return QueueSettings(queue=queue, **told)
+
+
+@pytest.mark.behaviour("A1")
+@pytest.mark.parametrize(
+    ("queue", "job_class", "budget_s"),
+    [
+        ("gpu", JobClass.GPU, 8100),
+        ("cpu", JobClass.CPU, 2100),
+        ("fetch", JobClass.INGEST_FETCH, 7200),
+        ("load", JobClass.INGEST_LOAD, 3600),
+        ("__input__", JobClass.INPUT, 120),
+        ("any other", JobClass.GPU, 8100),
+    ],
+)
+def test_a_queues_name_says_what_its_jobs_are(
+    store: JobStore, queue: str, job_class: JobClass, budget_s: float
+) -> None:
+    job = store.job(submit(store, queue=queue))
+
+    assert (job.job_class, job.budget_s) == (job_class, budget_s)
+
+
+@pytest.mark.behaviour("A1")
+def test_a_hosts_own_ingest_queue_has_the_budget_that_its_owner_set(store: JobStore) -> None:
+    with pytest.raises(SubmissionError, match="gpuwarden queue set camera --budget-s SECONDS"):
+        submit(store, queue="camera", job_class=JobClass.INGEST)
+    store.set_queue(settings("camera", job_class=JobClass.INGEST, budget_s=900.0))
+
+    job = store.job(submit(store, queue="camera"))
+
+    assert (job.job_class, job.budget_s, job.asked_budget_s) == (JobClass.INGEST, 900, None)
+
+
+@pytest.mark.behaviour("A1")
+def test_a_budget_is_looked_up_when_the_attempt_begins_unless_the_job_has_its_own(store: JobStore) -> None:
+    by_class, by_queue, own = submit(store), submit(store, queue="video"), submit(store, queue="video", budget_s=5.0)
+    store.set_queue(settings("video", budget_s=77.0))
+
+    assert claim(store).budget_s == 8100
+    assert claim(store, 2, queue="video").budget_s == 77
+    assert claim(store, 3, queue="video").budget_s == 5
+    assert store.unset_queue("video")
+    assert not store.unset_queue("video")
+    assert store.release(by_queue, attempt=1, incarnation="i2", now=NOW)
+    assert claim(store, 2, queue="video").budget_s == 8100
+    assert [store.job(each).budget_s for each in (by_class, by_queue, own)] == [8100, 8100, 5]
+
+
+def test_a_queues_settings_are_kept_with_who_set_them(store: JobStore) -> None:
+    store.set_queue(settings("b", budget_s=1.0))
+    store.set_queue(settings("a", lost_hold_s=60.0, set_by="bob"))
+    store.set_queue(settings("b", budget_s=2.0, set_at=NOW + 1))
+
+    first, second = store.queue_settings()
+
+    assert (first.queue, first.lost_hold_s, first.set_by) == ("a", 60, "bob")
+    assert (second.queue, second.budget_s, second.set_at) == ("b", 2, NOW + 1)
+    with pytest.raises(SubmissionError, match="budget_s -1"):
+        store.set_queue(settings("b", budget_s=-1.0))
+    with pytest.raises(SubmissionError, match="queue ''"):
+        store.set_queue(settings(""))
+
+
+# --- ingest
+
+
+@pytest.mark.behaviour("A17")
+def test_an_ingest_job_belongs_to_no_run(store: JobStore) -> None:
+    with pytest.raises(SubmissionError, match="a job of class ingest_fetch belongs to no run"):
+        submit(store, queue="fetch", run_id="r1")
+
+
+@pytest.mark.behaviour("A17")
+@pytest.mark.behaviour("A13")
+def test_ingest_leases_have_a_sweep_of_their_own(store: JobStore) -> None:
+    ingest, other = submit(store, queue="fetch"), submit(store)
+    claim(store, 1, queue="fetch")
+    claim(store, 2)
+    late = NOW + LEASE_S + 1
+
+    assert store.reclaim_expired(now=late, ingest=True) == [ingest]
+    assert states(store, (ingest, other)) == [State.QUEUED, State.RUNNING]
+    assert store.reclaim_expired(now=late, ingest=False) == [other]
+    assert (store.job(ingest).reclaims, store.job(ingest).watchdog_retries) == (1, 0)
+
+
+# --- a host that is lost
+
+
+def lost(store: JobStore, **changed: Any) -> Job:
+    submit(store, **changed)
+    job = claim(store)
+    assert store.lose(job.job_id, attempt=1, now=NOW)
+    assert store.job(job.job_id).state is State.NODE_LOST
+    return job
+
+
+@pytest.mark.behaviour("D4")
+def test_a_job_of_a_lost_host_is_held_and_given_to_nobody(store: JobStore) -> None:
+    job = lost(store)
+
+    assert store.job(job.job_id).state is State.NODE_LOST
+    assert store.reclaim_expired(now=NOW + 10 * LEASE_S) == []
+    assert claim_or_none(store, 2) is None
+    assert not store.lose(job.job_id, attempt=1, now=NOW)
+    assert not store.lose(job.job_id, attempt=2, now=NOW)
+
+
+@pytest.mark.behaviour("D4")
+def test_its_gpu_is_kept_from_others_too(store: JobStore) -> None:
+    for number in (1, 2, 3):
+        gpus = ["GPU-other"] if number == 3 else ["GPU-shared", f"GPU-{number}"]
+        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=gpus)
+    job = lost(store)
+    submit(store)
+
+    assert claim_or_none(store, 2) is None
+    assert claim(store, 3).job_id != job.job_id
+    assert store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    submit(store)
+    assert claim(store, 2)
+
+
+@pytest.mark.behaviour("D4")
+def test_where_its_queue_says_so_it_is_given_away_after_a_while(store: JobStore) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=650.0))
+    job = lost(store)
+
+    assert store.reclaim_expired(now=NOW + 649) == []
+    assert store.reclaim_expired(now=NOW + 651) == [job.job_id]
+    assert not store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert claim(store, 2).attempt == 2
+
+
+@pytest.mark.behaviour("D4")
+def test_no_hold_gives_it_away_before_its_lease_by_which_its_worker_stops_itself(store: JobStore) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=50.0))
+    job = lost(store)
+
+    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+
+
+@pytest.mark.behaviour("D6")
+def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=50.0))
+    job_id = submit(store)
+    claim(store)
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW, lease_s=3 * LEASE_S)
+    assert store.lose(job_id, attempt=1, now=NOW)
+
+    assert store.find(job_id, attempt=1, now=NOW)
+
+    assert store.job(job_id).lease_expires_at == NOW + 3 * LEASE_S
+
+
+@pytest.mark.behaviour("D6")
+@pytest.mark.parametrize("sign", ["a renewal", "its result", "its failure", "a release", "the next claim"])
+def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobStore, sign: str) -> None:
+    job = lost(store)
+    claimed: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
+    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+
+    if sign == "a renewal":
+        assert store.renew(job.job_id, **claimed)
+        assert store.job(job.job_id).state is State.RUNNING
+        assert store.job(job.job_id).lease_expires_at == NOW + LEASE_S
+    elif sign == "its result":
+        assert store.complete(job.job_id, **claimed, result=1)
+        assert (store.job(job.job_id).state, store.job(job.job_id).result) == (State.COMPLETED, 1)
+    elif sign == "its failure":
+        assert store.fail_by_worker(job.job_id, **claimed, because="boom")
+        assert store.job(job.job_id).state is State.FAILED
+    elif sign == "a release":
+        assert store.release(job.job_id, **claimed)
+        assert store.job(job.job_id).state is State.QUEUED
+    else:
+        again = claim(store)
+        assert (again.job_id, again.attempt, again.state) == (job.job_id, 1, State.RUNNING)
+
+
+@pytest.mark.behaviour("D6")
+def test_it_comes_back_with_its_host_and_has_a_lease_to_be_heard_of(store: JobStore) -> None:
+    job = lost(store)
+
+    assert not store.find(job.job_id, attempt=2, now=NOW)
+    assert store.find(job.job_id, attempt=1, now=NOW)
+    assert not store.find(job.job_id, attempt=1, now=NOW)
+
+    assert store.job(job.job_id).state is State.RUNNING
+    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+
+
+def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobStore) -> None:
+    first, second, third, elsewhere = submit(store), submit(store), submit(store), submit(store)
+    claim(store, 1)
+    claim(store, 2)
+    claim(store, 3)
+    assert store.claim("gpu", host="box2", worker="w1", incarnation="j1", now=NOW)
+    store.lose(second, attempt=1, now=NOW)
+    store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW + 7)
+    store.complete(third, attempt=1, incarnation="i3", now=NOW)
+
+    assert [(each.job_id, each.attempt, each.state, each.heard_at) for each in store.jobs_on("box1")] == [
+        (first, 1, State.RUNNING, NOW + 7),
+        (second, 1, State.NODE_LOST, NOW),
+    ]
+    assert [each.job_id for each in store.jobs_on("box2")] == [elsewhere]
+    assert store.jobs_on("box3") == []
+
+
+@pytest.mark.behaviour("D6")
+def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
+    job = lost(store)
+
+    assert not store.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
+    assert not store.renew(job.job_id, attempt=2, incarnation="i1", now=NOW)
+    assert store.job(job.job_id).state is State.NODE_LOST
+
+
+def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.set_queue(settings("gpu", lost_hold_s=700.0))
+    job_id = submit(store)
+    claim(store)
+    store.lose(job_id, attempt=1, now=NOW)
+    come_back = sql.come_back
+
+    def come_back_and_stand_still(*arguments: Any, **named: Any) -> bool:
+        back = come_back(*arguments, **named)
+        store.reclaim_expired(now=NOW + 701)
+        return back
+
+    monkeypatch.setattr(sql, "come_back", come_back_and_stand_still)
+
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW + 701)
+    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
+
+
+def test_a_worker_that_was_started_anew_settles_what_was_lost_with_the_one_before(store: JobStore) -> None:
+    job = lost(store)
+
+    assert store.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [job.job_id]
+    assert store.job(job.job_id).state is State.QUEUED
+
+
+def test_a_whole_host_is_lost_at_once_and_its_jobs_can_still_be_tripped(store: JobStore) -> None:
+    first, second, third = submit(store), submit(store), submit(store)
+    claim(store, 1)
+    claim(store, 2)
+
+    assert store.lose_host("box1", now=NOW) == [first, second]
+    assert store.lose_host("box1", now=NOW) == []
+    assert store.fence(second, attempt=1, incarnation="i2", trip=Trip.DEAD_WORKER, now=NOW)
+    assert states(store, (first, second, third)) == [State.NODE_LOST, State.FENCING, State.QUEUED]
+    assert store.job(second).lease_expires_at == NOW + FENCE_S
+
+
+# --- models
+
+
+def test_a_worker_takes_first_what_it_has_loaded_among_jobs_of_one_priority(store: JobStore) -> None:
+    plain, flux, sdxl = submit(store), submit(store, model="flux"), submit(store, model="sdxl")
+    urgent = submit(store, priority=1)
+
+    taken = []
+    for loaded in ("sdxl", "sdxl", "flux", "sdxl"):
+        job = claim(store, loaded=loaded)
+        complete(store, job)
+        taken.append(job.job_id)
+
+    assert taken == [urgent, sdxl, flux, plain]
+
+
+def test_a_job_is_not_overtaken_for_ever(store: JobStore) -> None:
+    old = submit(store, model="flux")
+    submit(store, model="sdxl")
+
+    assert claim(store, loaded="sdxl", now=NOW + AFFINITY_S + 1).job_id == old
+
+
+def test_what_a_worker_has_loaded_is_told_while_it_is_idle_and_is_not_being_busy(store: JobStore) -> None:
+    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
+    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW, loaded="sdxl")
+
+    (row,) = store.workers(now=NOW)
+
+    assert (row.current_model, row.loaded_model) == (None, "sdxl")
+    submit(store, model="sdxl")
+    claim(store, loaded="sdxl")
+    (row,) = store.workers(now=NOW)
+    assert (row.current_model, row.loaded_model) == ("sdxl", "sdxl")
+
+
+# --- a claim in one statement
+
+
+def test_a_claim_after_the_first_minds_what_the_first_minds(store: JobStore) -> None:
+    for number in (1, 2):
+        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=["GPU-1"])
+    for _ in range(3):
+        submit(store)
+    run_next(store)
+
+    store.lock(host="box1", worker="w1", who="ann", because="", now=NOW)
+    assert claim_or_none(store) is None
+    store.unlock(host="box1", worker="w1", who="bob", now=NOW)
+    store.quarantine(["GPU-1"], host="box1", worker=None, because="", now=NOW)
+    assert claim_or_none(store) is None
+    store.release_gpu("GPU-1")
+    job = claim(store)
+    assert claim(store).job_id == job.job_id
+    complete(store, job)
+    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    with pytest.raises(ReplacedError):
+        claim(store)
+
+
+# --- events
+
+
+def positions(events: list[Event]) -> list[int]:
+    return [event.position for event in events]
+
+
+def test_each_consumer_sees_every_event_in_order_until_it_says_that_it_is_done(store: JobStore) -> None:
+    for _ in range(3):
+        submit(store)
+        run_next(store)
+
+    first = store.events("bill", limit=2)
+    assert [(each.kind, each.job_id) for each in first] == [(Kind.COMPLETED, 1), (Kind.COMPLETED, 2)]
+    assert store.events("bill", limit=2) == first
+    store.acknowledge("bill", first[0], now=NOW)
+    assert [each.job_id for each in store.events("bill")] == [2, 3]
+    store.acknowledge("bill", store.events("bill")[-1], now=NOW)
+    store.acknowledge("bill", first[0], now=NOW)
+    assert store.events("bill") == []
+    assert positions(store.events("mail")) == [1, 2, 3]
+    assert positions(store.events_after(1)) == [2, 3]
+    assert store.consumers() == {"bill": 0}
+
+
+def test_an_event_says_how_long_its_job_waited_and_ran(store: JobStore) -> None:
+    job_id = submit(store, queue="video", model="svd", job_class=JobClass.GPU_VIDEO, run_id="r1")
+    job = claim(store, queue="video", now=NOW + 3)
+    complete(store, job, now=NOW + 10)
+
+    event, run_event = store.events("bill")
+
+    assert (event.job_id, event.run_id, event.queue, event.job_class) == (job_id, "r1", "video", JobClass.GPU_VIDEO)
+    assert (event.attempt, event.waited_s, event.ran_s, event.written_at) == (1, 3, 7, NOW + 10)
+    assert (run_event.kind, run_event.job_id) == (Kind.RUN_COMPLETED, job_id)
+
+
+def test_events_are_placed_once_whoever_reads_at_the_same_time(store: JobStore) -> None:
+    for _ in range(30):
+        submit(store)
+    for _ in range(30):
+        run_next(store)
+
+    together(*(lambda name=name: store.events(name) for name in "abcd"))
+
+    assert positions(store.events("a")) == list(range(1, 31))

@@ -1,0 +1,39 @@
+"""Which gpuwarden it is that runs."""
+
+import json
+import platform
+
+import pytest
+
+from gpuwarden import __version__, build_info
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def direct_url(**vcs_info: str) -> str:
+    """What pip writes down as it installs from a Git repository (PEP 610)."""
+    return json.dumps({"url": "https://example.org/gpuwarden.git", "vcs_info": {"vcs": "git", **vcs_info}})
+
+
+@pytest.mark.parametrize(
+    ("environ", "written", "revision"),
+    [
+        pytest.param({}, direct_url(commit_id=COMMIT), COMMIT, id="installed from a repository"),
+        pytest.param({"GPUWARDEN_REVISION": "feedbee"}, direct_url(commit_id=COMMIT), "feedbee", id="an image says it"),
+        pytest.param({"GPUWARDEN_REVISION": ""}, direct_url(commit_id=COMMIT), COMMIT, id="an image that was not told"),
+        pytest.param({}, None, "", id="from a package index"),
+        pytest.param({}, json.dumps({"url": "file:///src", "dir_info": {"editable": True}}), "", id="from a folder"),
+        pytest.param({}, direct_url(), "", id="no commit"),
+        pytest.param({}, "{", "", id="half a file"),
+        pytest.param({}, "[]", "", id="another shape"),
+        pytest.param({"GPUWARDEN_REVISION": 'main"} 1'}, None, "", id="no commit in the environment"),
+    ],
+)
+def test_the_commit_is_told_where_it_is_known(environ: dict[str, str], written: str | None, revision: str) -> None:
+    assert build_info.revision(environ, written) == revision
+
+
+def test_the_one_that_runs_has_its_version_and_python() -> None:
+    here = build_info.here()
+
+    assert (here.version, here.python) == (__version__, platform.python_version())

@@ -1,0 +1,175 @@
+"""The answer of `/evidence`: what one side writes the other reads, and nothing doubtful passes."""
+
+import json
+from dataclasses import MISSING, asdict, fields
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.evidence import CardFacts, FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
+
+pytestmark = pytest.mark.pure
+
+_FIGURES: dict[Any, st.SearchStrategy[Any]] = {
+    str: st.text(max_size=30),
+    bool: st.booleans(),
+    int: st.integers(),
+    float: st.floats(-1e15, 1e15),
+    list[str]: st.lists(st.text(max_size=10), max_size=3),
+    dict[str, list[int] | None]: st.dictionaries(
+        st.text(max_size=10), st.none() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3
+    ),
+    dict[str, float]: st.dictionaries(st.text(max_size=10), st.floats(0, 1e15), max_size=3),
+    list[CardFacts]: st.lists(st.builds(CardFacts), max_size=2),
+    type(None): st.none(),
+}
+_HINTS = get_type_hints(WorkerFacts)
+facts = st.builds(
+    WorkerFacts,
+    **{
+        name: st.one_of(*(_FIGURES[kind] for kind in (get_args(hint) or (hint,))))
+        for name, hint in _HINTS.items()
+        if get_origin(hint) is not ClassVar
+    },
+)  # fmt: skip
+
+KNOWN: dict[str, Any] = {
+    "host": "box1",
+    "worker": "w1",
+    "sample_age_s": 0.5,
+    "worker_incarnation": "i1",
+    "dead_after_s": 30.0,
+}
+NOTHING_ELSE: dict[str, Any] = {field.name: None for field in fields(WorkerFacts)}
+SERVER: dict[str, Any] = {field.name: None for field in fields(ServerFacts)} | {
+    "host": "box1", "container": "c1", "sample_age_s": 0.5
+}  # fmt: skip
+NOTHING_KNOWN = WorkerFacts(**{**NOTHING_ELSE, **KNOWN})
+
+
+def answer(**changed: object) -> str:
+    return json.dumps({**asdict(NOTHING_KNOWN), **changed})
+
+
+@given(
+    st.builds(
+        ServerFacts,
+        **{
+            name: st.one_of(*(_FIGURES[kind] for kind in (get_args(hint) or (hint,))))
+            for name, hint in get_type_hints(ServerFacts).items()
+            if get_origin(hint) is not ClassVar
+        },
+    )
+)
+def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts) -> None:
+    assert parse_server(render(written)) == written
+
+
+def test_an_exporter_of_before_the_cards_and_those_unseen_tells_of_none() -> None:
+    written = json.loads(render(ServerFacts(**{**SERVER, "cards": [], "unseen": [], "nameless_gpus": []})))
+    del written["cards"], written["unseen"], written["nameless_gpus"]
+
+    told = parse_server(json.dumps(written))
+    assert (told.cards, told.unseen, told.nameless_gpus) == (None, None, None)
+
+
+def test_an_exporter_of_before_it_told_what_is_on_its_way_back_tells_none() -> None:
+    before = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "floor_bytes": 2, "tie_bytes": 1, "tenants": []}
+
+    (card,) = parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [before]})).cards or []
+    assert card.returning_bytes is None
+
+
+def test_a_card_that_lacks_its_floor_is_no_answer() -> None:
+    lacking = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "tie_bytes": 1, "tenants": []}
+
+    with pytest.raises(FactsError, match="lacks 'cards'"):
+        parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [lacking]}))
+
+
+def test_facts_about_a_worker_are_none_about_a_server() -> None:
+    with pytest.raises(FactsError, match="lacks '"):
+        parse_server(answer())
+
+
+@given(facts)
+def test_facts_read_back_as_they_were_written(written: WorkerFacts) -> None:
+    assert parse(render(written)) == written
+
+
+def test_unknown_stays_unknown_and_is_never_zero() -> None:
+    assert parse(render(NOTHING_KNOWN)) == NOTHING_KNOWN
+
+
+def test_a_gpu_that_could_not_be_asked_is_unknown_beside_one_that_lists_nothing() -> None:
+    assert parse(answer(gpu_pids={"GPU-0": [], "GPU-1": None})).gpu_pids == {"GPU-0": [], "GPU-1": None}
+
+
+def test_fields_of_a_later_version_are_ignored() -> None:
+    assert parse(answer(colour="blue")) == NOTHING_KNOWN
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(WorkerFacts) if field.default is MISSING])
+def test_a_missing_field_is_refused_by_name(name: str) -> None:
+    found = json.loads(answer())
+    del found[name]
+
+    with pytest.raises(FactsError, match=f"lacks '{name}': is it of another version"):
+        parse(json.dumps(found))
+
+
+def test_what_an_older_exporter_does_not_tell_yet_is_unknown() -> None:
+    found = json.loads(answer(worker_pid=7))
+    del found["worker_pid"]
+
+    assert parse(json.dumps(found)).worker_pid is None
+
+
+def test_a_whole_number_is_a_duration() -> None:
+    assert parse(answer(gpu_idle_s=120)).gpu_idle_s == 120.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        pytest.param("worker", None, "None for 'worker'", id="null where something must be known"),
+        pytest.param("sample_age_s", None, "None for 'sample_age_s'", id="an age that must be known"),
+        pytest.param("dead_after_s", None, "None for 'dead_after_s'", id="a threshold that must be known"),
+        pytest.param("sample_age_s", "1", "'1' for 'sample_age_s'", id="a number as a string"),
+        pytest.param("sample_age_s", True, "True for 'sample_age_s'", id="a boolean for a float"),
+        pytest.param("job_id", True, "True for 'job_id'", id="a boolean for a whole number"),
+        pytest.param("job_id", 1.5, "1.5 for 'job_id'", id="a fraction for a whole number"),
+        pytest.param("alive", 1, "1 for 'alive'", id="a number for a boolean"),
+        pytest.param("alive", "yes", "'yes' for 'alive'", id="a word for a boolean"),
+        pytest.param("gpus", "GPU-0", "'GPU-0' for 'gpus'", id="a string for a list"),
+        pytest.param("gpus", [1], "1 for 'gpus'", id="numbers in a list of strings"),
+        pytest.param("gpu_pids", [1], ".* for 'gpu_pids'", id="a list for pids by GPU"),
+        pytest.param("gpu_pids", {"GPU-0": ["1"]}, ".* for 'gpu_pids'", id="a pid as a string"),
+        pytest.param("gpu_pids", {"GPU-0": [True]}, ".* for 'gpu_pids'", id="a boolean for a pid"),
+        pytest.param("gpu_pids", {"GPU-0": 1}, ".* for 'gpu_pids'", id="a pid for a list of pids"),
+        pytest.param("host", {"a": 1}, ".* for 'host'", id="an object for a string"),
+        pytest.param("host", [[]], ".* for 'host'", id="a list for a string"),
+        pytest.param("ram_still_s", 10**400, ".* for 'ram_still_s'", id="a number past every float"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(name: str, value: object, says: str) -> None:
+    with pytest.raises(FactsError, match=f"the exporter's evidence has {says}"):
+        parse(answer(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param("", "Invalid JSON", id="nothing"),
+        pytest.param("<html>", "Invalid JSON", id="another page"),
+        pytest.param(answer(sample_age_s=float("nan")), "nan for 'sample_age_s'", id="NaN, which looks fresh"),
+        pytest.param(answer(sample_age_s=0).replace(": 0,", ": 1e999,"), "inf for 'sample_age_s'", id="infinity"),
+        pytest.param("[" * 100_000, "Invalid JSON", id="nested too deep"),
+        pytest.param("[]", "should be an? .*object", id="a list"),
+    ],
+)
+def test_what_is_no_answer_is_refused(text: str, says: str) -> None:
+    with pytest.raises(FactsError, match=says):
+        parse(text)

@@ -1,0 +1,437 @@
+"""Jobs as functions: submitted from one program, run by real workers of their own, waited for; and their logs."""
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+import gpuwarden
+from gpuwarden.cli.main import main
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import JobClass, State
+from gpuwarden.queue import Job, JobStore, SubmissionError
+from gpuwarden.queue.open import default_store
+from gpuwarden.reporter import Reporter
+from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
+from gpuwarden.worker import job_logs
+from gpuwarden.worker.worker import BodyError, find_body
+from tests.waiting import eventually
+
+TASKS = """
+import ctypes, os, subprocess, sys, time
+from pathlib import Path
+from gpuwarden import Queue, current
+
+queue = Queue()
+
+@queue.model("sdxl")
+def load_sdxl():
+    print("loading sdxl")
+    return "pipeline"
+
+@queue.model("flux")
+def load_flux():
+    print("loading flux")
+    return "flux pipeline"
+
+@queue.job(model="sdxl")
+def paint(pipeline, prompt, steps=2):
+    for step in current().steps(range(steps)):
+        print(pipeline, prompt, step)
+    current().phase("save")
+    return {"picture": f"{prompt}.png", "inputs": list(current().job.inputs.values())}
+
+@queue.job(model="flux")
+def sketch(pipeline):
+    return pipeline
+
+@queue.job(reports_steps=False, job_class="cpu")
+def fail():
+    raise RuntimeError("out of memory")
+
+@queue.job()
+def render(bad=()):
+    done = []
+    for item in current().items():
+        with item:
+            if item.name in bad:
+                raise RuntimeError("no such texture")
+            item.result = {"frame": item.name}
+            done.append(item.name)
+    return done
+
+@queue.job()
+def tell():
+    return object()
+
+@queue.job()
+def shout():
+    subprocess.run(["echo", "from a child"], check=True)
+    os.write(2, b"from native code\\n")
+    print("é")
+
+@queue.job()
+def hang(started):
+    print("before", flush=True)
+    Path(started).touch()
+    ctypes.PyDLL(None).sleep(600)  # with Python's lock in hand
+"""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """What functions do is the same on both databases; what the queue does has tests of its own."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of a team, as its own programs import it; its queue is where the environment says."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    monkeypatch.setenv("GPUWARDEN_STORE", url)
+    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "tasks", raising=False)
+    tasks = importlib.import_module("tasks")
+    yield tasks
+    tasks.queue.store.close()
+    sys.modules.pop("tasks", None)
+
+
+@pytest.fixture
+def work(tmp_path: Path, spawn: Start, tasks: ModuleType) -> Start:
+    """Start `gpuwarden worker tasks`."""
+    assert tasks
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        return spawn("-m", "gpuwarden", "worker", "tasks", *options, stderr=tmp_path / "worker.log")
+
+    return start
+
+
+def test_a_function_is_submitted_run_by_a_worker_and_its_result_waited_for(tasks: Any, work: Start) -> None:
+    handle = tasks.paint.submit(prompt="a cat")
+    work("--jobs-max", "1")
+
+    assert handle.wait(timeout_s=30) == {"picture": "a cat.png", "inputs": []}
+    job = handle.job()
+    assert (job.model, job.job_class, job.stall_timeout_s) == ("sdxl", JobClass.GPU, 120)
+
+
+def test_it_is_handed_what_the_jobs_that_it_needs_have_left(tasks: Any, work: Start) -> None:
+    store: JobStore = tasks.queue.store
+    jobs = {name: tasks.paint.submission(prompt=name) for name in ("first", "second")}
+    ids = store.submit_run("r1", jobs, needs={"second": ["first"]}, now=store.now())
+    work("--jobs-max", "2")
+
+    eventually(lambda: store.run_state("r1") == "completed", within_s=30)
+    assert store.job(ids["second"]).result["inputs"] == [{"picture": "first.png", "inputs": []}]
+
+
+def test_jobs_of_a_run_share_its_items(tasks: Any, work: Start) -> None:
+    store: JobStore = tasks.queue.store
+    names = [f"frame-{n:02}" for n in range(12)]
+    store.add_items("r1", names, now=store.now())
+    ids = store.submit_run("r1", {str(n): tasks.render.submission() for n in range(2)}, now=store.now())
+    for n in range(2):
+        work("--name", f"worker-{n}", "--jobs-max", "1")
+
+    eventually(lambda: store.run_state("r1") == "completed", within_s=30)
+    assert sorted(name for job_id in ids.values() for name in store.job(job_id).result) == names
+    assert [item.result for item in store.items("r1")] == [{"frame": name} for name in names]
+
+
+def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_is_left(tasks: Any, work: Start) -> None:
+    store: JobStore = tasks.queue.store
+    store.add_items("r1", ["good", "bad", "fine"], now=store.now())
+    ids = store.submit_run("r1", {"render": tasks.render.submission(bad=["bad"])}, now=store.now())
+    work("--jobs-max", "1")
+
+    eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
+    assert store.job(ids["render"]).because == "ItemsFailedError: 1 of the run's 3 items have failed"
+    assert [(item.item, item.state, item.because) for item in store.items("r1")] == [
+        ("good", "done", None),
+        ("bad", "failed", "RuntimeError: no such texture"),
+        ("fine", "done", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "because"),
+    [("object()", "ResultError: a job's result is what JSON can hold"), ("1 / 0", "ZeroDivisionError: ")],
+)
+def test_an_item_without_a_result_that_can_be_kept_fails_alone(
+    tasks: Any, work: Start, tmp_path: Path, result: str, because: str
+) -> None:
+    (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
+    store: JobStore = tasks.queue.store
+    store.add_items("r1", ["bad", "good"], now=store.now())
+    ids = store.submit_run("r1", {"render": tasks.render.submission()}, now=store.now())
+    work("--jobs-max", "1")
+
+    eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
+    bad, good = store.items("r1")
+    assert (bad.state, good.state) == ("failed", "done")
+    assert str(bad.because).startswith(because)
+
+
+def test_a_model_is_loaded_once_for_jobs_in_a_row_and_told_while_it_is_there(
+    tasks: Any, work: Start, tmp_path: Path
+) -> None:
+    store: JobStore = tasks.queue.store
+    handles = [tasks.paint.submit(prompt="a"), tasks.sketch.submit(), tasks.paint.submit(prompt="b")]
+    work()
+
+    for handle in handles:
+        handle.wait(timeout_s=30)
+    eventually(lambda: [row.loaded_model for row in store.workers(now=store.now())] == ["flux"])
+    (row,) = store.workers(now=store.now())
+    assert row.current_model is None
+    assert (tmp_path / "worker.log").read_text().count("loading") == 0  # it prints to its standard output
+    assert handles[2].job().claimed_at < handles[1].job().claimed_at  # both of one model before the other one
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("fail", "RuntimeError: out of memory"), ("tell", "ResultError: a job's result is what JSON can hold")],
+)
+def test_a_function_that_fails_says_why_to_whoever_waits(tasks: Any, work: Start, name: str, says: str) -> None:
+    handle = getattr(tasks, name).submit()
+    work("--jobs-max", "1")
+
+    with pytest.raises(JobFailedError, match=rf"job 1 failed: {says}"):
+        handle.wait(timeout_s=30)
+
+
+def test_who_waits_in_vain_is_told_how_it_stands_and_may_cancel(tasks: Any) -> None:
+    handle = tasks.paint.submit(prompt="a")
+
+    with pytest.raises(JobTimeoutError, match=r"job 1 is queued, after 0\.1 s"):
+        handle.wait(timeout_s=0.1)
+
+    assert handle.cancel()
+    assert not handle.cancel()
+    assert handle.state is State.CANCELLED
+    with pytest.raises(JobFailedError, match="job 1 cancelled: cancelled by its submitter"):
+        handle.wait()
+
+
+def test_a_job_of_another_queues_function_fails_and_names_those_there_are(tasks: Any, work: Start) -> None:
+    submission = tasks.paint.submission(prompt="a")
+    submission.payload["task"] = "dance"
+    store: JobStore = tasks.queue.store
+    job_id = store.submit(submission, now=store.now())
+    work("--jobs-max", "1")
+
+    eventually(lambda: store.job(job_id).state is State.FAILED, within_s=30)
+    assert "asks for 'dance', which is no job of this queue: there are fail, hang, paint" in (
+        store.job(job_id).because or ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "says"),
+    [
+        (object(), "a job's payload is what JSON can hold"),
+        ("x" * 2**20, "a job's payload may have 1048576 bytes"),
+        ("a\0b", "has a text with a NUL"),
+    ],
+    ids=["no JSON", "too long", "a NUL"],
+)
+def test_arguments_that_cannot_be_kept_are_refused_where_they_are_given(tasks: Any, argument: Any, says: str) -> None:
+    with pytest.raises(SubmissionError, match=says):
+        tasks.paint.submit(prompt=argument)
+
+    assert tasks.queue.store.jobs() == []
+
+
+def test_outside_a_worker_a_job_is_its_function_and_there_is_no_current_one(tasks: Any) -> None:
+    assert tasks.sketch("a pipeline") == "a pipeline"
+    with pytest.raises(TaskError, match="no job runs in this process"):
+        current()
+
+
+def test_the_last_models_stay_and_the_oldest_goes_first() -> None:
+    queue, loaded = Queue("sqlite:////nowhere/queue.db", models_max=2), list[str]()
+    for name in "abc":
+        queue.model(name)(partial(loaded.append, name))
+        queue.job(model=name)(cast("Any", SimpleNamespace(__name__=name)))
+
+    for name in "abacb":
+        queue(cast("Job", SimpleNamespace(payload={"task": name}, job_id=1)), cast("Reporter", None))
+
+    assert loaded == ["a", "b", "c", "b"]
+    assert queue.loaded_model == "b"
+
+
+def test_two_of_one_name_are_refused() -> None:
+    queue = Queue("sqlite:////nowhere/queue.db")
+    queue.model("m")(int)
+    queue.job()(test_two_of_one_name_are_refused)
+
+    with pytest.raises(TaskError, match="model 'm' has a loader already: int"):
+        queue.model("m")(int)
+    with pytest.raises(TaskError, match="two jobs of one queue are called 'test_two_of_one_name_are_refused'"):
+        queue.job()(test_two_of_one_name_are_refused)
+    with pytest.raises(TaskError, match="models_max 0 will not do"):
+        Queue(models_max=0)
+    with pytest.raises(TaskError, match="no class of jobs is called 'gqu': there are gpu, gpu_video"):
+        queue.job(job_class="gqu")
+
+
+def test_a_body_may_be_the_one_queue_of_a_module(tasks: Any) -> None:
+    assert find_body("tasks") is tasks.queue
+    assert find_body("tasks:queue") is tasks.queue
+    tasks.another = Queue("sqlite:////nowhere/queue.db")
+    with pytest.raises(BodyError, match="it has 2 queues, and the one that is meant is not said"):
+        find_body("tasks")
+
+
+def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+    assert default_store() == f"sqlite:///{tmp_path}/data/gpuwarden/queue.db"
+    assert (tmp_path / "data/gpuwarden").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data/gpuwarden/queue.db"))
+    (tmp_path / "data/gpuwarden/queue.db").touch()
+    with pytest.raises(GpuwardenError, match=r"no place for a queue .*: set \$GPUWARDEN_STORE"):
+        default_store()
+
+
+def test_a_worker_on_a_host_that_nobody_set_up_says_where_its_files_are(
+    tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = tasks.sketch.submit()
+    monkeypatch.delenv("GPUWARDEN_DIR")
+    log = tmp_path / "worker.log"
+    spawn("-m", "gpuwarden", "worker", "tasks", "--jobs-max", "1", stderr=log, XDG_RUNTIME_DIR=str(tmp_path / "own"))
+
+    assert handle.wait(timeout_s=30) == "flux pipeline"
+    assert "this host is not set up" in log.read_text()
+    assert (tmp_path / "own/gpuwarden/host").read_text().strip() == os.uname().nodename
+
+
+def test_the_package_gives_what_a_program_needs_and_nothing_else() -> None:
+    assert gpuwarden.Queue is Queue
+    with pytest.raises(AttributeError, match="has no attribute 'Worker'"):
+        _ = gpuwarden.Worker
+
+
+# --- logs
+
+
+def test_what_an_attempt_prints_is_kept_whoever_in_it_prints(tasks: Any, work: Start, tmp_path: Path) -> None:
+    handle = tasks.shout.submit()
+    worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
+    handle.wait(timeout_s=30)
+    worker.wait(30)
+
+    kept = job_logs.newest(tmp_path / "logs", 1).read_text()
+
+    for said in ("from a child\n", "from native code\n", "é\n", "job armed"):
+        assert said in kept
+        assert said in (tmp_path / "worker.log").read_text()
+
+
+def test_a_job_that_hangs_with_pythons_lock_can_still_be_read(tasks: Any, work: Start, tmp_path: Path) -> None:
+    tasks.hang.submit(started=str(tmp_path / "started"))
+    worker = work("--logs", str(tmp_path / "logs"))
+    eventually((tmp_path / "started").exists, within_s=30)
+
+    eventually(lambda: "before\n" in job_logs.newest(tmp_path / "logs", 1).read_text())
+    worker.send_signal(signal.SIGKILL)
+    worker.wait(30)
+    assert "before\n" in job_logs.newest(tmp_path / "logs", 1).read_text()
+
+
+def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path) -> None:
+    for attempt in (1, 2, 10):
+        job_logs.path_of(tmp_path, 7, attempt).write_text(f"attempt {attempt}\n")
+    (tmp_path / "job-7-attempt-x.log").touch()
+
+    assert list(job_logs.lines(job_logs.newest(tmp_path, 7))) == ["attempt 10\n"]
+    assert job_logs.newest(tmp_path, 7, 2).read_text() == "attempt 2\n"
+    with pytest.raises(
+        job_logs.JobLogError, match=r"no log of attempt 3 of job 7 in .*: it is on the host that ran it"
+    ):
+        job_logs.newest(tmp_path, 7, 3)
+    with pytest.raises(job_logs.JobLogError, match="no log of job 8 in"):
+        job_logs.newest(tmp_path / "missing", 8)
+
+
+def test_a_log_that_is_followed_ends_with_its_attempt(tmp_path: Path) -> None:
+    path = job_logs.path_of(tmp_path, 7, 1)
+    path.write_text("first\n")
+    answers = iter([True, True, False])
+
+    def goes_on() -> bool:
+        more = next(answers)
+        with path.open("a") as log:
+            log.write(f"{more}\n")
+        return more
+
+    assert list(job_logs.lines(path, goes_on=goes_on)) == ["first\n", "True\n", "True\n", "False\n"]
+
+
+def test_a_folder_keeps_so_many_logs_and_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_logs, "LOGS_MAX", 3)
+    for job_id in range(5):
+        path = job_logs.path_of(tmp_path, job_id, 1)
+        path.touch()
+        os.utime(path, (job_id, job_id))
+    (tmp_path / "mine.log").touch()
+
+    with job_logs.kept(tmp_path, 9, 1):
+        pass
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "job-3-attempt-1.log", "job-4-attempt-1.log", "job-9-attempt-1.log", "mine.log",
+    ]  # fmt: skip
+
+
+def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
+    tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.worker.worker.logs.configure", lambda **_: None)
+    tasks.paint.submit(prompt="a")
+    (tmp_path / "file").touch()
+
+    assert main(["worker", "tasks", "--logs", str(tmp_path / "file" / "logs")]) == 1
+    assert "name another with --logs" in capsys.readouterr().err
+    assert tasks.queue.store.job(1).state is State.QUEUED
+
+
+def test_a_jobs_log_is_printed_and_followed_to_its_end(
+    tasks: Any, work: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], spawn: Start
+) -> None:
+    logs = str(tmp_path / "logs")
+    tasks.hang.submit(started=str(tmp_path / "started"))
+    worker = work("--logs", logs)
+    eventually((tmp_path / "started").exists, within_s=30)
+    follower = spawn("-m", "gpuwarden", "job", "logs", "1", "--follow", "--logs", logs)
+    store: JobStore = tasks.queue.store
+
+    assert follower.stdout is not None
+    assert any("before" in line for line in iter(follower.stdout.readline, ""))
+    worker.kill()
+    assert store.register("gpu", host="box1", worker="worker-0", incarnation="new", now=store.now()) == [1]
+    assert follower.wait(30) == 0
+
+    assert main(["job", "logs", "1", "--logs", logs]) == 0
+    assert "before\n" in capsys.readouterr().out
+    assert main(["job", "logs", "1", "--attempt", "2", "--logs", logs]) == 1
+    assert "no log of attempt 2 of job 1" in capsys.readouterr().err
+    assert main(["job", "logs", "1"]) == 1
+    assert "say where its worker keeps logs" in capsys.readouterr().err

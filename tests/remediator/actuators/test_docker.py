@@ -1,0 +1,228 @@
+"""The actuator of containers on real engines, Docker and Podman: stop and start, one that is gone, and no engine."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from gpuwarden import cgroup
+from remediator.actuators import ENGINES, ActuatorError
+from remediator.actuators.docker import LABEL, DockerActuator
+from testbed.docker_engine import Engine, NoEngine, docker_engine, podman_engine
+from testbed.worker_image import worker_image
+from tests.waiting import eventually
+
+PATIENT = "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(0)); print('ready', flush=True); signal.pause()"
+UNKNOWN = "f" * 64
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(docker_engine, id="docker", marks=pytest.mark.needs_docker),
+        pytest.param(podman_engine, id="podman", marks=pytest.mark.needs_podman),
+    ],
+)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The Docker engine of this host, or a private one; and a private Podman."""
+    with request.param(tmp_path_factory.mktemp("engine")) as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        yield found
+
+
+@pytest.fixture
+def run(engine: Engine) -> Iterator[Callable[..., str]]:
+    """Run a container with these labels until it says that it is ready; its full id."""
+    client = docker.DockerClient(base_url=engine.base_url)
+    started = []
+
+    def start(*, auto_remove: bool = False, restart: str = "no", program: str = PATIENT, **labels: str) -> str:
+        policy: Any = {"Name": restart}
+        container = client.containers.run(
+            worker_image(client, extra={}),
+            ["python3", "-c", program],
+            labels={name.replace("_", "."): value for name, value in labels.items()},
+            network_mode="none",
+            detach=True,
+            auto_remove=auto_remove,
+            restart_policy=policy,
+        )
+        started.append(container)
+        eventually(lambda: b"ready" in container.logs(), "the container is ready", within_s=30)
+        return str(container.id)
+
+    yield start
+    for container in started:
+        container.remove(force=True)
+    client.close()
+
+
+def test_a_container_keeps_its_handle_through_stop_and_start_and_changes_its_incarnation(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    handle = run(gpuwarden_managed="true")
+
+    up = actuator.look(handle)
+    actuator.stop(handle, grace_s=10)
+    assert up is not None
+    down = actuator.look(handle, cgroup=up.cgroup)
+    actuator.stop(handle, grace_s=10)
+    actuator.start(handle)
+    again = actuator.look(handle)
+    actuator.start(handle)
+
+    assert down is not None
+    assert again is not None
+    assert [each.running for each in (up, down, again)] == [True, False, True]
+    assert {each.handle for each in (up, down, again)} == {handle}
+    assert up.incarnation == down.incarnation != again.incarnation
+    assert (len(up.pids), down.pids, len(again.pids)) == (1, frozenset(), 1)
+    assert up.cgroup is not None
+    assert handle in up.cgroup
+    assert down.cgroup == up.cgroup
+
+
+@pytest.mark.parametrize(
+    ("labels", "managed"),
+    [({"gpuwarden_managed": "true"}, True), ({"gpuwarden_managed": "yes"}, False), ({}, False)],
+    ids=["its owner says true", "its owner says something else", "its owner says nothing"],
+)
+def test_a_label_opts_in_and_nothing_else(
+    engine: Engine, run: Callable[..., str], labels: dict[str, str], *, managed: bool
+) -> None:
+    assert LABEL == "gpuwarden.managed"
+
+    found = DockerActuator(engine.base_url, kind=engine.kind).look(run(**labels))
+
+    assert found is not None
+    assert found.managed is managed
+
+
+@pytest.mark.parametrize("vanishes", [False, True])
+def test_a_container_made_with_rm_is_known_to_vanish_when_it_ends(
+    engine: Engine, run: Callable[..., str], *, vanishes: bool
+) -> None:
+    found = DockerActuator(engine.base_url, kind=engine.kind).look(run(auto_remove=vanishes))
+
+    assert found is not None
+    assert found.vanishes is vanishes
+
+
+@pytest.mark.parametrize(
+    ("restart", "left_down"), [("always", True), ("unless-stopped", True), ("on-failure", False), ("no", False)]
+)
+def test_what_its_engine_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
+    engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    handle = run(restart=restart)
+    up = actuator.look(handle)
+
+    actuator.stop(handle, grace_s=10)
+
+    down = actuator.look(handle)
+    assert up is not None
+    assert down is not None
+    assert (up.left_down, down.left_down) == (False, left_down)
+
+
+def test_what_ends_by_itself_and_is_to_be_restarted_is_at_no_look_left_down(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    handle = run(restart="always", program="import time; print('ready', flush=True); time.sleep(0.2); exit(3)")
+    seen = []
+
+    def was_seen_down_and_up_a_few_times() -> bool:
+        with suppress(ActuatorError):  # it is ending as it is looked at
+            seen.append(actuator.look(handle))
+        looks = [each for each in seen if each is not None]
+        return len({each.incarnation for each in looks}) >= 4 and not all(each.running for each in looks)
+
+    eventually(was_seen_down_and_up_a_few_times, "it was restarted a few times", within_s=60)
+
+    assert not any(each is None or each.left_down for each in seen)
+
+
+def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+
+    assert actuator.look(UNKNOWN) is None
+    with pytest.raises(ActuatorError, match="the container is gone"):
+        actuator.start(UNKNOWN)
+    with pytest.raises(ActuatorError, match="the container is gone"):
+        actuator.stop(UNKNOWN, grace_s=0)
+
+
+def test_what_is_left_of_a_container_that_its_engine_does_not_have_any_more_is_told(
+    engine: Engine, tmp_path: Path
+) -> None:
+    actuator = DockerActuator(engine.base_url, kind=engine.kind)
+    (tmp_path / "cgroup.procs").write_text("4001\n4002\n")
+
+    left = actuator.look(UNKNOWN, cgroup=str(tmp_path))
+    (tmp_path / "cgroup.procs").write_text("")
+    empty = actuator.look(UNKNOWN, cgroup=str(tmp_path))
+
+    assert left is not None
+    assert (left.incarnation, left.running, left.pids) == ("", False, frozenset({4001, 4002}))
+    assert empty is None
+    assert actuator.look(UNKNOWN, cgroup=str(tmp_path / "gone")) is None
+
+
+def test_processes_that_cannot_be_listed_are_an_error_not_an_empty_list(
+    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = run()
+
+    def unreadable(_: Path) -> frozenset[int]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(cgroup, "processes", unreadable)
+
+    with pytest.raises(ActuatorError, match="cannot be listed"):
+        DockerActuator(engine.base_url, kind=engine.kind).look(handle)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(FileNotFoundError(), "cannot be read"), (None, "is in no cgroup of container")]
+)
+def test_a_process_that_ends_while_it_is_looked_at_is_an_error_not_a_container_without_processes(
+    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, error: OSError | None, says: str
+) -> None:
+    handle = run()
+
+    def gone(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(cgroup, "directory", gone)
+
+    with pytest.raises(ActuatorError, match=says):
+        DockerActuator(engine.base_url, kind=engine.kind).look(handle)
+
+
+def test_what_the_engine_refuses_is_told_in_its_words(engine: Engine) -> None:
+    client = docker.DockerClient(base_url=engine.base_url)
+    container = client.containers.create(worker_image(client, extra={}), ["/no/such/program"], network_mode="none")
+
+    with pytest.raises(ActuatorError, match=rf"{ENGINES[engine.kind]} refused: .*/no/such/program"):
+        DockerActuator(engine.base_url, kind=engine.kind).start(str(container.id))
+
+    container.remove(force=True)
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # docker-py leaves its socket open then
+def test_an_engine_that_is_not_there_is_an_error_and_not_a_container_that_is_gone(tmp_path: Path) -> None:
+    actuator = DockerActuator(f"unix://{tmp_path}/no.sock")
+
+    with pytest.raises(ActuatorError, match="does not answer"):
+        actuator.look(UNKNOWN)
+    gc.collect()

@@ -1,0 +1,306 @@
+"""The systemd actuator on a real systemd: what opts in, what KillMode leaves, what comes back, what is refused."""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from gpuwarden import cgroup
+from remediator.actuators import ActuatorError
+from remediator.actuators import systemd as module
+from remediator.actuators.systemd import SystemdActuator
+from remediator.plan import ContainerState
+from testbed.private_systemd import NoSystemd, Systemd, private_systemd
+from tests.waiting import eventually
+
+UNIT = "[Unit]\nDefaultDependencies=no\n[Service]\n"
+PATIENT = f"{UNIT}ExecStart=/bin/sleep 600\n"
+FAMILY = f"{UNIT}KillMode=process\nExecStart=/bin/sh -c 'sleep 601 & exec sleep 602'\n"
+
+
+@pytest.fixture(scope="module")
+def systemd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systemd]:
+    with private_systemd(tmp_path_factory.mktemp("systemd")) as found:
+        if isinstance(found, NoSystemd):
+            pytest.skip(found.because)
+        yield found
+
+
+def actuator(systemd: Systemd, *patterns: str) -> SystemdActuator:
+    return SystemdActuator(patterns or ("*",), systemctl=[*systemd.enter, "systemctl"])
+
+
+def systemctl(systemd: Systemd, *arguments: str) -> None:
+    subprocess.run([*systemd.enter, "systemctl", *arguments], check=True, capture_output=True, timeout=30)
+
+
+def look(found: SystemdActuator, unit: str, *, cgroup: str | None = None) -> ContainerState:
+    state = found.look(unit, cgroup=cgroup)
+    assert state is not None
+    return state
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(
+    ("patterns", "managed"),
+    [
+        (("gpu-worker@*.service",), True),
+        (("other.service", "gpu-worker@a.service"), True),
+        (("gpu-worker@b.service",), False),
+        (("gpu-worker",), False),
+        (("GPU-worker@*.service",), False),
+    ],
+    ids=["a pattern", "its name among others", "another instance", "half of its name", "another case"],
+)
+def test_a_name_that_matches_opts_in_and_nothing_else_is_touched(
+    systemd: Systemd, patterns: Sequence[str], *, managed: bool
+) -> None:
+    systemd.write("gpu-worker@.service", PATIENT)
+    systemctl(systemd, "start", "gpu-worker@a.service")
+    hands = actuator(systemd, *patterns)
+    before = look(hands, "gpu-worker@a.service")
+
+    if not managed:
+        with pytest.raises(ActuatorError, match=r"gpu-worker@a.service is not opted in, .* see --systemd-unit"):
+            hands.stop("gpu-worker@a.service", grace_s=0.0)
+        with pytest.raises(ActuatorError, match="is not opted in"):
+            hands.start("gpu-worker@a.service")
+    else:
+        hands.stop("gpu-worker@a.service", grace_s=5.0)
+
+    assert before.managed is managed
+    assert look(hands, "gpu-worker@a.service").running is not managed
+
+
+@pytest.mark.needs_systemd
+def test_the_service_that_the_remediator_runs_in_is_never_touched(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd.write("own.service", PATIENT)
+    systemctl(systemd, "start", "own.service")
+    monkeypatch.setattr(cgroup, "unit", lambda _: "own.service")
+
+    with pytest.raises(ActuatorError, match="is the remediator itself"):
+        actuator(systemd).stop("own.service", grace_s=0.0)
+
+    assert look(actuator(systemd), "own.service").running
+    assert not look(actuator(systemd), "own.service").managed
+
+
+@pytest.mark.needs_systemd
+def test_what_kill_mode_spares_is_killed_after_the_grace(systemd: Systemd) -> None:
+    systemd.write("family.service", FAMILY)
+    hands = actuator(systemd)
+    hands.start("family.service")
+    up = eventually(
+        lambda: found if len((found := look(hands, "family.service")).pids) == 2 else None, "both processes run"
+    )
+
+    hands.stop("family.service", grace_s=0.2)
+
+    down = look(hands, "family.service", cgroup=up.cgroup)
+    assert (down.running, down.pids) == (False, frozenset())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in up.pids)
+
+
+STUBBORN = f"{UNIT}TimeoutStopSec=infinity\nExecStart=/bin/sh -c 'trap true TERM; while :; do sleep 0.1; done'\n"
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize("looks", [2, 3, 4])
+def test_a_life_that_somebody_begins_during_the_kill_is_left_alone(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
+    systemd.write("stubborn.service", STUBBORN)
+    hands = actuator(systemd)
+    hands.start("stubborn.service")
+    before = look(hands, "stubborn.service")
+    seen: list[str] = []
+
+    def show(handle: str) -> dict[str, str]:
+        """After so many looks somebody has ended it, and begun it again."""
+        shown = SystemdActuator._show(hands, handle)
+        seen.append(shown["InvocationID"])
+        if len(seen) == looks:
+            systemctl(systemd, "kill", "--signal=SIGKILL", handle)
+            systemctl(systemd, "stop", handle)
+            systemctl(systemd, "start", handle)
+        return shown
+
+    with monkeypatch.context() as raced:
+        raced.setattr(hands, "_show", show)
+        hands.stop("stubborn.service", grace_s=0.0)
+
+    after = look(hands, "stubborn.service")
+    assert len(seen) > looks
+    assert (after.running, after.incarnation != before.incarnation) == (True, True)
+    hands.stop("stubborn.service", grace_s=0.0)
+    assert not look(hands, "stubborn.service").running, "the control"
+
+
+@pytest.mark.needs_systemd
+def test_who_may_not_kill_says_so(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd.write("stubborn.service", STUBBORN)
+    hands = actuator(systemd)
+    hands.start("stubborn.service")
+
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    with monkeypatch.context() as no_root:  # which is what may ask this systemd
+        no_root.setattr("signal.pidfd_send_signal", refused)
+        with pytest.raises(ActuatorError, match=r"of stubborn\.service may not be killed: run the executor as root"):
+            hands.stop("stubborn.service", grace_s=0.0)
+
+    assert look(hands, "stubborn.service").running
+    hands.stop("stubborn.service", grace_s=0.0)
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(("restart", "left_down"), [("always", True), ("on-failure", False), ("no", False)])
+def test_what_systemd_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
+    systemd: Systemd, restart: str, *, left_down: bool
+) -> None:
+    systemd.write("kept.service", f"{PATIENT}Restart={restart}\n")
+    hands = actuator(systemd)
+    hands.start("kept.service")
+    up = look(hands, "kept.service")
+
+    systemctl(systemd, "stop", "kept.service")
+
+    down = look(hands, "kept.service")
+    assert (up.left_down, down.left_down) == (False, left_down)
+    assert not down.running
+
+
+@pytest.mark.needs_systemd
+def test_between_two_lives_it_does_not_run_and_is_not_left_down(systemd: Systemd) -> None:
+    systemd.write("loop.service", f"{UNIT}ExecStart=/bin/false\nRestart=always\nRestartSec=600\n")
+    hands = actuator(systemd)
+    systemctl(systemd, "start", "loop.service")
+
+    found = eventually(
+        lambda: state if not (state := look(hands, "loop.service")).running else None, "its first life is over"
+    )
+
+    assert not found.left_down
+    assert found.incarnation.startswith("loop.service@")
+    systemctl(systemd, "stop", "loop.service")
+
+
+@pytest.mark.needs_systemd
+def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_where_to_look(systemd: Systemd) -> None:
+    limits = "StartLimitIntervalSec=600\nStartLimitBurst=1\n"
+    systemd.write("broken.service", f"[Unit]\nDefaultDependencies=no\n{limits}[Service]\nExecStart=/bin/false\n")
+    systemctl(systemd, "start", "broken.service")
+    failed = [*systemd.enter, "systemctl", "is-failed", "--quiet", "broken.service"]
+    eventually(lambda: subprocess.run(failed, check=False, timeout=30).returncode == 0, "its one life is over")
+
+    with pytest.raises(
+        ActuatorError, match=r"broken.service does not start \(failed, .*journalctl --unit=broken.service"
+    ):
+        actuator(systemd).start("broken.service")
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(
+    ("start", "state"),
+    [("ExecStart=/bin/sh -c 'sleep 0.2; exit 3'", "failed, exit-code"), ("ExecStart=/bin/true", "inactive, success")],
+    ids=["it fails once it counts as active", "it has ended well"],
+)
+def test_what_ends_a_moment_after_its_start_is_not_told_to_have_started(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str
+) -> None:
+    monkeypatch.setattr(module, "RUNS_FOR_S", 5.0)
+    systemd.write("brief.service", f"{UNIT}{start}\n")
+
+    with pytest.raises(ActuatorError, match=rf"brief\.service does not start \({state}\): journalctl"):
+        actuator(systemd).start("brief.service")
+
+
+@pytest.mark.needs_systemd
+@pytest.mark.parametrize(("kind", "starting"), [("notify", True), ("oneshot", False), ("simple", False)])
+def test_what_systemd_waits_for_still_is_starting(systemd: Systemd, kind: str, *, starting: bool) -> None:
+    systemd.write("slow.service", f"{PATIENT}Type={kind}\nTimeoutStartSec=infinity\n")
+    hands = actuator(systemd)
+
+    hands.start("slow.service")
+
+    found = look(hands, "slow.service")
+    assert (found.running, found.starting) == (True, starting)
+    hands.stop("slow.service", grace_s=5.0)
+
+
+@pytest.mark.needs_systemd
+def test_what_failed_before_it_was_started_does_not_count_against_its_start(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    systemd.write(
+        "late.service", f"{UNIT}ExecStartPre=/bin/sh -c 'sleep 0.3; test -e /run/may'\nExecStart=/bin/sleep 9\n"
+    )
+    hands = actuator(systemd)
+    with monkeypatch.context() as patient:
+        patient.setattr(module, "RUNS_FOR_S", 5.0)
+        with pytest.raises(ActuatorError, match=r"does not start \(failed, exit-code\)"):
+            hands.start("late.service")
+    (systemd.root / "run/may").touch()
+
+    hands.start("late.service")
+
+    assert look(hands, "late.service").running
+
+
+@pytest.mark.needs_systemd
+def test_one_made_by_systemd_run_is_known_to_vanish_when_it_ends(systemd: Systemd) -> None:
+    subprocess.run(
+        [*systemd.enter, "systemd-run", "--property=DefaultDependencies=no", "--unit=fleeting", "sleep", "600"],
+        check=True, capture_output=True, timeout=30,
+    )  # fmt: skip
+    hands = actuator(systemd)
+    up = look(hands, "fleeting.service")
+
+    hands.stop("fleeting.service", grace_s=5.0)
+
+    assert up.vanishes
+    assert hands.look("fleeting.service") is None
+
+
+@pytest.mark.needs_systemd
+def test_another_name_of_a_service_is_refused(systemd: Systemd) -> None:
+    systemd.write("real.service", f"{PATIENT}[Install]\nAlias=also.service\n")
+    (systemd.root / "run/systemd/system/also.service").symlink_to("real.service")
+    systemctl(systemd, "daemon-reload")
+    systemctl(systemd, "start", "real.service")
+
+    with pytest.raises(ActuatorError, match=r"also\.service is only another name of real\.service"):
+        actuator(systemd).look("also.service")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "*.service", "w@[ab].service", "--root=/x.service", "../w.service", "w.socket", "a b.service", "w\n.service"],
+)
+def test_what_is_no_whole_name_of_a_service_never_reaches_systemctl(name: str) -> None:
+    hands = SystemdActuator(("*",), systemctl=[sys.executable, "-c", "raise SystemExit('it was asked')"])
+
+    with pytest.raises(ActuatorError, match="is no whole name of a service"):
+        hands.look(name)
+
+
+@pytest.mark.parametrize(
+    ("systemctl", "says"),
+    [
+        (["/no/such/systemctl"], "systemd cannot be asked: .*No such file"),
+        (
+            ["sh", "-c", "echo 'System has not been booted' >&2; exit 1", "sh"],
+            "refused to show w.service: System has not",
+        ),
+        (["sh", "-c", "echo Id=w.service", "sh"], "does not tell LoadState"),
+    ],
+    ids=["no systemctl", "no systemd", "an old systemd"],
+)
+def test_a_host_without_systemd_is_an_error_and_not_a_service_that_is_gone(systemctl: list[str], says: str) -> None:
+    with pytest.raises(ActuatorError, match=says):
+        SystemdActuator(("*",), systemctl=systemctl).look("w.service")

@@ -1,0 +1,44 @@
+"""The last lines of a container that are kept, as real engines give them."""
+
+from collections.abc import Callable
+
+from remediator.capture.capture import Captor
+from testbed.docker_engine import Engine
+from tests.remediator import builders as build
+from tests.remediator.actuators.test_docker import engine, run
+
+__all__ = ["engine", "run"]  # fixtures
+
+PROGRAM = """
+import os, time
+
+{}
+time.sleep(600)
+"""
+
+
+def last_lines(engine: Engine, container: str) -> tuple[list[list[str]], list[str]]:
+    captor = Captor(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
+    target = build.container(kind=engine.kind, handle=container, pids=frozenset())
+    document = captor.capture(build.episode(), target, None, armed=False, now=build.NOW).document
+    return [log["lines"] for log in document["logs"]], [each for each in document["notes"] if "last" in each]
+
+
+def test_of_more_than_a_hundred_lines_the_last_hundred_are_kept(engine: Engine, run: Callable[..., str]) -> None:
+    container = run(program=PROGRAM.format("for n in range(150): print(n, flush=True)\nprint('ready', flush=True)"))
+
+    assert last_lines(engine, container) == ([[*(str(n) for n in range(51, 150)), "ready"]], [])
+
+
+def test_after_a_line_of_any_length_there_is_the_next_one_or_a_sentence(
+    engine: Engine, run: Callable[..., str]
+) -> None:
+    container = run(program=PROGRAM.format(f"print('a' * {6 * 2**20}, flush=True)\nprint('ready', flush=True)"))
+
+    logs, notes = last_lines(engine, container)
+
+    assert logs == {"docker": [["ready"]], "podman": []}[engine.kind]
+    assert [note.partition(": ")[0] for note in notes] == {
+        "docker": [],
+        "podman": ["no last lines of the container's log"],
+    }[engine.kind]

@@ -1,0 +1,368 @@
+"""What Alertmanager silences is not begun: asked of a real one, and of servers that answer as none should."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from gpuwarden.cli.main import main
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.clients import alertmanager as silences
+from remediator.clients.alertmanager import Silences
+from remediator.executor.executor import Executor
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.guards import Act, Order
+from remediator.remedies.restart_worker import decide
+from tests.asking import PLAIN
+from tests.remediator.alertmanager import alertmanager, expire, silence, tell
+from tests.remediator.builders import HOST, LABELS, alert
+from tests.remediator.executor.test_executor import BOUNDLESS, PACE, executor, running, story, to_the_end, told, turn
+from tests.remediator.executor.test_runs import faulty_worker
+from tests.remediator.webhook.test_reconcile import NOWHERE, Server
+from tests.remediator.world import Box, World
+from tests.waiting import eventually
+
+LOST = "http://ann:secret@127.0.0.1:9"
+
+
+@pytest.fixture(scope="module")
+def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with alertmanager(tmp_path_factory.mktemp("silences") / "alertmanager", url=NOWHERE) as url:
+        yield url
+
+
+@pytest.fixture
+def its(one_for_all: str) -> Iterator[str]:
+    """A real Alertmanager; no test leaves it a silence."""
+    yield one_for_all
+    for each in httpx.get(f"{one_for_all}/api/v2/silences", trust_env=False, verify=PLAIN).json():
+        expire(one_for_all, each["id"])
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer serves a second time: a test does not wait for the next."""
+    monkeypatch.setattr(silences, "FRESH_S", 0.0)
+
+
+@contextmanager
+def asking(*urls: str) -> Iterator[Silences]:
+    asks = Silences(urls)
+    try:
+        yield asks
+    finally:
+        asks.close()
+
+
+@contextmanager
+def serving_http(answers: Callable[[], tuple[int, bytes]]) -> Iterator[Server]:
+    """A server that answers so."""
+    found = Server(answers)
+    thread = threading.Thread(target=found.http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield found
+    finally:
+        found.free.set()
+        found.http.shutdown()
+        thread.join()
+        found.http.server_close()
+
+
+def told_of(url: str, **labels: Any) -> str:
+    """Tell an Alertmanager of an alert; the fingerprint that it has there, which is what the webhook is told too."""
+    tell(url, {**LABELS, **labels})
+    names = {**LABELS, **labels}
+
+    def found() -> Any:
+        alerts = httpx.get(f"{url}/api/v2/alerts", trust_env=False, verify=PLAIN).json()
+        return next((each["fingerprint"] for each in alerts if each["labels"] == names), None)
+
+    return str(eventually(found, "it has the alert"))
+
+
+def delivered(ledger: Ledger, store: JobStore, url: str, worker: str) -> World:
+    """A wedge of a worker whose alert this Alertmanager has delivered."""
+    job_id = running(store, worker=worker)
+    labels: dict[str, Any] = {"worker": worker, "job_id": str(job_id)}
+    ledger.accept([alert(told_of(url, **labels), **labels)], [], now=time.time())
+    return World(Box(worker=worker, job_id=job_id))
+
+
+def with_silences(works: Executor, asks: Silences, *, unknown_holds: bool = False) -> Executor:
+    works._hands = replace(works._hands, silences=asks)
+    works._pace = replace(PACE, safeguards=replace(BOUNDLESS, unknown_holds=unknown_holds))
+    return works
+
+
+# --- a real Alertmanager
+
+
+@pytest.mark.needs_parts
+def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it(
+    ledger: Ledger, store: JobStore, its: str
+) -> None:
+    world = delivered(ledger, store, its, "w1")
+    made = silence(its, worker="w1", comment="a new driver\nat ten")
+    with asking(its) as asks:
+        works = with_silences(executor(ledger, store, world), asks)
+
+        turn(works, ledger)
+        turn(works, ledger)
+        assert told(ledger)[-1] == "decided wait: silenced"
+        assert told(ledger).count("decided wait: silenced") == 1
+        because = story(ledger).entries[-1].because
+        assert because.startswith(f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; taken up again")
+        assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
+        assert ledger.open_episodes()[0].free is None
+
+        expire(its, made)
+        to_the_end(works, ledger)
+        assert (story(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+
+
+@pytest.mark.needs_parts
+def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silence_ends(
+    ledger: Ledger, store: JobStore, its: str
+) -> None:
+    labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
+    faulty_worker(store)
+    ledger.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
+    ledger.take_new(HOST, now=time.time())
+    made = silence(its, run="r1", comment="a known driver")
+    with asking(its) as asks:
+        works = with_silences(executor(ledger, store, World()), asks)
+        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "decided wait: silenced"
+        assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]
+
+        expire(its, made)
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "decided wait: approval"
+        ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+        works._judge(*ledger.open_episodes(HOST))
+        assert told(ledger)[-1] == "did lock"
+
+
+@pytest.mark.needs_parts
+def test_a_silence_made_before_the_fence_holds_what_is_only_promised(ledger: Ledger, store: JobStore, its: str) -> None:
+    world = delivered(ledger, store, its, "w2")
+    with asking(its) as asks:
+        works = with_silences(executor(ledger, store, world), asks)
+        ledger.take_new(HOST, now=time.time())
+        (episode,) = ledger.open_episodes()
+        works._perform(episode, decide(works._facts(episode)))
+        made = silence(its, worker="w[23]", is_regex=True)
+
+        turn(works, ledger)
+        assert told(ledger)[-1] == "decided wait: silenced"
+        assert store.job(1).state is State.RUNNING
+
+        expire(its, made)
+        to_the_end(works, ledger)
+        assert story(ledger).outcome == "mended"
+
+
+@pytest.mark.needs_parts
+def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
+    ledger: Ledger, store: JobStore, its: str
+) -> None:
+    world = delivered(ledger, store, its, "w4")
+    second: dict[str, Any] = {"worker": "w4", "job_id": "1", "alertname": "GpuwardenJobUnhealthy", "trip": "health"}
+    ledger.accept([alert(told_of(its, **second), **second)], [], now=time.time())
+    silence(its, worker="w44")
+    one = silence(its, worker="w4", alertname="GpuwardenJobStalled")
+    with asking(its) as asks:
+        ledger.take_new(HOST, now=time.time())
+        (episode,) = ledger.open_episodes()
+        assert len(episode.fingerprints) == 2
+        assert asks.of(episode.fingerprints, host=HOST).silences == []
+        other = silence(its, worker="w4", alertname="GpuwardenJobUnhealthy")
+        assert {each.silence_id for each in asks.of(episode.fingerprints, host=HOST).silences} == {one, other}, (
+            "the control"
+        )
+        expire(its, other)
+
+        to_the_end(with_silences(executor(ledger, store, world), asks), ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+@pytest.mark.needs_parts
+def test_what_is_about_another_host_is_asked_for_by_that_hosts_name(its: str) -> None:
+    fingerprint = told_of(its, host="box9", worker="w9")
+    made = silence(its, host="box9")
+    with asking(its) as asks:
+        (found,) = asks.of(frozenset({fingerprint}), host="box9").silences
+        assert asks.of(frozenset({fingerprint}), host=HOST).silences == []
+
+    assert found.silence_id == made
+
+
+@pytest.mark.needs_parts
+def test_nobody_is_asked_to_approve_what_is_silenced(ledger: Ledger, store: JobStore, its: str) -> None:
+    world = delivered(ledger, store, its, "w5")
+    made = silence(its, worker="w5")
+    with asking(its) as asks:
+        works = with_silences(executor(ledger, store, world), asks)
+        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+        turn(works, ledger)
+        assert told(ledger)[-1] == "decided wait: silenced"
+
+        expire(its, made)
+        turn(works, ledger)
+        assert told(ledger)[-1] == "decided wait: approval"
+
+
+# --- one that does not answer
+
+
+def lost(ledger: Ledger, store: JobStore) -> World:
+    job_id = running(store)
+    ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+    return World(Box(worker="w1", job_id=job_id))
+
+
+def test_while_an_alertmanager_does_not_answer_it_goes_on_and_says_so(ledger: Ledger, store: JobStore) -> None:
+    structlog.reset_defaults()
+    world = lost(ledger, store)
+    with capture_logs() as logged, asking(LOST) as asks:
+        to_the_end(with_silences(executor(ledger, store, world), asks), ledger)
+
+    assert story(ledger).outcome == "mended"
+    (why, *_) = [each["because"] for each in logged if each["event"].startswith("whether it is silenced is unknown")]
+    assert why.startswith("http://127.0.0.1:9 does not tell: ")
+
+
+def test_where_the_setting_says_hold_it_waits_until_one_answers(ledger: Ledger, store: JobStore) -> None:
+    world = lost(ledger, store)
+    with asking(LOST) as asks:
+        works = with_silences(executor(ledger, store, world), asks, unknown_holds=True)
+        turn(works, ledger)
+        assert told(ledger)[-1] == "decided wait: silences_unknown"
+        assert "secret" not in story(ledger).entries[-1].because
+        assert world.boxes["w1"].calls == []
+    with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
+        to_the_end(with_silences(works, asks, unknown_holds=True), ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+@pytest.mark.needs_parts
+def test_of_two_alertmanagers_the_one_that_answers_counts(ledger: Ledger, store: JobStore, its: str) -> None:
+    world = delivered(ledger, store, its, "w6")
+    silence(its, worker="w6")
+    with asking(LOST, its) as asks:
+        turn(with_silences(executor(ledger, store, world), asks), ledger)
+
+    assert told(ledger)[-1] == "decided wait: silenced"
+
+
+def listed(*silenced_by: Any, fingerprint: Any = "f1") -> bytes:
+    return json.dumps([{"fingerprint": fingerprint, "status": {"silencedBy": list(silenced_by)}}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((500, b""), "it says 500"),
+        ((302, b""), "it says 302"),
+        ((200, b"nonsense"), "Expecting value"),
+        ((200, b"[" * 100_000), "recursion"),
+        ((200, b'{"a": 1}'), "its answer is no list of alerts"),
+        ((200, b"7"), "its answer is no list of alerts"),
+        ((200, b'[{"fingerprint": "f1"}]'), "its answer is no list of alerts"),
+        ((200, b'[{"fingerprint": "f1", "status": {"silencedBy": null}}]'), "its answer is no list of alerts"),
+        ((200, b" " * 2000 + b"[]"), "its answer is larger than 1024 bytes"),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes], says: str
+) -> None:
+    if len(answer[1]) < 10_000:
+        monkeypatch.setattr(silences, "ANSWER_MAX_BYTES", 1024)
+    with serving_http(lambda: answer) as server, asking(server.url) as asks:
+        heard = asks.of(frozenset({"f1"}), host=HOST)
+
+    assert heard.silences == []
+    assert heard.unknown.startswith(f"{server.url} does not tell: ")
+    assert says in heard.unknown
+
+
+def test_one_that_takes_too_long_is_unknown_and_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silences, "ANSWER_S", 0.2)
+    monkeypatch.setattr(silences, "FRESH_S", 600.0)
+    with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
+        server.free.clear()
+        began_s = time.monotonic()
+        heard = asks.of(frozenset({"f1"}), host=HOST)
+        again = asks.of(frozenset({"f2"}), host=HOST)
+        took_s = time.monotonic() - began_s
+        server.free.set()
+
+    assert "does not tell: no answer within 0.2 s" in heard.unknown
+    assert again == heard
+    assert took_s < 10
+    assert len(server.asked) == 1
+
+
+def test_an_answer_serves_all_the_episodes_of_the_host_for_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silences, "FRESH_S", 60.0)
+    with serving_http(lambda: (200, listed())) as server, asking(f"{server.url}/") as asks:
+        for fingerprint in ("f1", "f2"):
+            assert asks.of(frozenset({fingerprint}), host=HOST).silences == []
+
+    assert server.asked == ["/api/v2/alerts?filter=host%3D%22box1%22"]
+
+
+@pytest.mark.parametrize(
+    ("silence_id", "details", "by"),
+    [
+        ("s-1", (200, b'{"createdBy": "ann", "comment": "known"}'), "ann"),
+        ("s-1", (404, b""), ""),
+        ("s-1", (200, b"[]"), ""),
+        ("../../-/quit", (200, b'{"createdBy": "ann", "comment": "known"}'), ""),
+    ],
+)
+def test_a_silence_counts_whether_it_can_be_told_who_made_it_or_not(
+    silence_id: str, details: tuple[int, bytes], by: str
+) -> None:
+    answers = iter([(200, listed(silence_id)), details])
+    with serving_http(lambda: next(answers)) as server, asking(server.url) as asks:
+        (found,) = asks.of(frozenset({"f1"}), host=HOST).silences
+
+    assert (found.silence_id, found.by) == (silence_id, by)
+    assert all(path.startswith(("/api/v2/alerts?", "/api/v2/silence/s-1")) for path in server.asked)
+
+
+def test_an_alert_that_alertmanager_does_not_have_is_not_silenced() -> None:
+    with serving_http(lambda: (200, listed("s-1", fingerprint="f2"))) as server, asking(server.url) as asks:
+        assert asks.of(frozenset({"f1"}), host=HOST).silences == []
+        assert asks.of(frozenset(), host=HOST).silences == []
+
+
+def test_a_host_is_asked_for_by_its_name_whatever_it_holds() -> None:
+    assert silences._quoted('a"b\\c\n') == r'"a\"b\\c\n"'
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:9093", "ftp://h", "http://"])
+def test_the_executor_wants_addresses_of_alertmanagers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    argv = ["remediator", "execute", "--ledger", "sqlite:////nowhere/l.db", "--queue", "sqlite:////nowhere/q.db"]
+    code = main([*argv, "--dir", str(tmp_path), "--alertmanager", f"http://a,{given}"])
+
+    assert code == 2
+    assert "--alertmanager wants URLs, as http://127.0.0.1:9093: number 2 is none" in capsys.readouterr().err

@@ -1,0 +1,364 @@
+"""The witness against a real HTTP server that answers as an exporter may: rightly, wrongly, late or not at all."""
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import structlog
+from pydantic import ValidationError
+from structlog.testing import LogCapture
+
+import remediator.clients.exporter
+from gpuwarden import evidence as facts
+from gpuwarden.errors import GpuwardenError
+from remediator.clients.exporter import Access, Witness, WitnessError, WorkerUnseenError
+from remediator.settings.settings import ExecuteSettings
+from tests.certificates import Authority, authority
+from tests.exporter import builders as host
+from tests.exporter.http.test_server import live, served
+from tests.exporter.test_doorkeeper import tls, users
+from tests.remediator.builders import HOST, evidence, server
+
+
+class Exporter(ThreadingHTTPServer):
+    """Answers `/evidence` with what a test puts here."""
+
+    status = 200
+    body = ""
+    asked: list[str]
+    hold: threading.Event | None = None
+
+    def handle_error(self, *_: object) -> None:
+        """A client that gave up is what some tests are about."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Exporter
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        if self.server.hold:
+            self.server.hold.wait(20)
+        self.send_response(self.server.status)
+        self.end_headers()
+        self.wfile.write(self.server.body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def exporter() -> Iterator[Exporter]:
+    server = Exporter(("127.0.0.1", 0), Handler)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    if server.hold:
+        server.hold.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def ask(exporter: Exporter) -> Iterator[Callable[..., facts.WorkerFacts]]:
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}/")
+    yield lambda worker="w1": witness.about(worker, host=HOST)
+    witness.close()
+
+
+def test_what_the_exporter_says_of_the_worker_is_passed_on(
+    exporter: Exporter, ask: Callable[..., facts.WorkerFacts]
+) -> None:
+    exporter.body = facts.render(evidence())
+
+    assert ask() == evidence()
+
+
+def test_a_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
+    hostile = "w1&host=box2#?/../ $(x)\n\x00é"
+    exporter.body = facts.render(evidence(worker=hostile))
+
+    assert ask(hostile).worker == hostile
+    asked = urlsplit(exporter.asked[0])
+    assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"worker": [hostile]})
+
+
+def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
+    exporter.status, exporter.body = 404, "no such worker is seen on this host\n"
+
+    with pytest.raises(WorkerUnseenError, match="sees no worker 'w1' on this host"):
+        ask()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (503, "no fresh look at this host\n", "says 503: no fresh look at this host"),
+        (302, "", "says 302"),
+        (200, "", "evidence"),
+        (200, "{}", "host"),
+        (200, facts.render(evidence(host="box2")), "speaks of box2/w1; box1/w1 was asked for"),
+        (200, facts.render(evidence(worker="w2")), "speaks of box1/w2; box1/w1 was asked for"),
+        (200, facts.render(evidence()).replace("130.0", "1e999"), "evidence"),
+        (500, "x" * 10_000, "says 500: " + "x" * 200 + "$"),
+    ],
+    ids=[
+        "no fresh look",
+        "a redirect",
+        "nothing",
+        "no facts",
+        "another host",
+        "another worker",
+        "no number",
+        "a long page",
+    ],
+)
+def test_an_answer_that_is_no_evidence_confirms_nothing(
+    exporter: Exporter, ask: Callable[..., facts.WorkerFacts], status: int, body: str, says: str
+) -> None:
+    exporter.status, exporter.body = status, body
+
+    with pytest.raises(WitnessError, match=says) as raised:
+        ask()
+
+    assert not isinstance(raised.value, WorkerUnseenError)
+
+
+def test_an_exporter_that_does_not_answer_in_time_is_silent(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter.hold = threading.Event()
+    monkeypatch.setattr(remediator.clients.exporter, "TIMEOUT_S", 0.1)
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    with pytest.raises(WitnessError, match="does not answer"):
+        witness.about("w1", host=HOST)
+
+    witness.close()
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no url", "http://[::1", "ftp://127.0.0.1"])
+def test_an_exporter_that_is_not_there_is_silent(url: str) -> None:
+    witness = Witness(url)
+
+    with pytest.raises(WitnessError, match="does not answer"):
+        witness.about("w1", host=HOST)
+
+    witness.close()
+
+
+def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> None:
+    exporter.body = facts.render(server())
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    assert witness.about_server("c1", host=HOST) == server()
+
+    asked = urlsplit(exporter.asked[0])
+    assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"container": ["c1"]})
+    witness.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        pytest.param(503, "no fresh look at this host\n", "says 503: no fresh look", id="no fresh look"),
+        pytest.param(404, "no such page\n", "says 404", id="an exporter that knows no servers"),
+        pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
+        pytest.param(200, facts.render(server(host="box2")), "speaks of box2/c1; box1/c1 was asked", id="another host"),
+        pytest.param(200, facts.render(server(container="c2")), "speaks of box1/c2; box1/c1", id="another container"),
+    ],
+)
+def test_an_answer_that_is_no_evidence_about_a_server_confirms_nothing(
+    exporter: Exporter, status: int, body: str, says: str
+) -> None:
+    exporter.status, exporter.body = status, body
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    with pytest.raises(WitnessError, match=says):
+        witness.about_server("c1", host=HOST)
+
+    witness.close()
+
+
+ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("", 0),
+        (ALIVE + 'gpuwarden_worker_alive{container="b",worker="b"} 1.0\n', 2),
+        (ALIVE + 'gpuwarden_worker_alive{container="a",worker="b"} 1.0\n', 1),
+        (ALIVE + 'gpuwarden_worker_alive{container="b",worker="b"} 0.0\n', 1),
+        (ALIVE + 'gpuwarden_worker_alive{container="",worker="b"} 1.0\n', 2),
+        (ALIVE + 'gpuwarden_server_info{container="b"} 1.0\n', 2),
+        ('gpuwarden_worker_info{container="a",worker="a"} 1.0\n', 0),
+    ],
+)
+def test_the_hosts_workers_and_servers_are_counted_on_the_exporters_page(
+    exporter: Exporter, page: str, count: int
+) -> None:
+    exporter.body = page
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+
+    assert witness.workers() == count
+
+    assert exporter.asked == ["/metrics"]
+    witness.close()
+
+
+def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
+    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    for status, body, says in ((503, "no fresh look", "says 503: no fresh look"), (200, "a{b", "no page of metrics")):
+        exporter.status, exporter.body = status, body
+        with pytest.raises(WitnessError, match=says):
+            witness.workers()
+    witness.close()
+
+    nobody = Witness("http://127.0.0.1:1")
+    with pytest.raises(WitnessError, match="does not answer"):
+        nobody.workers()
+    nobody.close()
+
+
+# An exporter with a web configuration
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, ours: Authority) -> Iterator[int]:
+    """The port of an exporter that wants TLS, a certificate of its callers, and a password."""
+    config = tmp_path / "web.yml"
+    wants = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(ours.own.cert)}
+    config.write_text(tls(ours, **wants) + users(remediator="correct horse"))
+    with served(live(host.sighting()), web_config_file=config) as port:
+        yield port
+
+
+def about(url: str, access: Access) -> facts.WorkerFacts:
+    with closing(Witness(url, access)) as witness:
+        return witness.about("w0", host="box-1")
+
+
+def test_an_exporter_behind_tls_and_a_password_is_asked_with_what_it_wants(
+    guarded: int, ours: Authority, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("remediator:correct horse\n")
+    whole = Access(
+        ca_file=ours.own.cert, cert_file=ours.client.cert, key_file=ours.client.key, basic_auth_file=secret,
+        server_name="box-1.test",
+    )  # fmt: skip
+
+    assert about(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
+    with closing(Witness(f"https://127.0.0.1:{guarded}", whole)) as witness:
+        assert witness.workers() == 1
+        secret.write_text("remediator:another\n")
+        with pytest.raises(WitnessError, match="says 401"):
+            witness.workers()
+        secret.unlink()
+        with pytest.raises(WitnessError, match="secret cannot be read"):
+            witness.about("w0", host="box-1")
+        secret.write_text("remediator:correct horse\n")
+        assert witness.workers() == 1
+    for lacking, says in (
+        ({"cert_file": None, "key_file": None}, "does not answer"),
+        ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
+        ({"server_name": "box-2.test"}, "not valid for 'box-2.test'"),
+        ({"basic_auth_file": None}, "says 401"),
+    ):
+        with pytest.raises(WitnessError, match=says):
+            about(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
+
+
+def test_renewed_certificates_are_taken_up_and_those_that_will_not_do_leave_what_was(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = LogCapture()
+    monkeypatch.setattr(remediator.clients.exporter, "log", structlog.wrap_logger(None, processors=[said]))
+    another = authority(tmp_path / "another")
+    names = ("ca.pem", "cert.pem", "key.pem")
+    ca, cert, key = (tmp_path / name for name in names)
+
+    def renew(path: Path, by: Path) -> None:
+        shutil.copy(by, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)
+
+    def wants(by: Authority) -> str:
+        return tls(by, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(by.own.cert))
+
+    for path, by in ((ca, ours.own.cert), (cert, ours.client.cert), (key, ours.client.key)):
+        renew(path, by)
+    config = tmp_path / "web.yml"
+    config.write_text(wants(ours))
+    access = Access(ca_file=ca, cert_file=cert, key_file=key)
+
+    with (
+        served(live(host.sighting()), web_config_file=config) as port,
+        closing(Witness(f"https://127.0.0.1:{port}", access)) as witness,
+    ):
+        renew(cert, another.client.cert)
+        assert [witness.workers(), witness.workers()] == [1, 1]  # half of the pair: the one before stays
+        renew(key, another.client.key)
+        renew(ca, another.own.cert)
+        config.write_text(wants(another))
+        assert witness.workers() == 1
+        ca.unlink()
+        assert witness.workers() == 1
+
+    events = ["are not taken; those before stay", "are in force", "are not taken; those before stay"]
+    assert [each["event"] for each in said.entries] == [f"renewed certificates {each}" for each in events]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "wants one line"),
+        ("hunter2", "wants one line"),
+        (":hunter2", "wants one line"),
+        ("a:hunter2\nc:d", "wants one line"),
+    ],
+)
+def test_a_password_file_that_will_not_do_is_told_before_anything_is_asked(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    (tmp_path / "secret").write_text(line)
+
+    with pytest.raises(GpuwardenError, match=says) as raised:
+        Witness("http://127.0.0.1:1", Access(basic_auth_file=tmp_path / "secret"))
+
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_path: Path, ours: Authority) -> None:
+    for broken in (
+        Access(ca_file=tmp_path / "none.pem"),
+        Access(ca_file=ours.own.key),
+        Access(cert_file=ours.client.cert, key_file=ours.server.key),
+    ):
+        with pytest.raises(GpuwardenError, match="cannot be asked by TLS with"):
+            Witness("https://127.0.0.1:1", broken)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        pytest.param({"exporter_cert_file": "a"}, "are wanted together", id="a certificate without its key"),
+        pytest.param({"exporter_ca_file": "a"}, "want --exporter https", id="authorities for plain HTTP"),
+    ],
+)
+def test_settings_that_would_go_unheeded_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        ExecuteSettings(ledger="sqlite:////x", queue="sqlite:////y", **options)  # type: ignore[arg-type]

@@ -1,0 +1,142 @@
+"""One answer of a server, whole or not at all: by servers that answer as none should."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+
+from remediator.clients import http as answers
+from remediator.clients.http import AnswerError
+from tests.remediator.prometheus import Answering
+
+NOBODY = "http://ann:secret@127.0.0.1:9"
+
+
+class Replying(Answering):
+    """Writes this, whatever is asked, and then what `more` writes."""
+
+    def __init__(self, head: bytes, more: Callable[[BaseHTTPRequestHandler], None] = lambda _: None) -> None:
+        super().__init__()
+        self._head, self._more = head, more
+
+    def reply(self, request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(self._head)
+        self._more(request)
+        request.close_connection = True
+
+
+def drips(what: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        while True:
+            request.wfile.write(what)
+            time.sleep(0.02)
+
+    return drip
+
+
+def get(url: str, *, within_s: float = 5.0, max_bytes: int = 1000) -> bytes:
+    async def ask() -> bytes:
+        async with answers.asking(within_s=within_s, max_bytes=max_bytes) as asking:
+            return await asking.get(url, {"a": 'b"&c'})
+
+    return asyncio.run(ask())
+
+
+def said(status: str, body: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_an_answer_of_just_the_size_is_whole_and_one_byte_more_is_none() -> None:
+    with Replying(said("200 OK", b"x" * 1000)) as server:
+        assert get(server.url) == b"x" * 1000
+        assert server.asked == ["/?a=b%22%26c "]
+
+        with pytest.raises(AnswerError, match=r"^its answer is larger than 999 bytes$"):
+            get(server.url, max_bytes=999)
+
+
+def test_what_a_server_compresses_unasked_is_not_unpacked() -> None:
+    body = b"\x1f\x8b" + b"\0" * 100
+    with Replying(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 102\r\n\r\n" + body) as server:
+        assert get(server.url) == body
+
+
+@pytest.mark.parametrize(
+    ("head", "drop"),
+    [
+        (b"", b"H"),
+        (b"HTTP/1.1 200 OK\r\n", b"x-a: b\r\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+        (b"HTTP/1.1 500 Oh\r\n\r\n", b" "),
+    ],
+    ids=["a first line", "headers", "a body", "an error"],
+)
+def test_the_bound_of_time_is_one_for_all_of_it_however_it_drips(head: bytes, drop: bytes) -> None:
+    began_s = time.monotonic()
+    with Replying(head, drips(drop)) as server, pytest.raises(AnswerError, match=r"^no answer within 0\.5 s$"):
+        get(server.url, within_s=0.5, max_bytes=10**6)
+
+    assert time.monotonic() - began_s < 4
+
+
+def test_the_bound_of_time_is_one_for_all_that_is_asked_inside() -> None:
+    async def ask_all(url: str) -> None:
+        async with answers.asking(within_s=0.5, max_bytes=1000) as asking:
+            while True:
+                await asking.post(url, {})
+
+    with (
+        Replying(said("200 OK", b"")) as server,
+        pytest.raises(AnswerError, match=r"^no answer within 0\.5 s$"),
+    ):
+        asyncio.run(ask_all(server.url))
+
+    assert len(server.asked) > 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (said("503 Oh", b"  starting\n up\x00\x1b[31m \xff "), "it says 503: starting up [31m �"),
+        (said("404 Oh", b""), "it says 404"),
+        (said("302 Oh", b"elsewhere"), "it says 302: elsewhere"),
+        (said("500 Oh", b"x" * 5000), f"it says 500: {'x' * 200}"),
+        (b"", "Server disconnected without sending a response."),
+        (b"nonsense\r\n\r\n", "illegal status line"),
+    ],
+    ids=["an error", "without a word", "a redirect", "a long word", "nothing", "another protocol"],
+)
+def test_an_error_is_told_in_one_line_that_any_database_takes(answer: bytes, says: str) -> None:
+    with Replying(answer) as server, pytest.raises(AnswerError) as found:
+        get(server.url)
+
+    assert str(found.value).startswith(says)
+    assert len(str(found.value)) <= 300
+
+
+def test_the_password_of_an_address_is_told_to_its_server_alone() -> None:
+    with pytest.raises(AnswerError) as found:
+        get(NOBODY)
+
+    assert "secret" not in str(found.value)
+    assert answers.shown(NOBODY) == "http://127.0.0.1:9"
+
+
+def test_who_has_no_loop_is_answered_and_a_look_up_that_hangs_delays_neither_the_answer_nor_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = answers.Loop("test")
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(8))
+
+    async def ask() -> bytes:
+        async with answers.asking(within_s=0.2, max_bytes=1000) as asking:
+            return await asking.get("http://gpuwarden.invalid", {})
+
+    began_s = time.monotonic()
+    with pytest.raises(AnswerError, match=r"^no answer within 0\.2 s$"):
+        loop.run(ask())
+    loop.close()
+
+    assert time.monotonic() - began_s < 6

@@ -1,0 +1,173 @@
+"""The curves around a trip: what Prometheus is asked, and what is kept of its answers."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from remediator.clients.prometheus_range import (
+    NAMES,
+    POINTS_MAX,
+    Curve,
+    CurvesError,
+    Window,
+    expression,
+    metrics,
+    quoted,
+    read,
+    window,
+)
+from remediator.plan import Subject
+from tests.exporter import golden
+from tests.remediator import builders as build
+
+pytestmark = pytest.mark.pure
+
+BEAT = "gpuwarden_job_beat_age_seconds"
+HEARTBEAT = "gpuwarden_worker_heartbeat_age_seconds"
+UNANSWERED = "gpuwarden_server_unanswered_seconds"
+USE = "gpuwarden_container_gpu_utilization_ratio"
+GPU_MEMORY = "gpuwarden_container_gpu_memory_bytes"
+RAM = "gpuwarden_container_memory_bytes"
+OVER = Window(at=1000, step_s=10, points=4)
+
+
+# --- what is asked for
+
+
+@pytest.mark.parametrize(
+    ("subject", "wanted"),
+    [
+        (Subject.WORKER, [BEAT, HEARTBEAT, USE, GPU_MEMORY, RAM]),
+        (Subject.SERVER, [UNANSWERED, USE, GPU_MEMORY, RAM]),
+        (Subject.TENANT, [USE, GPU_MEMORY, RAM]),
+    ],
+)
+def test_each_kind_of_target_has_its_own_series(subject: Subject, wanted: list[str]) -> None:
+    assert metrics(subject) == wanted
+
+
+def test_a_worker_is_asked_for_by_its_names_as_strings_and_as_nothing_else() -> None:
+    hostile = 'c1"} or vector(1) #\\\n\x00☃\ud800'
+
+    asked = expression([BEAT, RAM], host="box1", container=hostile, episode=build.episode(worker="w.1"))
+
+    its = f'{{__name__=~"{BEAT}|{RAM}",host="box1",container="c1\\"}} or vector(1) #\\\\\\n\\u0000☃\\\\ud800"'
+    assert asked == f'max by (__name__, gpu) ({its},worker=~"w\\\\.1|"}})'
+
+
+def test_of_a_server_only_the_containers_own_series_are_asked_for() -> None:
+    asked = expression([RAM], host="box1", container="c1", episode=build.server_episode())
+
+    assert asked == f'max by (__name__, gpu) ({{__name__=~"{RAM}",host="box1",container="c1",worker=~""}})'
+
+
+@given(some.text())
+def test_no_name_ends_the_string_that_it_stands_in(name: str) -> None:
+    assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quoted(name))
+
+
+def test_every_curve_is_of_a_series_that_the_exporter_publishes_with_those_labels() -> None:
+    published = dict(re.findall(r"^(\w+)\{(.*?)\} ", golden.PATH.read_text(encoding="utf-8"), re.MULTILINE))
+
+    for metric in NAMES:
+        labels = set(re.findall(r"(\w+)=", published[metric]))
+        expected = {USE: {"container", "gpu"}, GPU_MEMORY: {"container", "gpu"}, BEAT: {"container", "worker"},
+                    HEARTBEAT: {"container", "worker"}}  # fmt: skip
+        assert labels == expected.get(metric, {"container"}), metric
+
+
+# --- when
+
+
+@pytest.mark.parametrize(
+    ("trip_at", "now", "begins", "ends"),
+    [
+        pytest.param(5000.0, 5000.0, 4100, 5000, id="it has just tripped"),
+        pytest.param(5000.0, 5060.7, 4100, 5060, id="a minute ago"),
+        pytest.param(5000.0, 90_000.0, 4100, 5900, id="it was held for a day: as long after as before"),
+        pytest.param(5000.0, 4000.0, 3100, 4000, id="the clock was set back"),
+    ],
+)
+def test_it_reaches_from_so_long_before_the_trip_until_now(trip_at: float, now: float, begins: int, ends: int) -> None:
+    found = window(trip_at, now=now, around_s=900.0)
+
+    assert found.until == ends
+    assert begins - found.step_s <= found.at <= begins
+
+
+@given(around_s=some.floats(0.1, 86_400.0), since_s=some.floats(-1e6, 1e6), at=some.floats(1e9, 2e9))
+def test_its_points_are_bounded_and_no_further_apart_than_that_needs(
+    around_s: float, since_s: float, at: float
+) -> None:
+    found = window(at, now=at + since_s, around_s=around_s)
+
+    span_s = found.until - found.at
+    assert 2 <= found.points <= POINTS_MAX
+    assert around_s <= span_s <= 2 * around_s + found.step_s
+    assert found.step_s <= 2 * around_s / (POINTS_MAX - 1) + 1
+
+
+# --- what is answered
+
+
+def answer(*lines: tuple[dict[str, str], list[Any]], **more: Any) -> bytes:
+    result = [{"metric": metric, "values": values} for metric, values in lines]
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}, **more}).encode()
+
+
+def drawn(*values: Any, gpu: str | None = None, metric: str = BEAT) -> list[Curve]:
+    line = {"__name__": metric} | ({} if gpu is None else {"gpu": gpu})
+    return list(read(answer((line, list(values))), OVER, source="http://a"))
+
+
+def test_what_is_known_stands_at_its_time_and_the_rest_is_a_gap() -> None:
+    (curve,) = drawn([1000, "0.25"], [1030.0, "30.1234567"])
+
+    assert curve == Curve(
+        metric=BEAT, gpu=None, source="http://a", at=1000, step_s=10, values=[0.25, None, None, 30.1235]
+    )
+
+
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf"])
+def test_what_is_no_number_is_a_gap_which_any_database_can_hold(odd: str) -> None:
+    (curve,) = drawn([1000, odd], [1010, "0"])
+
+    assert curve.values == [None, 0.0, None, None]
+
+
+@pytest.mark.parametrize("at", [990, 1040, float("nan"), float("inf")])
+def test_what_was_not_asked_for_by_its_time_is_left_out(at: float) -> None:
+    assert drawn([at, "1"]) == []
+
+
+def test_a_curve_of_which_nothing_is_known_is_none() -> None:
+    assert drawn() == []
+    assert drawn([1000, "NaN"]) == []
+
+
+def test_the_curves_of_each_gpu_stand_in_the_order_of_their_names() -> None:
+    lines = [({"__name__": metric, "gpu": gpu}, [[1000, "1"]]) for metric in (GPU_MEMORY, USE) for gpu in ("b", "a")]
+
+    found = read(answer(*lines, ({"__name__": "another"}, [[1000, "1"]])), OVER, source="http://a")
+
+    assert [(each.metric, each.gpu) for each in found] == [(USE, "a"), (USE, "b"), (GPU_MEMORY, "a"), (GPU_MEMORY, "b")]
+
+
+@pytest.mark.parametrize(
+    ("found", "because"),
+    [
+        pytest.param(b"<html>", "cannot be read: it: Invalid JSON", id="no JSON"),
+        pytest.param(answer(({}, [[1000, "many"]])), "values", id="no number"),
+        pytest.param(
+            b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "resultType", id="no curve"
+        ),
+        pytest.param(answer(warnings=["store 2 did not answer"]), "store 2 did not answer", id="half an answer"),
+    ],
+)
+def test_what_cannot_be_read_or_may_not_be_whole_is_no_answer(found: bytes, because: str) -> None:
+    with pytest.raises(CurvesError, match=because):
+        read(found, OVER, source="http://a")

@@ -1,0 +1,275 @@
+"""`gpuwarden arm --approval`: nothing is done before a person has said yes to it, episode by episode."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome, Wait
+from remediator.remedies.guards import Act, Order
+from remediator.remedies.restart_worker import decide
+from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.executor.test_executor import BOUNDLESS, executor, looping, story, to_the_end, told, turn, wedged
+from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
+from tests.remediator.world import Box, World
+from tests.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ann")
+
+
+def asked(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> World:
+    """A wedge about which an executor has asked."""
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world, armed=False)
+    assert cli("arm", "--yes", "--approval") == 0
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: approval"
+    return world
+
+
+def go_on(ledger: Ledger, store: JobStore, world: World) -> None:
+    """One turn of another executor, which knows nothing of what the one before it told."""
+    turn(executor(ledger, store, world), ledger)
+
+
+def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = asked(ledger, store, cli)
+    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+    assert "`gpuwarden approve 1` or `gpuwarden decline 1`: silent 130.0 s" in story(ledger).entries[-1].because
+    capsys.readouterr()
+
+    assert cli("approve", "1", "--because", "I looked at it") == 0
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("approved: episode 1 on box1, by ann@")
+    assert "silent 130.0 s" in second
+    assert told(ledger)[-1] == "ordered approve"
+    assert story(ledger).entries[-1].because.endswith(": I looked at it")
+    to_the_end(executor(ledger, store, world), ledger)
+    assert (world.boxes["w1"].calls, store.job(1).watchdog_retries) == (["stop", "start"], 1)
+    assert story(ledger).outcome == "mended"
+
+
+def test_a_running_executor_obeys_a_yes_without_a_restart_and_says_that_it_asks(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    structlog.reset_defaults()
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world, armed=False)
+    with capture_logs() as logged, looping(works):
+        cli("arm", "--yes", "--approval")
+        eventually(lambda: ledger.stories() and "decided wait: approval" in told(ledger), "it asks")
+        assert world.boxes["w1"].calls == []
+        assert cli("approve", "1") == 0
+        eventually(lambda: story(ledger).outcome == "mended", "it is mended")
+
+    assert told(ledger).count("decided wait: approval") == 1
+    assert any(each["event"].startswith("armed with approval") for each in logged)
+
+
+def test_a_no_holds_it_whatever_is_armed_later_and_a_yes_takes_the_no_back(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    world = asked(ledger, store, cli)
+    assert cli("decline", "1", "--because", "the job is nearly done") == 0
+    go_on(ledger, store, world)
+    assert told(ledger)[-1] == "decided wait: declined"
+    assert cli("arm", "--yes") == 0
+
+    go_on(ledger, store, world)
+
+    assert told(ledger)[-1] == "decided wait: declined"
+    assert world.boxes["w1"].calls == []
+    assert cli("approve", "1") == 0
+    to_the_end(executor(ledger, store, world), ledger)
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_was_approved_is_confirmed_anew_and_left_alone_where_it_works_again(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    world = asked(ledger, store, cli)
+    cli("approve", "1")
+    world.boxes["w1"].wedged = False
+
+    go_on(ledger, store, world)
+
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    assert world.boxes["w1"].calls == []
+
+
+def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    world = asked(ledger, store, cli)
+    now = time.time()
+    ledger.answer(1, Act.APPROVE, who="ann", because="", until=now - 1, now=now - 3601)
+
+    go_on(ledger, store, world)
+
+    assert told(ledger)[-1] == "decided wait: approval"
+    assert story(ledger).entries[-1].because.startswith("an approval ran out before it could be begun; a person is")
+    assert world.boxes["w1"].calls == []
+
+
+def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    accept(ledger, alert())
+    (episode,) = ledger.open_episodes()
+    first = ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    assert isinstance(first, Wait)
+    ledger.wait(1, first, now=NOW)
+    ledger.answer(1, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+
+    another = ledger.begin(episode, replace(BEGIN, free_key="reborn"), safeguards=BOUNDLESS, now=NOW + 1)
+
+    assert isinstance(another, Wait)
+    assert (another.reason, another.asks) == ("approval", "reborn")
+    assert ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
+    assert ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 59) is None, "the control"
+
+
+def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    accept(ledger, alert("a"), alert("b", worker="w2"))
+    first, second = ledger.open_episodes()
+    ledger.wait(first.episode_id, Wait(reason="approval", because="asks", asks=BEGIN.free_key), now=NOW)
+    ledger.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+
+    found = ledger.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)
+
+    assert isinstance(found, Wait)
+    assert found.reason == "approval"
+    assert told(ledger, second.episode_id) == ["saw alert firing"], "its account tells of its own answers only"
+
+
+def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, decide(works._facts(episode)))
+    ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: approval"
+    assert store.job(1).state is State.RUNNING
+
+    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+    to_the_end(works, ledger)
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+
+    def before_stop(_: Box) -> None:
+        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+
+    world.before_stop = before_stop
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert (story(ledger).outcome, store.job(1).watchdog_retries) == ("mended", 1)
+
+
+def test_disarmed_or_paused_a_yes_begins_nothing(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+    world = asked(ledger, store, cli)
+    works = executor(ledger, store, world)
+    cli("approve", "1")
+    cli("pause", "--for", "1h")
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: paused"
+
+    cli("disarm")
+    turn(works, ledger)
+
+    assert told(ledger)[-1] == "decided wait: dry_run"
+    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
+
+
+@pytest.mark.parametrize("command", ["approve", "decline"])
+def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    def said(episode: str) -> str:
+        assert cli(command, episode) == 1
+        return capsys.readouterr().err
+
+    assert said("1").startswith(
+        f"gpuwarden {command}: the ledger has no episode 1: `gpuwarden status` names those that ask"
+    )
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world, armed=False)
+    turn(works, ledger)
+    assert "episode 1 asks nobody: it waits for something else (dry_run): dry run" in said("1")
+    cli("arm", "--yes", "--approval")
+    turn(works, ledger)
+    cli("approve", "1")
+    to_the_end(works, ledger)
+    capsys.readouterr()
+
+    assert "episode 1 is over (mended: " in said("1")
+    assert [each.act for each in ledger.orders_given(since=0.0)][-1] is Act.APPROVE
+
+
+def test_what_was_begun_asks_nothing_any_more(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = asked(ledger, store, cli)
+    world.boxes["w1"].unkillable = True
+    cli("approve", "1")
+    go_on(ledger, store, world)
+    capsys.readouterr()
+
+    assert cli("decline", "1") == 1
+
+    assert "episode 1 asks nobody: it " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("for_s", ["0s", "25h"])
+def test_an_approval_is_bounded(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], for_s: str
+) -> None:
+    assert cli("approve", "1", "--for", for_s) == 2
+
+    assert "an approval holds for more than nothing, and for 1 day at most" in capsys.readouterr().err
+    assert ledger.orders_given(since=0.0) == []
+
+
+def test_arming_without_approval_shows_what_waits_for_one(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(ledger, store, cli)
+    capsys.readouterr()
+
+    cli("arm", "--yes", "--approval")
+    assert capsys.readouterr().out.startswith("0 open episodes wait for every remedy on every host to be armed\n1 more")
+    cli("arm", "--yes")
+
+    assert capsys.readouterr().out.startswith("1 open episodes wait for every remedy on every host to be armed:\n")
+
+
+def test_the_audit_tells_of_answers(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(ledger, store, cli)
+    cli("approve", "1", "--for", "15m", "--because", "looked")
+    ledger.close_episode(1, Outcome.SUPERSEDED, "over", now=time.time())
+    capsys.readouterr()
+
+    assert cli("ledger", "orders") == 0
+
+    assert "approve    episode 1 on box1 until " in capsys.readouterr().out.splitlines()[-1]

@@ -1,0 +1,196 @@
+"""`gpuwarden ledger export`: everything of every episode, as JSON, and a file that is never half."""
+
+import json
+import stat
+import time
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.cli.main import main
+from gpuwarden.db.engine import DatabaseError
+from remediator.commands import export
+from remediator.commands.export import moment
+from remediator.ledger import export_rows
+from remediator.ledger.ledger import Ledger
+from tests.remediator.builders import HOST, KEY, NOW, alert
+from tests.remediator.ledger.test_ledger import opened
+from tests.remediator.ledger.test_retention import mended
+
+
+def exported(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["ledger", "--ledger", ledger_url, "export", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def told(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in exported(ledger_url, capsys, *arguments).splitlines()]
+
+
+def test_a_line_holds_everything_of_its_episode(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended(ledger)
+    opened(ledger, worker="w2")
+
+    first, second = told(ledger_url, capsys)
+
+    assert (first["worker"], first["outcome"], first["closed_at"]) == ("w1", "mended", NOW)
+    assert first["alerts"] == [
+        {
+            "received_at": NOW, "host": HOST, "fingerprint": "f1", "firing": True, "labels": dict(alert().labels),
+            "annotations": {"summary": "wedged"}, "starts_at": "2026-01-01T00:02:10Z", "because": None,
+        }
+    ]  # fmt: skip
+    assert [(intent["kind"], intent["key"], intent["stage"]) for intent in first["intents"]] == [
+        ("free", KEY, "done"),
+        ("settle", "7/1", "done"),
+    ]
+    assert [f"{line['act']} {line['step']}" for line in first["journal"]][:2] == ["saw alert firing", "ordered arm"]
+    assert first["journal"][-1]["step"] == "close: mended"
+    assert "captures" not in first
+    assert (second["worker"], second["outcome"], second["closed_at"]) == ("w2", None, None)
+
+
+def test_captures_come_where_they_are_asked_for(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended(ledger)
+
+    (episode,) = told(ledger_url, capsys, "--captures")
+
+    (capture,) = episode["captures"]
+    assert capture == {"at": NOW, "host": HOST, "document": {"processes": [], "cut_short": None, "curves": []}}
+
+
+def test_of_a_time_come_the_episodes_that_were_open_in_it(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def workers(*arguments: str) -> list[str]:
+        return [episode["worker"] for episode in told(ledger_url, capsys, *arguments)]
+
+    now = time.time()
+    for n, age_s in enumerate((7200.0, 3600.0, 60.0)):
+        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1", at=now - age_s)
+
+    assert workers() == ["w0", "w1", "w2"]
+    assert workers("--since", "90m") == ["w1", "w2"]
+    assert workers("--until", "30m") == ["w0", "w1"]
+    assert workers("--since", "90m", "--until", "30m") == ["w1"]
+    a_local_time = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now - 1800))
+    assert workers("--since", a_local_time) == ["w2"]
+
+
+def test_an_empty_ledger_is_no_lines(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ledger.stories() == []
+
+    assert exported(ledger_url, capsys) == ""
+
+
+def test_a_file_is_replaced_whole_and_only_its_owner_may_read_it(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    file = folder / "ledger.jsonl"
+    file.write_text("of yesterday\n")
+    mended(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(file)]) == 0
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"1 episodes are in {file}\n")
+    assert json.loads(file.read_text())["worker"] == "w1"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [each.name for each in folder.iterdir()] == ["ledger.jsonl"]
+
+
+def test_where_the_ledger_fails_on_the_way_the_file_stays_as_it_was(
+    ledger: Ledger,
+    ledger_url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    file = folder / "ledger.jsonl"
+    file.write_text("of yesterday\n")
+    for n in range(2):
+        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+    monkeypatch.setattr(export_rows, "PAGE", 1)
+    page, pages = export_rows.page, list[Any]()
+
+    def fails_at_the_second(*arguments: Any, **named: Any) -> Any:
+        if pages:
+            raise DatabaseError("it went away")
+        pages.append(page(*arguments, **named))
+        return pages[0]
+
+    monkeypatch.setattr(export_rows, "page", fails_at_the_second)
+
+    assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(file)]) == 1
+
+    assert "it went away" in capsys.readouterr().err
+    assert file.read_text() == "of yesterday\n"
+    assert [each.name for each in folder.iterdir()] == ["ledger.jsonl"]
+
+
+def test_a_folder_that_is_not_there_is_told(
+    ledger: Ledger, ledger_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mended(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(tmp_path / "none" / "x")]) == 1
+
+    assert "cannot be written (No such file or directory): give another --output" in capsys.readouterr().err
+
+
+def test_what_takes_long_says_how_far_it_is(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+    monkeypatch.setattr(export, "PROGRESS_S", 0.0)
+
+    assert main(["ledger", "--ledger", ledger_url, "export"]) == 0
+
+    captured = capsys.readouterr()
+    assert captured.err == "0 episodes so far\n1 episodes so far\n2 episodes so far\n"
+    assert len(captured.out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_long_history_takes_no_more_memory_than_a_short_one(ledger: Ledger) -> None:
+    def peak() -> int:
+        tracemalloc.start()
+        count = sum(1 for _ in ledger.whole())
+        _, found = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert count == len(ledger.stories(last=1000))
+        return found
+
+    for n in range(40):
+        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+    next(ledger.whole())
+    short = peak()
+
+    for n in range(40, 160):
+        mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
+
+    assert peak() < 1.5 * short
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "7", "2026-13-01"])
+def test_what_is_no_time_is_called_so(ledger_url: str, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["ledger", "--ledger", ledger_url, "export", "--since", text])
+
+    assert ended.value.code == 2
+    assert "is neither a duration, as 12h or 7d, nor a time, as 2026-01-31T08:00" in capsys.readouterr().err
+
+
+def test_a_day_begins_at_local_midnight() -> None:
+    assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment("2026-01-31"))) == "2026-01-31 00:00:00"

@@ -1,0 +1,342 @@
+"""`gpuwarden ledger list|show|refused`, as a person and as a program read it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.cli.main import main
+from gpuwarden.format import when
+from remediator.alert import Refusal
+from remediator.capture.capture import Captured
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome
+from tests.remediator.builders import HOST, NOW, alert
+
+
+def filled(ledger: Ledger, **labels: str) -> None:
+    ledger.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
+    ledger.take_new(HOST, now=NOW)
+    ledger.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
+    ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW + 4)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["ledger", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ledger.stories() == []
+
+    assert main(["ledger", "--ledger", ledger_url, "list"]) == 0
+
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "no episode yet\n")
+
+
+def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(ledger)
+    ledger.accept([alert("b", worker="w2", job_id=None)], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+
+    lines = said(capsys, "--ledger", ledger_url, "list")
+
+    assert [line.partition("  ")[2] for line in lines] == [
+        "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
+        "episode 2: stall of w2 on box1, no job: open",
+    ]
+    assert len(said(capsys, "--ledger", ledger_url, "list", "--last", "1")) == 1
+
+
+def test_show_tells_the_whole_story_with_its_times(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+
+    assert said(capsys, "--ledger", ledger_url, "show", "1") == [
+        "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
+        "     +0.0 s  saw      alert firing       wedged",
+        "     +3.2 s  did      stop               took 1.2 s",
+        "     +4.0 s  decided  close: mended      all is well",
+    ]
+
+
+def test_what_another_host_wrote_names_that_host(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+    other = Ledger.open(ledger_url, host="box2")
+    other.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
+    other.close()
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")
+
+    assert told[2].endswith("took 1.2 s")
+    assert "(box1)" not in "".join(told)
+    assert told[-1] == "     +5.0 s  did      requeue            (box2) stall: retry 1 of 3"
+
+
+def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    filled(ledger)
+
+    (listed,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "list", "--json")]
+    (shown,) = [json.loads(line) for line in said(capsys, "--ledger", ledger_url, "show", "1", "--json")]
+
+    assert (listed["episode_id"], listed["outcome"], listed["opened_at"], listed["entries"]) == (1, "mended", NOW, [])
+    assert shown["entries"][1] == {
+        "at": NOW + 3.25,
+        "act": "did",
+        "step": "stop",
+        "because": "took 1.2 s",
+        "host": HOST,
+    }
+
+
+def test_refused_alerts_are_listed_with_why(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = Refusal(reason="no_host", because="it names no host", fingerprint="f", labels={"worker": "w1"})
+    ledger.accept([], [refusal], now=NOW)
+
+    (line,) = said(capsys, "--ledger", ledger_url, "refused")
+    (found,) = said(capsys, "--ledger", ledger_url, "refused", "--json")
+
+    assert line.endswith("  no_host        it names no host")
+    assert json.loads(found) == {
+        "at": NOW, "reason": "no_host", "because": "it names no host", "labels": {"worker": "w1"},
+    }  # fmt: skip
+
+
+def test_an_unknown_episode_is_one_line_and_1(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "show", "99"]) == 1
+
+    said_of_it = capsys.readouterr().err
+    assert said_of_it == "gpuwarden ledger: the ledger has no episode 99: `gpuwarden ledger list` names them\n"
+
+
+def test_the_ledger_may_come_from_the_environment(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(ledger)
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_LEDGER", ledger_url)
+
+    assert len(said(capsys, "list")) == 1
+
+
+def test_a_mistyped_ledger_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "list"]) == 1
+
+    assert "there is no ledger at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_url_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ledger", "--ledger", "ledger.db", "list"]) == 1
+
+    assert capsys.readouterr().err == (
+        "gpuwarden ledger: 'ledger.db' is no database URL: "
+        "sqlite:////absolute/path.db or postgresql://user@server/database is one\n"
+    )
+
+
+def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "w1\x1b[2J\n  +9.9 s  did  forged\r\x07\u202e"
+    filled(ledger, worker=hostile, summary="é\x1b]0;owned\x07\nforged")
+    ledger.record(1, "decided", f"lock: {hostile}", "", now=NOW)
+
+    for arguments in (["list"], ["show", "1"]):
+        lines = said(capsys, "--ledger", ledger_url, *arguments)
+
+        assert all(line.isprintable() for line in lines)
+        assert len(lines) == (1 if arguments == ["list"] else 5)
+    assert "é\\x1b]0;owned\\x07\\nforged" in lines[1]
+
+
+# --- what was captured
+
+
+def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
+    """An episode of which something was captured 3.2 s after it opened."""
+    ledger.accept([alert()], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    (episode,) = ledger.open_episodes(HOST)
+    frames = [{"function": "forward", "file": "/jobs/train.py", "line": 12}]
+    stack = {"name": "MainThread", "owns_gil": True, "frames": frames, "frames_cut": 3}
+    waits = {
+        "tid": 4001, "name": "python3", "state": "S", "cpu_ticks": 812, "wchan": "futex_wait_queue",
+        "stack": ["futex_wait_queue+0x1", "do_futex+0x2"], "python": stack,
+    }  # fmt: skip
+    runs = {"tid": 4002, "name": "heart", "state": "R", "cpu_ticks": 1, "wchan": None, "stack": None}
+    document: dict[str, Any] = {
+        "armed": armed, "took_s": 0.25, "cut_short": None, "left_out_bytes": 0, "curves": [],
+        "facts": {"alive": True, "beat_age_s": 130.0, "phase": "step", "step": 5, "gpu_idle_s": None},
+        "processes": [{"pid": 4001, "name": "python3", "state": "S", "threads": 2, "seen": [waits, runs]}],
+        "logs": [{"source": "the container's log", "lines": ["step 4", "step 5"]}],
+        "notes": ["no Python stacks of process 9: it has ended"],
+    }  # fmt: skip
+    kept = Captured(armed=armed, took_s=0.25, document=document | changed)
+    assert ledger.keep(episode, kept, now=NOW + 3.25)
+
+
+def test_show_tells_in_short_who_waited_where_and_in_which_frames(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured(ledger)
+    main = "thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU"
+
+    assert said(capsys, "--ledger", ledger_url, "show", "1")[2:] == [
+        "     +3.2 s  saw      capture            1 processes, 2 threads, 1 Python stacks, 0 curves; took 0.2 s",
+        "     +3.2 s  captured before the stop:",
+        f"    4001 python3: {main}, holds Python's lock: forward (train.py:12)",
+        "    4001 python3: thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
+        "    no Python stacks of process 9: it has ended",
+    ]
+
+
+def test_show_stays_short_where_there_are_many_threads_and_says_what_was_a_dry_run(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thread = {"tid": 1, "name": "t", "state": "S", "cpu_ticks": 0, "wchan": None, "stack": None}
+    process = {"pid": 1, "name": "p", "state": "S", "threads": 40, "seen": [thread] * 40}
+    captured(ledger, armed=False, processes=[process], notes=[])
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
+
+    assert told[0].endswith("captured in dry run, where no stop followed:")
+    assert told[-1] == "    and 24 threads more: `gpuwarden ledger evidence` has them"
+    assert len(told) == 18
+
+
+def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    captured(ledger, cut_short="it was cut short after 5 s", left_out_bytes=7)
+
+    heading, *told = said(capsys, "--ledger", ledger_url, "evidence", "1")
+
+    assert heading.startswith("captured before the stop at 20")
+    assert heading.endswith(f" on {HOST}, in 0.2 s")
+    assert told == [
+        "  it was cut short after 5 s",
+        "  no Python stacks of process 9: it has ended",
+        "  7 bytes more were seen than are kept (--capture-max-bytes)",
+        "  the exporter: alive True, beat_age_s 130.0, phase step, step 5",
+        "  process 4001 python3, sleeping, 2 threads",
+        "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds Python's lock",
+        "      kernel: futex_wait_queue+0x1 < do_futex+0x2",
+        "      forward (/jobs/train.py:12)",
+        "      and 3 frames more",
+        "    thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
+        "  the last lines of the container's log:",
+        "    step 4",
+        "    step 5",
+    ]
+
+
+def drawn(metric: str, *values: float | None, gpu: str | None = None) -> dict[str, Any]:
+    """One curve, of which the last point is when the episode opened."""
+    at = NOW - 60 * (len(values) - 1)
+    return {"metric": metric, "gpu": gpu, "source": "http://a", "at": at, "step_s": 60, "values": list(values)}
+
+
+CURVES = [
+    drawn("gpuwarden_job_beat_age_seconds", 0.25, 1.0, None, 61.0, 121.0),
+    drawn("gpuwarden_container_gpu_utilization_ratio", 0.93, 0.5, None, 0.0, 0.0, gpu="GPU-0"),
+    drawn("gpuwarden_container_gpu_memory_bytes", 0.0, 0.0, None, 0.0, None, gpu="GPU-0"),
+    drawn("gpuwarden_container_memory_bytes", 2.0**30, 2.0**30, None, 2.0**30, 2.0**30),
+    drawn("of_a_later_version", -1.0, None, None, None, None),
+]
+"""A worker that stopped beating, its GPU idle and its RAM flat; nothing was known in the middle."""
+
+
+def test_the_curves_are_told_a_line_each_with_a_blank_where_nothing_is_known(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captured(ledger, curves=CURVES, notes=[], processes=[])
+
+    told = said(capsys, "--ledger", ledger_url, "show", "1")
+    lines = [
+        "  beat age            |▁▁ ▅█| 0.2 s to 121.0 s, at last 121.0 s",
+        "  GPU use of GPU-0    |█▅ ▁▁| 0% to 93%, at last 0%",
+        "  GPU memory of GPU-0 |▁▁ ▁ | 0 MiB to 0 MiB, at last unknown",
+        "  RAM                 |██ ██| 1024 MiB to 1024 MiB, at last 1024 MiB",
+        "  of_a_later_version  |▁    | -1.0 s to -1.0 s, at last unknown",
+    ]
+    assert told[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
+    assert told[4:] == ["    -240 s to +0 s, 60 s from point to point:", *(f"    {line}" for line in lines)]
+
+    full = said(capsys, "--ledger", ledger_url, "evidence", "1")
+    heading = f"  {when(NOW - 240)} to {when(NOW)}, 60 s from point to point:"
+    assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
+
+
+def test_a_curve_with_more_points_than_columns_shows_in_short_the_highest_of_each_column(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [None, *(8.0 if number == 60 else 1.0 for number in range(120))]
+    captured(ledger, curves=[drawn("gpuwarden_job_beat_age_seconds", *values)])
+
+    short, full = (
+        next(line.split("|")[1] for line in said(capsys, "--ledger", ledger_url, what, "1") if "beat age" in line)
+        for what in ("show", "evidence")
+    )
+
+    assert (len(short), len(full)) == (60, 121)
+    assert (full[0], full[61], full.count("█")) == (" ", "█", 1)
+    assert (short.count("█"), short.count("▂"), short[30]) == (1, 59, "█")
+
+
+def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    captured(ledger)
+
+    (line,) = said(capsys, "--ledger", ledger_url, "evidence", "1", "--json")
+
+    told = json.loads(line)
+    assert (told["at"], told["host"]) == (NOW + 3.25, HOST)
+    assert told["document"] == ledger.captures(1)[0].document
+
+
+def test_an_episode_of_which_nothing_was_captured_says_so(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger)
+
+    assert main(["ledger", "--ledger", ledger_url, "evidence", "1"]) == 0
+
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", "nothing was captured of episode 1\n")
+    assert main(["ledger", "--ledger", ledger_url, "evidence", "9"]) == 1
+
+
+def test_nothing_that_a_process_was_called_or_has_printed_steers_a_terminal(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile = "x\x1b[2J\nforged\r\x07\u202e"
+    frames = [{"function": hostile, "file": f"/{hostile}/{hostile}", "line": 1}]
+    stack = {"name": hostile, "owns_gil": False, "frames": frames, "frames_cut": 0}
+    thread = {
+        "tid": 1, "name": hostile, "state": "S", "cpu_ticks": 0, "wchan": hostile, "stack": [hostile],
+        "python": stack,
+    }  # fmt: skip
+    captured(
+        ledger,
+        processes=[{"pid": 1, "name": hostile, "state": "S", "threads": 1, "seen": [thread]}],
+        logs=[{"source": hostile, "lines": [hostile]}],
+        notes=[hostile],
+        facts={"phase": hostile},
+        cut_short=hostile,
+        curves=[drawn(hostile, 1.0, gpu=hostile)],
+    )
+
+    for what, count in (("show", 9), ("evidence", 12)):
+        lines = said(capsys, "--ledger", ledger_url, what, "1")
+
+        assert all(line.isprintable() for line in lines)
+        assert len(lines) == count
+        assert "\\x1b[2J\\nforged" in "".join(lines)

@@ -1,0 +1,189 @@
+"""`gpuwarden maintenance`: planned times in which nothing new is begun."""
+
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gpuwarden.format import when
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.guards import Act, Order
+from tests.remediator.builders import HOST
+from tests.remediator.executor.test_executor import executor, story, to_the_end, told, turn, wedged
+from tests.remediator.ledger.test_ledger import rows
+from tests.remediator.world import Box
+from tests.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ann")
+
+
+def left(ledger: Ledger) -> list[int | None]:
+    return [each.order_id for each in ledger.orders().maintenances(host=None, now=ledger.now())]
+
+
+def local(in_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + in_s))
+
+
+def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    now = time.time()
+    ledger.order(
+        Order(act=Act.MAINTAIN, at=now, who="ann", because="a new driver", host=HOST, since=now, until=now + 2.0)
+    )
+
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: maintenance"
+    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+
+    eventually(lambda: not left(ledger), "it has ended")
+    to_the_end(works, ledger)
+    assert (story(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+
+
+def test_what_works_again_after_it_is_left_alone(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    cli("maintenance", "start", "--for", "1h")
+    turn(works, ledger)
+    world.boxes["w1"].wedged = False
+
+    assert cli("maintenance", "end", str(left(ledger)[0])) == 0
+    turn(works, ledger)
+
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    assert world.boxes["w1"].calls == []
+
+
+def test_what_was_begun_when_it_begins_is_finished_and_it_says_so(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = wedged(ledger, store)
+
+    def before_stop(_: Box) -> None:
+        assert cli("maintenance", "start", "--for", "1h", "--host", HOST) == 0
+
+    world.before_stop = before_stop
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+    assert "episode 1 of w1 on box1 was begun and is finished" in capsys.readouterr().out
+
+
+def test_one_that_is_planned_holds_nothing_before_it_begins(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = wedged(ledger, store)
+    assert cli("maintenance", "start", "--from", local(3600), "--for", "2h", "--because", "new\x1b driver") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"maintenance 1 on every host from \S+ \S+ until \S+ \S+, by ann@\S+: new\\x1b driver; "
+        r"`gpuwarden maintenance end 1` ends it or calls it off",
+        line,
+    )
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, cli: Callable[..., int]) -> None:
+    hour_before = time.strftime("%H:%M", time.localtime(time.time() + 7200 - 3600))
+
+    assert cli("maintenance", "start", "--from", local(7200), "--until", hour_before) == 0
+
+    (window,) = ledger.orders().maintenances(host=HOST, now=ledger.now())
+    assert window.since is not None
+    assert window.until is not None
+    assert window.since == pytest.approx(time.time() + 7200, abs=30)
+    assert 22 * 3600 < window.until - window.since < 24 * 3600
+
+
+def test_several_stand_beside_one_another_and_each_is_ended_by_its_number(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("maintenance", "start", "--from", local(86400), "--for", "1h", "--host", HOST)
+    cli("maintenance", "start", "--from", local(3600), "--for", "1h", "--host", HOST)
+    cli("maintenance", "start", "--for", "1h")
+    assert left(ledger) == [3, 2, 1]
+    capsys.readouterr()
+
+    assert cli("maintenance", "end", "2", "--because", "postponed") == 0
+    assert capsys.readouterr().out.startswith("ended: maintenance 2 on box1 from ")
+
+    assert cli("maintenance", "list") == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "1"]
+    assert cli("maintenance", "end", "2") == 1
+    assert "no maintenance 2 runs or is planned: `gpuwarden maintenance list` names" in capsys.readouterr().err
+    cli("ledger", "orders")
+    audit = capsys.readouterr().out.splitlines()
+    assert "  maintained maintenance 2 on box1 until " in audit[-1]
+    assert audit[-1].endswith(": postponed")
+
+
+def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[..., int]) -> None:
+    now = time.time()
+    ledger.order(Order(act=Act.MAINTAIN, at=now - 9, who="ann", because="", until=now - 1))
+    cli("maintenance", "start", "--for", "1h")
+
+    assert [each.order_id for each in ledger.orders().given] == [2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (("start",), 2, "one of the arguments --for --until is required"),
+        (("start", "--for", "0s"), 2, "not before it began"),
+        (("start", "--for", "32d"), 2, "a maintenance ends within 31 days"),
+        (("start", "--for", "1h", "--from", "2001-01-01T00:00"), 2, "a maintenance begins now or later"),
+        (("start", "--for", "1h", "--from", local(367 * 86400)), 2, "within 366 days"),
+        (("start", "--until", "2001-01-01T00:00"), 2, "not before it began"),
+        (("start", "--for", "1h", "--host", "bxo1"), 1, "no executor of a host 'bxo1' has ever worked this ledger"),
+        (("end", "1"), 1, "no maintenance 1 runs or is planned"),
+        ((), 2, "the following arguments are required: start|end|list"),
+    ],
+)
+def test_what_will_not_do_is_told_and_changes_nothing(
+    ledger: Ledger,
+    cli: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    argv: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    assert cli("maintenance", *argv) == code
+
+    assert says in capsys.readouterr().err
+    assert ledger.orders().given == ()
+
+
+def test_so_many_may_be_planned_and_no_more(
+    cli: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.commands.orders.MAINTENANCES_MAX", 1)
+    assert cli("maintenance", "start", "--for", "1h") == 0
+
+    assert cli("maintenance", "start", "--for", "2h") == 1
+
+    assert "1 are planned already: `gpuwarden maintenance list` names them" in capsys.readouterr().err
+
+
+def test_arming_shows_what_holds_it(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("maintenance", "start", "--for", "1h")
+    (window,) = ledger.orders().maintenances(host=None, now=ledger.now())
+    capsys.readouterr()
+
+    cli("arm", "--yes")
+
+    assert f"maintenance 1 on every host from {when(window.at)}" in capsys.readouterr().out

@@ -1,0 +1,570 @@
+"""`gpuwarden arm|disarm|pause|resume|brake`, and how the ledger and a running executor obey them."""
+
+import io
+import json
+import re
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from gpuwarden.format import ago, duration_s, plain, who
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome, Stage, Wait
+from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.restart_worker import decide
+from tests.remediator.builders import HOST, NOW, alert, wish
+from tests.remediator.executor.test_executor import (
+    BOUNDLESS,
+    PACE,
+    executor,
+    looping,
+    running,
+    story_outcome,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
+from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
+from tests.remediator.world import Box, World
+from tests.waiting import eventually
+
+REMEDY = "restart_worker"
+
+
+@pytest.fixture(autouse=True)
+def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "ann")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def standing(ledger: Ledger) -> list[tuple[str, str | None, str | None]]:
+    return [(each.act, each.host, each.remedy) for each in ledger.orders().given]
+
+
+def dry(ledger: Ledger, store: JobStore) -> World:
+    """A wedge that a dry run has recorded."""
+    world = wedged(ledger, store)
+    turn(executor(ledger, store, world, armed=False), ledger)
+    assert told(ledger)[-1] == "decided wait: dry_run"
+    return world
+
+
+# --- arming
+
+
+def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
+    ledger: Ledger,
+    store: JobStore,
+    cli: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dry(ledger, store)
+    capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+
+    assert cli("arm") == 1
+
+    said = capsys.readouterr()
+    first, second = said.out.splitlines()[:2]
+    assert first == "1 open episodes wait for every remedy on every host to be armed:"
+    assert second.startswith("  episode 1: w1 on box1: would fence job 1, stop w1, settle and start: silent 130.0 s")
+    assert "arm every remedy on every host? [y/N]" in said.out
+    assert not ledger.orders().armed(host=HOST, remedy=REMEDY)
+
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert cli("arm", "--because", "we read the ledger") == 0
+    (order,) = ledger.orders().given
+    assert (order.act, order.because) == (Act.ARM, "we read the ledger")
+    assert order.who.startswith("ann@")
+
+
+def test_arm_without_a_terminal_wants_a_yes(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+
+    assert cli("arm") == 1
+    assert "say --yes" in capsys.readouterr().err
+    assert ledger.orders().given == ()
+
+    assert cli("arm", "--yes") == 0
+    assert capsys.readouterr().out.startswith("0 open episodes wait for every remedy on every host to be armed\narmed:")
+
+
+def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Callable[..., int]) -> None:
+    assert cli("arm", "--yes", "--remedy", REMEDY, "--host", HOST) == 0
+    assert standing(ledger) == [("arm", HOST, REMEDY)]
+
+    assert cli("disarm", "--remedy", REMEDY, "--host", HOST) == 0
+    assert standing(ledger) == [("disarm", HOST, REMEDY)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "says"),
+    [
+        (("arm", "--yes", "--remedy", "pray"), 2, "invalid choice: 'pray'"),
+        (("disarm", "--host", "bxo1"), 1, "no executor of a host 'bxo1' has ever worked this ledger; known: box1"),
+        (("pause",), 2, "one of the arguments --for --until is required"),
+        (("pause", "--for", "soon"), 2, "'soon' is no duration"),
+        (("pause", "--for", "0s"), 2, "not before it began"),
+        (("pause", "--for", "32d"), 2, "a pause ends within 31 days"),
+        (("pause", "--until", "noon"), 2, "'noon' is no time"),
+        (("pause", "--until", "2001-01-01T00:00"), 2, "not before it began"),
+        (("pause", "--until", "25:99"), 2, "'25:99' is no time"),
+        (("resume",), 1, "no host is not paused by itself"),
+        (("brake", "release"), 1, "it is not latched"),
+        (("brake",), 2, "the following arguments are required: release"),
+    ],
+)
+def test_what_will_not_do_is_told_and_changes_nothing(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], argv: list[str], code: int, says: str
+) -> None:
+    assert cli(*argv) == code
+
+    assert says in capsys.readouterr().err
+    assert ledger.orders().given == ()
+
+
+def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    dry(ledger, store)
+    accept(ledger, alert("b", host="box2"))
+    ledger.take_new("box2", now=NOW)
+
+    cli("arm", "--yes", "--host", HOST, "--because", "we agree")
+
+    assert told(ledger)[-1] == "ordered arm"
+    story = ledger.story(1)
+    assert story is not None
+    assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].because)
+    assert told(ledger, 2) == ["saw alert firing"]
+
+
+def test_ledger_orders_is_the_audit_of_who_ordered_what(
+    cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("arm", "--yes", "--because", "shift\x1b[2J")
+    cli("pause", "--for", "2h")
+    cli("disarm")
+    capsys.readouterr()
+
+    assert cli("ledger", "orders") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert cli("ledger", "orders", "--json") == 0
+    parsed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert [line.split()[2] for line in lines] == ["arm", "pause", "disarm"]
+    assert all(line.isprintable() for line in lines)
+    assert [each["act"] for each in parsed] == ["arm", "pause", "disarm"]
+
+
+# --- a running executor obeys
+
+
+def test_arming_mends_what_a_dry_run_waits_on_without_a_restart_and_disarming_holds_the_next(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int]
+) -> None:
+    world = wedged(ledger, store)
+    second = running(store, worker="w2")
+    world.boxes["w2"] = Box(worker="w2", job_id=second)
+    works = executor(ledger, store, world, pace=replace(PACE, look_again_s=0.05), armed=False)
+    with looping(works):
+        eventually(lambda: ledger.stories() and "decided wait: dry_run" in told(ledger), "it is recorded")
+        assert world.boxes["w1"].calls == []
+        assert cli("arm", "--yes") == 0
+        eventually(lambda: story_outcome(ledger) == "mended", "armed, it is mended")
+
+        assert cli("disarm") == 0
+        ledger.accept([alert("b", worker="w2", job_id=str(second))], [], now=time.time())
+        eventually(lambda: len(ledger.stories()) == 2 and "would act" in told(ledger, 2), "the next is only recorded")
+        assert world.boxes["w2"].calls == []
+        assert store.job(second).state is State.RUNNING
+
+
+def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
+    structlog.reset_defaults()
+    with capture_logs() as logged, looping(executor(ledger, store, World(), armed=False)):
+        cli("arm", "--yes", "--because", "go")
+        eventually(lambda: any(each["event"] == "armed: it acts" for each in logged), "it says that it acts")
+        cli("disarm")
+        eventually(lambda: logged[-1]["event"].startswith("dry run"), "and that it does not any more")
+
+    acts = next(each for each in logged if each["event"] == "armed: it acts")
+    assert (acts["remedy"], acts["because"]) == (REMEDY, "go")
+    assert acts["by"].startswith("ann@")
+
+
+def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    (episode,) = ledger.open_episodes()
+
+    found = ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+
+    assert isinstance(found, Wait)
+    assert found.reason == "dry_run"
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+
+
+# --- pauses
+
+
+def test_a_pause_holds_what_is_new_ends_by_itself_and_uses_nothing_up(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 2.0))
+
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: paused"
+    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+
+    eventually(lambda: not ledger.orders().pauses(host=HOST, now=time.time()), "it has ended")
+    to_the_end(works, ledger)
+    assert store.job(1).watchdog_retries == 1
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = wedged(ledger, store)
+
+    def before_stop(_: Box) -> None:
+        assert cli("pause", "--for", "1h") == 0
+
+    world.before_stop = before_stop
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story_outcome(ledger) == "mended"
+    assert "episode 1 of w1 on box1 was begun and is finished" in capsys.readouterr().out
+
+
+def test_what_is_only_promised_when_a_pause_comes_is_not_fenced_before_it_ends(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, decide(works._facts(episode)))
+    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="", until=time.time() + 3600))
+
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: paused"
+    assert store.job(1).state is State.RUNNING
+
+    ledger.order(Order(act=Act.RESUME, at=time.time(), who="ann", because=""))
+    to_the_end(works, ledger)
+    assert story_outcome(ledger) == "mended"
+
+
+def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
+    now = time.time()
+    hour_ago = time.strftime("%H:%M", time.localtime(now - 3600))
+
+    assert cli("pause", "--until", hour_ago) == 0
+    assert cli("pause", "--host", HOST, "--until", time.strftime("%Y-%m-%dT%H:%M", time.localtime(now + 7200))) == 0
+
+    by_clock, by_date = ledger.orders().given
+    assert by_clock.until is not None
+    assert by_date.until is not None
+    assert now + 22 * 3600 < by_clock.until < now + 24 * 3600
+    assert now + 7100 < by_date.until <= now + 7200
+
+
+def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_before(
+    ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before_it_changes = datetime(2026, 10, 24, 20, 0, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(Ledger, "now", lambda _: before_it_changes)
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert cli("pause", "--until", "04:00") == 0
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
+
+    (given,) = ledger.orders().given
+    assert given.until == datetime(2026, 10, 25, 3, 0, tzinfo=UTC).timestamp()
+
+
+def test_resume_ends_pauses_and_says_where_it_cannot(
+    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli("pause", "--for", "1h30m")
+    assert cli("resume", "--host", HOST) == 1
+    assert "every host is paused: resume without --host" in capsys.readouterr().err
+    assert cli("resume") == 0
+    assert ledger.orders().pauses(host=HOST, now=time.time()) == []
+
+    cli("pause", "--for", "90s", "--host", HOST)
+    assert cli("resume", "--host", HOST) == 0
+    assert ledger.orders().pauses(host=HOST, now=time.time()) == []
+
+
+def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pause_of_all(
+    ledger: Ledger, cli: Callable[..., int]
+) -> None:
+    cli("pause", "--for", "30d", "--host", HOST)
+    cli("resume")
+    cli("pause", "--for", "10m")
+
+    (pause,) = ledger.orders().pauses(host=HOST, now=time.time())
+
+    assert pause.host is None
+
+
+# --- cool-downs
+
+
+def test_a_container_that_was_just_freed_cools_down_and_is_freed_again_after_it(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    cooling = replace(PACE, safeguards=replace(BOUNDLESS, cooldown_s=600.0))  # for as long as it takes to look
+    works = executor(ledger, store, world, pace=cooling)
+    to_the_end(works, ledger)
+    freed_at = time.time()
+    store.register("w1", host=HOST, worker="w1", incarnation="i2", now=time.time())
+    again = store.claim("w1", host=HOST, worker="w1", incarnation="i2", now=time.time() + 3600)
+    assert again is not None
+    world.boxes["w1"].wedged = True
+    about = world.about
+
+    def second_life(worker: str, *, host: str) -> Any:
+        facts = about(worker, host=host)
+        if world.boxes["w1"].starts == 1 and world.boxes["w1"].running:
+            return replace(facts, job_id=1, attempt=2, beat_age_s=130.0)
+        return facts
+
+    world.about = second_life  # type: ignore[method-assign]
+    ledger.accept([alert("b", job_id="1", attempt="2", incarnation="i2")], [], now=time.time())
+    turn(works, ledger)
+    assert told(ledger, 2)[-1] == "decided wait: cooldown"
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert store.job(1).watchdog_retries == 1
+
+    over = replace(PACE, safeguards=replace(BOUNDLESS, cooldown_s=1.0))
+    eventually(lambda: time.time() > freed_at + 1.0, "that of a second is over")
+    turn(executor(ledger, store, world, pace=over), ledger)
+    assert world.boxes["w1"].calls == ["stop", "start", "stop", "start"]
+
+
+def test_what_was_freed_lately_is_told_by_name_and_what_was_only_promised_is_not(
+    ledger: Ledger, store: JobStore
+) -> None:
+    to_the_end(executor(ledger, store, wedged(ledger, store)), ledger)
+    accept(ledger, alert("b", worker="w2"))
+    (promised,) = ledger.open_episodes()
+    step = replace(BEGIN, free_key="another", settle_key=None)
+    assert ledger.begin(promised, step, safeguards=BOUNDLESS, now=time.time()) is None
+
+    found = ledger.freed_since(time.time() - 60)
+
+    assert [(host, name) for host, name, _ in found] == [(HOST, "w1")]
+    assert ledger.freed_since(time.time() - 60, host="box2") == []
+
+
+# --- the brake
+
+
+def crowd(ledger: Ledger, store: JobStore, count: int) -> World:
+    """So many workers, each wedged and accused at once."""
+    world = World()
+    for number in range(1, count + 1):
+        worker = f"w{number}"
+        job_id = running(store, worker=worker)
+        world.boxes[worker] = Box(worker=worker, job_id=job_id)
+        ledger.accept([alert(worker, worker=worker, job_id=str(job_id))], [], now=time.time())
+    return world
+
+
+def test_a_storm_latches_the_brake_once_and_its_release_mends_the_rest(
+    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = crowd(ledger, store, 6)
+    works = executor(ledger, store, world, pace=replace(PACE, safeguards=replace(BOUNDLESS, storm_targets=3)))
+
+    def mended() -> int:
+        return sum(story.outcome == "mended" for story in ledger.stories())
+
+    with looping(works):
+        # What had begun and fenced nothing yet when the brake latched is held as well.
+        eventually(
+            lambda: mended() + sum(each.reason == "brake" for each in ledger.held()) == 6, "each is mended, or held"
+        )
+        latched = ledger.orders().brake()
+        assert latched is not None
+        assert latched.who == f"the executor of {HOST}"
+        assert latched.because.startswith("4 containers to be freed within 600 s, with")
+        assert sum(box.stops for box in world.boxes.values()) == mended() <= 3
+
+        assert cli("brake", "release", "--because", "the NFS server is back") == 0
+        eventually(lambda: mended() == 6, "the rest is mended")
+
+    assert len([each for each in ledger.orders_given(since=0.0) if each.act is Act.BRAKE]) == 1
+    assert all(store.job(number).watchdog_retries == 1 for number in range(1, 7))
+    assert "it was latched" in capsys.readouterr().out
+
+
+def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    workers = [f"w{number}" for number in range(8)]
+    accept(ledger, *(alert(worker, worker=worker) for worker in workers))
+    steps = {
+        each.episode_id: replace(BEGIN, free_key=f"{each.worker}@1", container_handle=each.worker, settle_key=None)
+        for each in ledger.open_episodes()
+    }
+    with closing(Ledger.open(ledger_url, host="box2")) as other, ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(
+                lambda each: (ledger, other)[each.episode_id % 2].begin(
+                    each, steps[each.episode_id], safeguards=Safeguards(), now=NOW
+                ),
+                ledger.open_episodes(),
+            )
+        )
+
+    assert found.count(None) == 3
+    assert {each.reason for each in found if isinstance(each, Wait)} == {"brake"}
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(3,)]
+    assert rows(ledger, "SELECT count(*) FROM standing_orders WHERE act = 'brake'") == [(1,)]
+
+
+def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(ledger: Ledger) -> None:
+    for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
+        ledger.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
+
+    _, recent = ledger.standing(wish(handle="h"), Safeguards(), now=NOW)
+
+    assert recent.fleet == 20
+
+
+def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
+    """A free of this life of the worker's container, its stop under way."""
+    accept(ledger, alert(f"{worker}{life}", worker=worker, attempt=str(life)))
+    episode = ledger.open_episodes()[-1]
+    step = replace(BEGIN, free_key=f"{worker}@{life}", container_handle=worker, settle_key=None)
+    assert ledger.begin(episode, step, safeguards=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
+    kept = ledger.episode(episode.episode_id)
+    assert kept is not None
+    assert kept.free is not None
+    assert ledger.advance(
+        kept.free,
+        Stage.STOPPING,
+        episode_id=kept.episode_id,
+        act="decided",
+        step="stop",
+        because="b",
+        now=now,
+        for_s=1.0,
+    )
+    ledger.close_episode(kept.episode_id, Outcome.PARTLY, "b", now=now)
+
+
+def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    begun(ledger, "w1", life=1, now=NOW + 3600)
+    _, before = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW)
+    begun(ledger, "w1", life=2, now=NOW)
+
+    _, after = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW + 10)
+
+    assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
+
+
+def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
+    for worker in ("w1", "w2"):
+        begun(ledger, worker, life=1, now=NOW)
+
+    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
+
+    assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
+
+
+def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_would_have(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    begun(ledger, "w1", life=1, now=NOW + 86400)
+    begun(ledger, "w2", life=1, now=NOW + 60)
+
+    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW)
+
+    assert recent.targets == {f"{HOST}/w2"}
+    assert recent.frees == 1
+
+
+def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(
+    ledger: Ledger,
+) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
+
+    def begin(life: int, *, now: float) -> str:
+        accept(ledger, alert(f"f{life}", attempt=str(life)))
+        episode = ledger.open_episodes()[-1]
+        step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
+        found = ledger.begin(episode, step, safeguards=safeguards, now=now)
+        ledger.close_episode(episode.episode_id, Outcome.PARTLY, "b", now=now)
+        return found.because if isinstance(found, Wait) else "begun"
+
+    assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
+    assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")
+    assert begin(4, now=NOW + 9000).startswith("the brake is latched: 3 frees"), "it stays so, however long"
+
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
+    assert [begin(life, now=NOW + 1802) for life in (5, 6)] == ["begun", "begun"]
+    assert begin(7, now=NOW + 1803).startswith("the brake was latched here")
+    ledger.order(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
+    assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == ["begun", "begun"], "the hour is over"
+
+
+# --- words
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("1h30m", 5400)]
+)
+def test_durations_are_read_as_people_write_them(given: str, seconds: float) -> None:
+    assert duration_s(given) == seconds
+
+
+def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert who().startswith("ann@")
+    monkeypatch.delenv("SUDO_USER")
+
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    assert who().startswith("uid ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told_as"),
+    [(-1.0, "0 s"), (12.4, "12 s"), (60.0, "1 min"), (3725.0, "1 h 2 min"), (90000.0, "1 d 1 h"), (86405.0, "1 d 5 s")],
+)
+def test_a_duration_is_told_in_its_two_largest_units(seconds: float, told_as: str) -> None:
+    assert ago(seconds) == told_as
+
+
+def test_nothing_unprintable_reaches_a_terminal() -> None:
+    assert plain("é\x1b[2J\n") == "é\\x1b[2J\\n"

@@ -1,0 +1,533 @@
+"""`gpuwarden status`: what it says of each part, what needs a person, and its exit codes."""
+
+import json
+import re
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuwarden.db.engine
+from gpuwarden.cli.main import main
+from gpuwarden.queue import JobStore
+from remediator.commands import open_ledger, status
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome, Wait
+from remediator.remedies.guards import Act, Order
+from tests.certificates import authority
+from tests.exporter.http.test_server import live, served
+from tests.exporter.test_doorkeeper import tls, users
+from tests.remediator.builders import HOST, alert
+from tests.remediator.ledger.test_ledger import accept
+
+sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+RULE: dict[str, Any] = {"name": "GpuwardenJobStalled", "labels": {"remedy": "restart_worker"}, "health": "ok"}
+
+
+class Parts:
+    """Every part that is asked over HTTP, at one address; `pages` may be changed."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, str]] = {
+            "/metrics": (200, 'gpuwarden_collector_success{collector="source_docker"} 1\n'),
+            "/-/ready": (200, "ready"),
+            "/api/v1/rules": (200, rules(RULE)),
+            "/api/v1/query": (200, scraped(HOST)),
+            "/api/v1/alertmanagers": (200, json.dumps({"data": {"activeAlertmanagers": [{"url": "u"}]}})),
+        }
+        pages = self.pages
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                code, body = pages[self.path.partition("?")[0]]
+                self.send_response(code)
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+def scraped(*hosts: str) -> str:
+    return json.dumps({"data": {"result": [{"metric": {"host": host}, "value": [0, "1"]} for host in hosts]}})
+
+
+def rules(*its: dict[str, Any]) -> str:
+    return json.dumps({"data": {"groups": [{"rules": [{"name": "Other", "labels": {}}, *its]}]}})
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    found = Parts()
+    thread = threading.Thread(target=found.server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield found
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
+
+
+Said = tuple[int, list[str]]
+
+
+@pytest.fixture
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time passes, so that an age is told to the second however long a look takes here."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(Ledger, "now", lambda _: now)
+
+
+@pytest.fixture
+def ask(
+    ledger: Ledger, ledger_url: str, parts: Parts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Said]:
+    """Ask for the status of a chain that is well: its exit code, and what it says."""
+    for name in status.ADDRESSES:
+        monkeypatch.setenv(f"GPUWARDEN_{name.upper()}_URL", parts.url)
+    for name in ("GPUWARDEN_STORE", "GPUWARDEN_REMEDIATOR_QUEUE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pathlib.Path.home", lambda: Path("/nowhere"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    beat(ledger)
+
+    def asked(*argv: str) -> Said:
+        capsys.readouterr()
+        code = main(["status", "--ledger", ledger_url, *argv])
+        return code, capsys.readouterr().out.splitlines()
+
+    return asked
+
+
+def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 0) -> None:
+    now = time.time()
+    ledger.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
+
+
+def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Parts) -> None:
+    code, lines = ask()
+
+    assert code == 0
+    assert lines == [
+        "ledger        ok        can be read and written",
+        "executor box1 ok        alive, pid 7, sees 4 workers",
+        "alerts        -         none yet",
+        f"remediator    ok        ready at {parts.url}",
+        f"exporter      ok        well at {parts.url}",
+        f"alertmanager  ok        ready at {parts.url}",
+        f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",
+        "",
+        "dry run   lose_node on box1, as nobody has armed it",
+        "dry run   recycle_container on box1, as nobody has armed it",
+        "dry run   restart_container on box1, as nobody has armed it",
+        "dry run   restart_worker on box1, as nobody has armed it",
+        "dry run   wrangle on box1, as nobody has armed it",
+        "0 open episodes",
+        "",
+        "nothing needs a person",
+    ]
+
+
+@pytest.mark.usefixtures("stopped_clock")
+def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    now = time.time()
+    ledger.order(Order(act=Act.ARM, at=now, who="ann", because=""))
+    ledger.order(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
+    accept(ledger, alert(worker="w\x1b1"))
+    ledger.record(1, "decided", "wait: paused", "paused: by bob", now=now - 61)
+
+    code, lines = ask()
+
+    assert code == 0, "a pause ends by itself"
+    assert any(line.startswith("ARMED     restart_worker on box1, armed by ann at ") for line in lines)
+    assert any(line.startswith("paused    every host until ") and line.endswith(", by bob: a drill") for line in lines)
+    assert "  1: w\\x1b1 on box1, paused for 1 min 1 s: paused: by bob" in lines
+
+
+def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    now = time.time()
+    window = Order(act=Act.MAINTAIN, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
+    ledger.order(window)
+    ledger.order(replace(window, host=None, since=now + 60))
+    accept(ledger, alert())
+    ledger.record(1, "decided", "wait: maintenance", "maintenance 1: by bob", now=now - 3600)
+
+    code, lines = ask()
+
+    assert code == 0, "a maintenance ends by itself"
+    assert any(line.startswith("held      maintenance 1 on box1 from ") and line.endswith(": driver") for line in lines)
+    assert any(line.startswith("planned   maintenance 2 on every host from ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "says"),
+    [
+        ("/-/ready", (503, "no fresh look at this host"), "exporter: says 503 at http"),
+        (
+            "/metrics",
+            (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
+            "is unknown, so nothing is done on its account; does the Docker engine run?; its log says why",
+        ),
+        ("/-/ready", (503, "starting"), "alertmanager: says 503 at"),
+        ("/-/ready", (503, "starting"), "prometheus: says 503 at"),
+        ("/api/v1/rules", (200, rules()), "has no rule that calls the remediator; add alerts/*.rules.yaml"),
+        (
+            "/api/v1/rules",
+            (200, rules({**RULE, "health": "err", "lastError": "many-to-many"})),
+            "cannot evaluate GpuwardenJobStalled: many-to-many",
+        ),
+        ("/api/v1/query", (200, scraped()), "has no series of box1, so no rule speaks of it; does it scrape"),
+        (
+            "/api/v1/alertmanagers",
+            (200, json.dumps({"data": {"activeAlertmanagers": []}})),
+            "has no Alertmanager to tell",
+        ),
+        ("/api/v1/rules", (200, "<html>a proxy</html>"), "prometheus: Prometheus does not answer"),
+        ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus does not answer"),
+    ],
+)
+@sqlite_only
+def test_a_part_that_is_not_well_is_named_with_what_to_do(
+    ask: Callable[..., Said], parts: Parts, path: str, answer: tuple[int, str], says: str
+) -> None:
+    parts.pages[path] = answer
+
+    code, lines = ask()
+
+    assert code == 1
+    needs = lines[lines.index("needs a person:") :]
+    assert any(says in line for line in needs), lines
+
+
+@sqlite_only
+def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
+    ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = authority(tmp_path / "ours")
+    config, secret = tmp_path / "web.yml", tmp_path / "secret"
+    config.write_text(tls(ours) + users(person="correct horse"))
+    secret.write_text("person:correct horse\n")
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_EXPORTER_CA_FILE", str(ours.own.cert))
+    with served(live(), web_config_file=config) as port:
+        url = f"https://127.0.0.1:{port}"
+
+        _, without = ask("--exporter", url)
+        _, known = ask("--exporter", url, "--exporter-basic-auth-file", str(secret))
+        _, named = ask(
+            "--exporter", url, "--exporter-basic-auth-file", str(secret), "--exporter-server-name", "box-2.test"
+        )
+
+    assert any(line.startswith(f"exporter      NOT WELL  says 401 at {url}") for line in without)
+    assert f"exporter      ok        well at {url}" in known
+    assert any("not valid for 'box-2.test'" in line for line in named)
+
+
+@sqlite_only
+def test_a_part_that_does_not_answer_is_named_and_one_that_there_is_none_of_is_not_asked(
+    ask: Callable[..., Said],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+    code, lines = ask("--prometheus", nobody, "--alertmanager", "none")
+
+    assert code == 1
+    assert "alertmanager  -         not asked" in lines
+    (need,) = lines[lines.index("needs a person:") + 1 :]
+    assert need.startswith(f"  - prometheus: Prometheus does not answer at {nobody}: ")
+    assert need.endswith("start it, or say where it is with --prometheus (--prometheus none where there is none)")
+
+
+def stale(ledger: Ledger) -> None:
+    beat(ledger, ago_s=90.0)
+
+
+def latched(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.BRAKE, at=time.time(), who="e", because="4 at once"))
+
+
+def asked(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.wait(
+        1, Wait(reason="approval", because="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
+    )
+
+
+def unarmed(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.record(1, "decided", "wait: dry_run", "dry run", now=time.time())
+
+
+def given_up(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.close_episode(1, Outcome.PARTLY, "free abandoned", now=time.time())
+
+
+def refused(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    ledger.close_episode(1, Outcome.REFUSED, "container w1 did not opt in", now=time.time())
+
+
+def held_for_long(ledger: Ledger) -> None:
+    now = time.time()
+    ledger.accept([alert()], [], now=now - 1000)
+    ledger.take_new(HOST, now=now - 1000)
+    ledger.record(1, "decided", "wait: no_container", "the worker's container is unknown", now=now)
+
+
+def long_silent(ledger: Ledger) -> None:
+    beat(ledger, ago_s=8 * 86400.0)
+
+
+def silent_and_owing(ledger: Ledger) -> None:
+    accept(ledger, alert())
+    beat(ledger, ago_s=8 * 86400.0)
+    beat(ledger, host="box2")
+
+
+@pytest.mark.usefixtures("stopped_clock")
+@pytest.mark.parametrize(
+    ("done", "says"),
+    [
+        pytest.param(
+            refused, "episode 1 of w1 on box1 ended without a mend: container w1 did not opt in", id="one refused"
+        ),
+        pytest.param(
+            held_for_long,
+            "episode 1 of w1 on box1 is open for 16 min 40 s: the worker's container is unknown; `gpuwarden ledger",
+            id="one that waits for long",
+        ),
+        pytest.param(long_silent, "executor box1: no sign of life for 8 d", id="the only executor is long silent"),
+        pytest.param(
+            stale,
+            "executor box1: no sign of life for 1 min 30 s; does it run,",
+            id="an executor that does not go round",
+        ),
+        pytest.param(
+            latched,
+            ": 4 at once; look for the one cause, then `gpuwarden brake release`",
+            id="the brake is latched",
+        ),
+        pytest.param(
+            asked,
+            "episode 1 of w1 on box1 wants a yes or a no: a person is asked: `gpuwarden approve 1`",
+            id="a wedge that a person is asked about",
+        ),
+        pytest.param(
+            unarmed, "1 wedged and not armed: `gpuwarden arm` shows them and asks", id="a wedge that nobody mends"
+        ),
+        pytest.param(
+            given_up,
+            "episode 1 of w1 on box1 ended without a mend: free abandoned; `gpuwarden ledger show 1`",
+            id="one that was given up",
+        ),
+    ],
+)
+def test_what_needs_a_person_is_told_with_what_to_do(
+    ledger: Ledger, ask: Callable[..., Said], done: Callable[[Ledger], None], says: str
+) -> None:
+    done(ledger)
+
+    code, lines = ask()
+
+    assert code == 1
+    (need,) = lines[lines.index("needs a person:") + 1 :]
+    assert says in re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # asking takes a second or two
+
+
+def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
+    ledger: Ledger, ask: Callable[..., Said], parts: Parts
+) -> None:
+    parts.pages["/api/v1/query"] = (200, scraped(HOST, "box2"))
+    silent_and_owing(ledger)
+
+    code, lines = ask()
+
+    assert code == 1
+    assert any(line.startswith("executor box1 NOT WELL  no sign of life for 8 d") for line in lines)
+
+
+def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
+    store: JobStore, queue_url: str, ask: Callable[..., Said]
+) -> None:
+    store.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
+    assert ask()[0] == 0, "nobody said where the queue is"
+
+    code, lines = ask("--queue", queue_url)
+
+    assert code == 1
+    assert "`gpuwarden gpu release GPU-0`" in lines[-1]
+    assert "queue         ok        can be read and written" in lines
+
+
+@sqlite_only
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite:///{}/qeue.db", "there is none at"),
+        ("sqlite:///{}", "it cannot be opened"),
+        ("queue.db", "is no database URL"),
+    ],
+)
+def test_a_queue_that_cannot_be_opened_is_told_and_none_is_made(
+    ask: Callable[..., Said], tmp_path: Path, url: str, says: str
+) -> None:
+    code, lines = ask("--queue", url.format(tmp_path))
+
+    assert code == 1
+    assert says in lines[-1]
+    assert "is --queue right" in lines[-1]
+    assert not (tmp_path / "qeue.db").exists()
+
+
+def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    beat(ledger, host="box2", ago_s=8 * 86400.0)
+    beat(ledger, errors=2)
+
+    code, lines = ask()
+    assert code == 0
+    assert "executor box2 -         silent for 8 d: taken for given up" in lines
+    assert "executor box1 ok        alive, pid 7, sees 4 workers, 2 unexpected errors since its start" in lines
+
+    code, lines = ask("--host", "box3")
+    assert code == 1
+    assert "executor: none of box3 has ever run; start `gpuwarden up`" in lines[-1]
+
+
+@sqlite_only
+@pytest.mark.parametrize("name", ["ledger", "queue"])
+def test_a_locked_database_is_told_in_a_sentence(
+    ledger_file: Path,
+    tmp_path: Path,
+    ask: Callable[..., Said],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.05)
+    queue = tmp_path / "the-queue.db"
+    JobStore.open(f"sqlite:///{queue}").close()
+    file = {"ledger": ledger_file, "queue": queue}[name]
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        code, lines = ask("--queue", f"sqlite:///{queue}")
+
+    assert code == 1
+    (need,) = lines[lines.index("needs a person:") + 1 :]
+    assert need.startswith(f"  - {name}: another process holds its write lock and does not let go")
+    assert f"find it (`fuser {file}`)" in need
+
+
+@sqlite_only
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("database or disk is full", "the disk is full: nothing is recorded, so nothing is done"),
+        ("attempt to write a readonly database", "this account may only read it"),
+        ("unable to open database file", "it cannot be opened"),
+        ("the server closed the connection", "is --ledger right, and does its database run?"),
+    ],
+)
+def test_what_the_ledger_answers_is_told_with_what_to_do(
+    ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: str, says: str
+) -> None:
+    def refuse(_: Ledger) -> None:
+        raise gpuwarden.db.engine.DatabaseError(f"sqlite:///l.db: {error}")
+
+    monkeypatch.setattr(Ledger, "check_writable", refuse)
+
+    code, lines = ask()
+
+    assert code == 1
+    assert says in lines[-1]
+
+
+@sqlite_only
+def test_a_disk_that_is_almost_full_is_told_before_it_is(
+    ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "DISK_FREE_MIN", 2**62)
+
+    code, lines = ask()
+
+    assert code == 1
+    assert "MiB are free on the disk of" in lines[-1]
+
+
+def test_a_ledger_that_is_not_there_costs_its_own_lines_only(
+    tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls = [option for name in status.ADDRESSES for option in (f"--{name}", parts.url)]
+
+    code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue", "none", *urls])
+
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "there is no ledger at" in said
+    assert f"prometheus    ok        ready at {parts.url}" in said
+
+
+def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    accept(ledger, alert())
+    ledger.record(1, "decided", "wait: dry_run", "dry run", now=time.time())
+
+    code, (line,) = ask("--json")
+
+    told = json.loads(line)
+    assert (code, told["ok"], len(told["needs"])) == (1, False, 1)
+    assert told["armed"] == [
+        {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
+        for remedy in ("lose_node", "recycle_container", "restart_container", "restart_worker", "wrangle")
+    ]
+    assert told["episodes"][0]["reason"] == "dry_run"
+    assert {part["name"] for part in told["parts"]} >= {"ledger", "executor box1", "prometheus"}
+
+
+def test_it_is_called_wrongly_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--ledger", "sqlite:////l.db", "--what"])
+
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --what" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "kept"), [("ledger", True), ("queue", True), ("ledger", False)])
+def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str, kept: bool) -> None:
+    file = tmp_path / "gpuwarden" / name / f"{name}.db"
+    if kept:
+        file.parent.mkdir(parents=True)
+        file.touch()
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.geteuid", lambda: 1000)
+        found = {"ledger": open_ledger.ledger_url, "queue": open_ledger.queue_url}[name](env)
+
+    assert found == (f"sqlite:///{file}" if kept else None)
+
+
+@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["brake", "release"]], ids=" ".join)
+def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.delenv("GPUWARDEN_REMEDIATOR_LEDGER", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    with pytest.raises(SystemExit) as ended:
+        main(said)
+
+    assert ended.value.code == 2
+    told = "no ledger is named, and `gpuwarden up` keeps none for this user: give its database URL, or set"
+    assert f"{told} $GPUWARDEN_REMEDIATOR_LEDGER to it, as the services" in capsys.readouterr().err

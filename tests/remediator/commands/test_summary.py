@@ -1,0 +1,111 @@
+"""A time in figures, as a command prints it."""
+
+import json
+import time
+
+import pytest
+
+from gpuwarden.cli.main import main
+from remediator.commands import summary
+from remediator.ledger.ledger import Ledger, Story
+from remediator.plan import Outcome
+from tests.remediator.builders import HOST, NOW, alert
+
+DAY = 86400.0
+
+
+def filled(ledger: Ledger, *, now: float = NOW) -> None:
+    """One that a dry run would have mended, one that was mended, one that is held, one of another host."""
+    alerts = [alert(worker, worker=worker, summary="s\x1b[2J") for worker in ("w1", "w2", "w3")]
+    ledger.accept([*alerts, alert("w9", worker="w9", host="box2")], [], now=now)
+    ledger.take_new(HOST, now=now)
+    ledger.take_new("box2", now=now)
+    ledger.would_act(1, "would stop c1: silent 130 s", now=now + 1)
+    ledger.record(1, "decided", "wait: dry_run", "dry run", now=now + 1)
+    ledger.record(2, "did", "stop", "took 1 s", now=now + 2)
+    ledger.record(2, "failed", "start", "no", now=now + 3)
+    ledger.record(2, "did", "start", "took 1 s", now=now + 4)
+    ledger.close_episode(2, Outcome.MENDED, "all is well", now=now + 5)
+    ledger.record(3, "decided", "wait: cooldown", "freed 12 s ago", now=now + 6)
+
+
+def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summary:
+    return summary.summarize(ledger.stories_since(since, host=host), since=since, now=since + DAY)
+
+
+def test_a_summary_counts_what_was_done_and_tells_what_would_have_been(ledger: Ledger) -> None:
+    filled(ledger)
+
+    found = of(ledger, since=NOW - 10, host=HOST)
+
+    assert (found.episodes, found.outcomes, found.did, found.failed, found.waiting) == (
+        3,
+        {"mended": 1},
+        {"stop": 1, "start": 1},
+        {"start": 1},
+        {"dry_run": 1, "cooldown": 1},
+    )
+    (would,) = found.would
+    assert (would.episode_id, would.worker, would.because, would.outcome) == (
+        1,
+        "w1",
+        "would stop c1: silent 130 s",
+        None,
+    )
+    assert of(ledger, since=NOW - 10).episodes == 4
+
+
+def test_what_was_closed_before_is_left_out_and_what_still_waits_is_told_again(ledger: Ledger) -> None:
+    filled(ledger)
+
+    found = of(ledger, since=NOW + DAY, host=HOST)
+
+    assert (found.episodes, found.did, found.outcomes) == (2, {}, {})
+    assert [each.worker for each in found.would] == ["w1"], "a person has yet to decide on it"
+
+
+def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_again(ledger: Ledger) -> None:
+    filled(ledger)
+    ledger.close_episode(1, Outcome.UNCONFIRMED, "the alert ended", now=NOW + DAY + 5)
+
+    assert of(ledger, since=NOW + DAY).would == []
+    assert [each.outcome for each in of(ledger, since=NOW).would] == ["unconfirmed"]
+
+
+def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
+    story = Story(
+        episode_id=1, remedy="r", trip="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
+        closed_at=None, outcome=None, because=None,
+    )  # fmt: skip
+
+    assert summary.summarize([story], since=NOW, now=NOW).waiting == {"at work": 1}
+
+
+def test_the_command_prints_it_for_people_and_as_json(
+    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(ledger, now=time.time() - 60)
+
+    assert main(["ledger", "--ledger", ledger_url, "summary", "--host", HOST]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["ledger", "--ledger", ledger_url, "summary", "--since", "1h", "--json"]) == 0
+    (told,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert lines[0].endswith(": 3 episodes")
+    assert lines[1] == "  would have acted on w1 on box1 (episode 1, still open):"
+    assert lines[2].endswith("  would stop c1: silent 130 s")
+    assert lines[3:] == [
+        "  done: 1 start, 1 stop",
+        "  failed: 1 start",
+        "  closed: 1 mended",
+        "  open and waiting: 1 cooldown, 1 dry_run",
+    ]
+    assert (told["episodes"], len(told["would"]), told["until"] - told["since"]) == (4, 1, 3600.0)
+
+
+def test_a_quiet_day_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ledger.stories() == []
+
+    assert main(["ledger", "--ledger", ledger_url, "summary"]) == 0
+
+    assert capsys.readouterr().out.splitlines()[1:] == ["  nothing wedged"]

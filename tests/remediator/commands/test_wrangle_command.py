@@ -1,0 +1,409 @@
+"""`gpuwarden wrangle`: what it finds, and what it does at a person's word to real workers that do items of a run."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import ItemState, State
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue.items.failures import HAND_OVER_S
+from gpuwarden.queue.items.tally import RunTally, WorkerTally
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.plan import BlockRun, LockWorker, Migrate, Wrangle
+from remediator.remedies.wrangle import Rules, Verdict, judge
+from tests.conftest import Cli
+from tests.waiting import eventually
+
+NOW = 1_000_000.0
+ITEMS = [f"{n:03}" for n in range(100)]
+
+Worker = Callable[[str, str], subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def store(queue_url: str) -> Iterator[JobStore]:
+    opened = JobStore.open(queue_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
+    """The commands, on this queue."""
+    monkeypatch.setenv("GPUWARDEN_STORE", queue_url)
+    return command
+
+
+def start(store: JobStore, *, jobs: int = 2, run_id: str = "r1", wrangled: bool = True) -> None:
+    render = Submission(queue="gpu", payload={"task": "render"})
+    store.submit_run(run_id, {str(n): render for n in range(jobs)}, wrangled=wrangled, now=NOW)
+    store.add_items(run_id, ITEMS, now=NOW)
+
+
+def claim(store: JobStore, worker: str) -> Job:
+    job = store.claim("gpu", host="box1", worker=worker, incarnation=f"i-{worker}", now=store.now())
+    assert job is not None
+    return job
+
+
+def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
+    """The next items of the run end so on the job's worker."""
+    its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
+    for n in range(failed + done):
+        item = store.take_item(job.job_id, **its)
+        assert item is not None
+        if n < failed:
+            assert store.fail_item(job.job_id, **its, item=item.item, because="boom")
+        else:
+            assert store.finish_item(job.job_id, **its, item=item.item)
+
+
+def test_each_run_that_asked_is_told_with_what_would_be_done_and_nothing_is(store: JobStore, cli: Cli) -> None:
+    start(store)
+    start(store, run_id="r2", wrangled=False)
+    end(store, claim(store, "bad"), failed=6)
+    end(store, claim(store, "good"), done=3)
+
+    code, out, _ = cli("wrangle", "list")
+
+    assert code == 0
+    assert out == (
+        "r1: would lock bad on box1: bad on box1 has failed 6 items and finished none, and others have finished 3; the "
+        "administrator is to be told\n"
+    )
+    told = json.loads(cli("wrangle", "list", "--json")[1])
+    assert (told["run"], told["verdict"], told["worker"], told["tell"]) == ("r1", "lockworker", "bad", "administrator")
+    assert [each["failed"] for each in told["tally"]["workers"]] == [6, 0]
+    assert [each.locked_at for each in store.workers(now=NOW)] == [None, None]
+    assert "r1: nothing to do: no worker has failed more than 6 of its items" in cli(
+        "wrangle", "list", "--activation", "6"
+    )[1]  # fmt: skip
+
+
+def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: Cli) -> None:
+    start(store)
+    end(store, claim(store, "bad"), failed=6)
+    end(store, claim(store, "good"), done=1)
+
+    code, out, _ = cli("wrangle", "do", "r1")
+
+    assert code == 0
+    assert out.startswith("r1: worker locked: bad on box1 has failed 6 items")
+    (row,) = (each for each in store.workers(now=NOW) if each.worker == "bad")
+    assert row.locked_by is not None
+    assert row.locked_by.startswith("ann@")
+    assert row.locked_because is not None
+    assert row.locked_because.startswith("wrangled, run r1: bad on box1 has failed 6 items and finished none")
+    code, out, err = cli("wrangle", "do", "r1")
+    assert (code, out) == (1, "")
+    assert err.startswith("gpuwarden wrangle: nothing is done: no worker has failed more than 5 of its items")
+
+
+def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
+    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start(store, jobs=1)
+    job = claim(store, "w1")
+    end(store, job, failed=6)
+    assert cli("wrangle", "do", "r1")[1].startswith("r1: moved: nobody has finished any, and w1 on box1, alone with it")
+    assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
+    at_the_cap = "; moved 1 times of at most 1: instead of the next move it is blocked\n"
+    assert cli("wrangle", "list", "--migrations-max", "1")[1].endswith(at_the_cap)
+    store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
+    end(store, claim(store, "w2"), failed=6)
+
+    code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
+
+    assert "alone with it, has failed 6 items, after 1 moves of at most 1: it is the job" in out
+    assert (code, "r1: blocked: " in out, "the submitter is to be told" in out) == (0, True, True)
+    blocked = store.job(job.job_id)
+    assert blocked.state is State.BLOCKED
+    assert blocked.because is not None
+    assert re.search(r"\(blocked by ann@[^ ,]+, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)$", blocked.because)
+    for refused in (cli("wrangle", "forgive", "r1"), cli("job", "unblock", str(job.job_id))):
+        assert refused[0] == 1
+        assert f"job {job.job_id} stays blocked: the worker that it was taken from may still run it" in refused[2]
+    now, taken = JobStore.now, HAND_OVER_S + 1
+    monkeypatch.setattr(JobStore, "now", lambda its: now(its) + taken)
+    assert cli("wrangle", "forgive", "r1")[1] == (
+        "r1: 1 jobs unblocked, its failures forgotten, its workers free to claim it\n"
+    )
+    assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).because or "")
+    assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("run", "show", "r1")[1])
+    assert claim(store, "w1").job_id == job.job_id
+
+
+def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, cli: Cli) -> None:
+    store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    store.add_items("r1", ITEMS, now=NOW)
+    job = claim(store, "w1")
+    end(store, job, failed=6)
+
+    listed = cli("wrangle", "list")[1]
+    code, out, err = cli("wrangle", "do", "r1")
+
+    assert (code, out) == (1, "")
+    found = (
+        "nobody has finished any, and w1 on box1, alone with it, has failed 6 items; move 1 of 3, to a worker that has"
+    )
+    said = f"{found} not had it; but job {job.job_id} has no attempt or reclaim left (attempt 1 of 1, reclaimed 0 times"
+    assert listed.startswith(f"r1: waits: {said}")
+    assert err.startswith(f"gpuwarden wrangle: nothing is done: {said}")
+    assert "`gpuwarden worker lock w1 --host box1` lets the worker finish it" in listed
+    assert store.job(job.job_id).state is State.RUNNING
+
+
+def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli: Cli) -> None:
+    start(store, wrangled=False)
+    end(store, claim(store, "bad"), failed=6)
+
+    code, _, err = cli("wrangle", "do", "r1")
+
+    assert code == 1
+    assert err == "gpuwarden wrangle: nothing is done: nobody asked for it: `gpuwarden wrangle on r1` does\n"
+    assert cli("wrangle", "on", "r1") == (0, "", "")
+    assert cli("wrangle", "do", "r1")[0] == 0
+    assert cli("wrangle", "off", "r1") == (0, "", "")
+    assert cli("wrangle", "list") == (0, "", "")
+
+
+@pytest.mark.parametrize("argv", [("on", "r9"), ("off", "r9"), ("do", "r9")])
+def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[str, ...]) -> None:
+    assert store.wrangled_runs() == []
+
+    assert cli("wrangle", *argv) == (
+        1,
+        "",
+        "gpuwarden wrangle: the queue has no run 'r9': `gpuwarden run list` names them\n",
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--activation", "-1"), ("--activation", "many"), ("--migrations-max", "1.5"), ("--patience-s", "nan")],
+)
+def test_a_constant_that_is_none_is_refused(store: JobStore, cli: Cli, argv: tuple[str, str]) -> None:
+    assert store.wrangled_runs() == []
+
+    code, _, err = cli("wrangle", "list", *argv)
+
+    assert code == 2
+    assert f"{argv[1]!r} will not do: " in err
+
+
+@pytest.mark.parametrize(
+    ("machine", "said", "wrangled"),
+    [
+        pytest.param("", (), False, id="nobody asked"),
+        pytest.param("", ("--wrangle",), True, id="the job asked"),
+        pytest.param("1", (), True, id="the machine asks for all that is submitted on it"),
+        pytest.param("1", ("--no-wrangle",), False, id="the job has the last word"),
+        pytest.param("0", ("--wrangle",), True, id="and so it has of a machine that does not"),
+    ],
+)
+def test_a_run_asks_as_it_is_submitted(
+    store: JobStore,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: str,
+    said: tuple[str, ...],
+    *,
+    wrangled: bool,
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_WRANGLE", machine)
+    file = tmp_path / "run.json"
+    file.write_text('{"run": "r1", "jobs": {"a": {}}}')
+
+    assert cli("run", "submit", str(file), *said)[0] == 0
+
+    assert (store.wrangled_runs() == ["r1"]) is wrangled
+
+
+def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
+    store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUWARDEN_WRANGLE", "perhaps")
+    file = tmp_path / "run.json"
+    file.write_text('{"run": "r1", "jobs": {"a": {}}}')
+
+    assert cli("run", "submit", str(file)) == (
+        1,
+        "",
+        "gpuwarden run: $GPUWARDEN_WRANGLE is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
+    )
+    assert store.run("r1") is None
+
+
+# --- only while it is so
+
+
+def carry_out(store: JobStore, verdict: Wrangle) -> bool:
+    return BuiltinQueue(store).wrangle("r1", verdict, rules=Rules(), who="ann@box1", now=store.now())
+
+
+WORST = WorkerTally(host="box1", worker="bad", done=0, failed=6, runs_for_s=1.0)
+
+
+@pytest.mark.parametrize("meanwhile", ["others finish", "it finishes one itself", "another joins it"])
+def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhile: str) -> None:
+    start(store)
+    bad = claim(store, "bad")
+    end(store, bad, failed=6)
+    counts = store.tally("r1", now=store.now())
+    assert counts is not None
+    verdict = judge(counts, Rules())
+    assert isinstance(verdict, Migrate)
+
+    if meanwhile == "it finishes one itself":
+        end(store, bad, done=1)
+    else:
+        end(store, claim(store, "w2"), done=int(meanwhile == "others finish"))
+
+    assert not carry_out(store, verdict)
+    assert store.job(bad.job_id).state is State.RUNNING
+
+
+def test_the_same_is_done_though_more_has_failed_meanwhile(store: JobStore) -> None:
+    start(store)
+    bad = claim(store, "bad")
+    end(store, bad, failed=6)
+    verdict = judge(
+        RunTally(run_id="r1", asked=True, over=False, ranked=False, unsettled=0, migrations=0, workers=(WORST,)),
+        Rules(),
+    )
+    end(store, bad, failed=3)
+
+    assert isinstance(verdict, Migrate)
+    assert carry_out(store, verdict)
+    assert store.job(bad.job_id).state is State.FENCING
+
+
+# --- with real workers
+
+TASKS = """
+import os, time
+from gpuwarden import Queue, current
+
+queue = Queue()
+
+@queue.job()
+def render():
+    for item in current().items():
+        with item:
+            time.sleep(0.1)  # a frame
+            if os.environ["NATURE"] == "bad":
+                raise RuntimeError("no such device")
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
+    """Start `gpuwarden worker tasks` of a name and a nature; whatever still runs at the end is killed."""
+    folder, started = tmp_path / "run", list[subprocess.Popen[bytes]]()
+    folder.mkdir()
+    (folder / "host").write_text("box1\n")
+    (tmp_path / "tasks.py").write_text(TASKS)
+
+    def start_one(name: str, nature: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name, "--dir", str(folder)],
+                cwd=tmp_path,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "GPUWARDEN_STORE": queue_url, "NATURE": nature, "PYTHONPATH": str(tmp_path)},
+            )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
+    """Wait until this is what is to be done."""
+
+    def is_found() -> bool:
+        counts = store.tally("r1", now=store.now())
+        return counts is not None and isinstance(judge(counts, Rules()), verdict)
+
+    def logs() -> str:
+        return "\n".join(each.read_text() for each in folder.glob("*.log"))
+
+    eventually(is_found, f"{verdict.__name__} is found", within_s=60, log=logs)
+
+
+def give_back(store: JobStore) -> None:
+    """What an executor's sweep does once the fence has run out."""
+    store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
+
+
+@pytest.mark.behaviour("B2")
+def test_a_bad_worker_among_good_ones_is_locked_and_its_items_are_done_by_others(
+    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
+) -> None:
+    start(store)
+    bad, _ = worker("bad", "bad"), worker("good", "good")
+    found(store, LockWorker, tmp_path)
+
+    code, out, err = cli("wrangle", "do", "r1")
+
+    assert code == 0, err
+    assert "worker locked: bad on box1" in out
+    assert bad.wait(30) == 77, "it stops, for the job is not its own any more"
+    give_back(store)
+    again = worker("bad", "bad")
+    eventually(lambda: store.run_state("r1") == "completed", "the run completes", within_s=60)
+    assert store.item_counts("r1") == {ItemState.DONE: len(ITEMS)}
+    assert {item.worker for item in store.items("r1")} == {"good"}
+    assert again.poll() is None
+    rows = {each.worker: each for each in store.workers(now=store.now())}
+    assert (rows["bad"].locked_at is not None, rows["good"].locked_at) == (True, None)
+
+
+@pytest.mark.behaviour("B5")
+@pytest.mark.parametrize("backend", ["sqlite"])
+def test_a_bad_job_is_tried_by_four_workers_one_after_the_other_and_blocked(
+    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
+) -> None:
+    start(store, jobs=1)
+    (job,) = store.jobs()
+    for number in range(1, 5):
+        its = worker(f"w{number}", "bad")
+        found(store, BlockRun if number == 4 else Migrate, tmp_path)
+        assert store.job(job.job_id).worker == f"w{number}", "those that were tried are there, and do not get it back"
+        assert cli("wrangle", "do", "r1")[0] == 0
+        assert its.wait(30) == 77
+        worker(f"w{number}", "bad")  # as its supervisor does
+        give_back(store)
+
+    assert store.job(job.job_id).state is State.BLOCKED
+    counts = store.tally("r1", now=store.now())
+    assert counts is not None
+    assert counts.migrations == 3
+    assert [each.worker for each in counts.workers if each.failed >= 6] == ["w1", "w2", "w3", "w4"]
+
+
+@pytest.mark.behaviour("B3")
+def test_a_job_that_fails_on_all_who_run_it_is_blocked(
+    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
+) -> None:
+    start(store)
+    workers = [worker("w1", "bad"), worker("w2", "bad")]
+    found(store, BlockRun, tmp_path)
+
+    assert cli("wrangle", "do", "r1")[0] == 0
+
+    assert [each.wait(30) for each in workers] == [77, 77]
+    assert [job.state for job in store.jobs()] == [State.BLOCKED, State.BLOCKED]
+    assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]

@@ -1,0 +1,292 @@
+"""When the executor captures: before the first act that ends anything, once, and never in the way of the stop.
+
+The ledger, the queue and what is captured are real, and so is the process in the container; the container and the
+exporter are played: see `world`.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.queue import JobStore
+from remediator.capture import probe
+from remediator.capture.capture import Captor, Captured
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Outcome
+from tests.remediator.builders import HOST
+from tests.remediator.executor.test_executor import PACE, arm, silent_server, to_the_end, told, turn, wedged
+from tests.remediator.world import Box, World
+
+LOOK = (sys.executable, "-IS", probe.__file__)
+ACCOUNT = [
+    "saw alert firing",
+    "decided begin",
+    "saw capture",
+    "did fence",
+    "decided stop",
+    "did stop",
+    "saw free: dead",
+    "did requeue",
+    "decided start",
+    "did start",
+    "saw free: done",
+    "decided close: mended",
+]
+
+
+@pytest.fixture
+def target() -> Iterator[int]:
+    """A process that is there for as long as its container runs."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def captor(**changed: Any) -> Captor:
+    return Captor(**{"for_s": 10.0, "max_bytes": 2**18, **changed})
+
+
+def executor(ledger: Ledger, store: JobStore, world: World, by: Captor | None, *, armed: bool = True) -> Executor:
+    arm(ledger, armed=armed)
+    hands = Hands(witness=world, queue=BuiltinQueue(store), actuators={"docker": world}, captor=by)  # type: ignore[arg-type]
+    return Executor(ledger, host=HOST, hands=hands, pace=PACE)
+
+
+def wedge(ledger: Ledger, store: JobStore, target: int) -> tuple[World, Box]:
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+    box.processes = frozenset({target})
+    return world, box
+
+
+def counted(folder: Path) -> tuple[str, ...]:
+    """A look that leaves a mark each time."""
+    return ("sh", "-c", f'echo x >>{folder}/looks; exec "$@"', "sh", *LOOK)
+
+
+def looks(folder: Path) -> int:
+    marks = folder / "looks"
+    return len(marks.read_text(encoding="ascii").split()) if marks.exists() else 0
+
+
+def test_what_a_worker_was_doing_is_kept_before_its_job_is_fenced_and_it_is_stopped(
+    ledger: Ledger, store: JobStore, target: int
+) -> None:
+    world, box = wedge(ledger, store, target)
+    kept: list[int] = []
+    world.before_stop = lambda _: kept.append(len(ledger.captures(1)))
+
+    to_the_end(executor(ledger, store, world, captor()), ledger)
+
+    assert told(ledger) == ACCOUNT
+    assert (kept, box.calls) == ([1], ["stop", "start"])
+    (capture,) = ledger.captures(1)
+    assert [(each["pid"], each["name"]) for each in capture.document["processes"]] == [(target, "sleep")]
+    assert (capture.document["armed"], capture.host, capture.document["facts"]["worker"]) == (True, HOST, "w1")
+    assert abs(capture.at - time.time()) < 60
+
+
+def test_a_server_has_no_job_to_fence_and_is_captured_before_its_stop(
+    ledger: Ledger, store: JobStore, target: int
+) -> None:
+    world = silent_server(ledger, processes=frozenset({target}))
+
+    to_the_end(executor(ledger, store, world, captor()), ledger)
+
+    assert told(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
+    assert ledger.captures(1)[0].document["facts"]["unanswered_s"] == 130.0
+
+
+def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:
+    world, _ = wedge(ledger, store, target)
+
+    to_the_end(executor(ledger, store, world, None), ledger)
+
+    assert told(ledger) == [line for line in ACCOUNT if line != "saw capture"]
+    assert ledger.captures(1) == []
+
+
+def test_a_capture_that_hangs_is_cut_short_at_its_bound_and_the_stop_comes_then(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    py_spy = tmp_path / "py-spy"
+    py_spy.write_text("#!/bin/sh\nkill -STOP $PPID; exec sleep 600\n", encoding="ascii")
+    py_spy.chmod(0o755)
+    world, box = wedge(ledger, store, target)
+    works = executor(ledger, store, world, captor(for_s=2.0, py_spy=py_spy))
+    started_s = time.monotonic()
+    stopped_s: list[float] = []
+    world.before_stop = lambda _: stopped_s.append(time.monotonic() - started_s)
+
+    to_the_end(works, ledger)
+
+    assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
+    assert 2.0 <= stopped_s[0] < 6.0
+    (capture,) = ledger.captures(1)
+    assert capture.document["cut_short"] == "it was cut short after 2 s"
+    assert capture.document["took_s"] < 3.0
+    assert capture.document["processes"][0]["pid"] == target
+
+
+def test_one_that_begins_anew_after_a_crash_captures_nothing_twice_for_one_free(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, target)
+    advance = ledger.advance
+
+    def crash(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    ledger.advance = crash  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):  # right after it was kept, before the fence is on record
+        turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    assert told(ledger)[-1] == "saw capture"
+    ledger.advance = advance  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+
+    assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
+    assert (looks(tmp_path), len(ledger.captures(1))) == (1, 1)
+
+
+def test_one_that_died_before_its_capture_was_kept_leaves_it_to_the_next(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    world, _ = wedge(ledger, store, target)
+    keep = ledger.keep
+
+    def crash(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    ledger.keep = crash  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    ledger.keep = keep  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+
+    assert told(ledger) == ACCOUNT
+    assert (looks(tmp_path), len(ledger.captures(1))) == (2, 1)
+
+
+def test_a_capture_that_the_ledger_refuses_holds_up_no_stop(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, target)
+
+    def refuse(*_: Any, **__: Any) -> bool:
+        raise DatabaseError("too large")
+
+    ledger.keep = refuse  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+
+    assert box.calls == ["stop", "start"]
+    assert looks(tmp_path) == 1
+
+
+def test_in_a_dry_run_one_is_captured_for_each_episode_and_once_armed_one_more_for_the_free(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, target)
+    for _ in range(3):
+        turn(executor(ledger, store, world, captor(look=counted(tmp_path)), armed=False), ledger)
+
+    assert told(ledger) == ["saw alert firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
+    assert (looks(tmp_path), box.calls) == (1, [])
+    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+
+    assert [each.document["armed"] for each in ledger.captures(1)] == [False, True]
+    assert (looks(tmp_path), box.calls) == (2, ["stop", "start"])
+
+
+def test_facts_are_read_again_after_a_capture_and_what_has_come_to_life_meanwhile_is_not_stopped(
+    ledger: Ledger, store: JobStore, target: int
+) -> None:
+    world, box = wedge(ledger, store, target)
+
+    class Slow(Captor):
+        def capture(self, *about: Any, **how: Any) -> Captured:
+            captured = super().capture(*about, **how)
+            box.wedged = False
+            return captured
+
+    works = executor(ledger, store, world, Slow(for_s=10.0, max_bytes=2**18))
+    turn(works, ledger)
+    assert told(ledger)[1:] == ["decided begin", "saw capture", "decided wait: unconfirmed"]
+    box.wedged = True
+
+    to_the_end(works, ledger)
+
+    assert told(ledger)[3:6] == ["decided wait: unconfirmed", "did fence", "decided stop"]
+    assert len(ledger.captures(1)) == 1
+
+
+def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
+    world, box = wedge(ledger, store, target)
+    works = executor(ledger, store, world, captor())
+    begin = ledger.begin
+
+    def begin_and_die(*promised: Any, **how: Any) -> Any:
+        done = begin(*promised, **how)
+        box.running = False
+        return done
+
+    ledger.begin = begin_and_die  # type: ignore[method-assign]
+
+    to_the_end(works, ledger)
+
+    assert "did fence" in told(ledger)
+    assert ledger.captures(1) == []
+
+
+def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore, target: int) -> None:
+    world, box = wedge(ledger, store, target)
+    box.unkillable = True
+    turn(executor(ledger, store, world, None), ledger)
+    (episode,) = ledger.open_episodes(HOST)
+    assert episode.free is not None
+    nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
+    first, second = (Captured(armed=True, took_s=0.0, document={**nothing, "n": n}) for n in (1, 2))
+
+    assert ledger.keep(episode, first, now=time.time())
+    assert not ledger.keep(episode, second, now=time.time())
+    assert [each.document["n"] for each in ledger.captures(1)] == [1]
+
+
+def test_words_that_a_database_refuses_are_kept_as_others(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
+) -> None:
+    (tmp_path / "job-1-attempt-1.log").write_bytes(b"a\0b\xed\xa0\x80c\n")
+    world, _ = wedge(ledger, store, target)
+
+    to_the_end(executor(ledger, store, world, captor(job_logs=tmp_path)), ledger)
+
+    assert ledger.captures(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
+
+
+def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
+    ledger: Ledger, store: JobStore, target: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.ledger.ledger.CAPTURES_MAX", 0)
+    world, box = wedge(ledger, store, target)
+    box.unkillable = True
+    turn(executor(ledger, store, world, None), ledger)
+    (episode,) = ledger.open_episodes(HOST)
+    captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "curves": []})
+
+    ledger.keep(episode, captured, now=time.time())
+    assert len(ledger.captures(1)) == 1
+
+    ledger.close_episode(1, Outcome.UNCONFIRMED, "given up", now=time.time())
+    ledger.keep(replace(episode, free=None), captured, now=time.time())
+    assert ledger.captures(1) == []

@@ -1,0 +1,439 @@
+"""A host that is silent, one ledger in PostgreSQL, and the executors of others: whose jobs are held, and by whom."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import JobId, State
+from gpuwarden.queue import JobStore, Submission
+from remediator import plan
+from remediator.executor.executor import Executor
+from remediator.ledger.ledger import Ledger, _open_episode_of
+from remediator.remedies.guards import Act, Order
+from remediator.webhook.intake import Inbox
+from tests.remediator.builders import HOST, alert, host_alert
+from tests.remediator.executor.test_executor import LIMITS, PACE, arm, executor, looping, running, sql, story, told
+from tests.remediator.executor.test_shared_ledger import LIVES_S, beat, beating
+from tests.remediator.world import World
+from tests.waiting import eventually
+
+pytestmark = [
+    pytest.mark.needs_postgres,
+    pytest.mark.parametrize("backend", ["postgresql"], indirect=True),
+]
+
+BOUND_S = 0.5
+QUICK = replace(PACE, limits=replace(LIMITS, node_lost_after_s=BOUND_S))
+
+
+@pytest.fixture(autouse=True)
+def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remediator.executor.executor.ALIVE_S", BOUND_S)
+    monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", PACE.look_again_s)
+    monkeypatch.setattr("remediator.executor.executor.SETTLE_HELD_S", 0.1)
+
+
+@pytest.fixture
+def ledgers(ledger_url: str) -> Iterator[Callable[[str], Ledger]]:
+    """The same ledger, as each host has it."""
+    with ExitStack() as stack:
+        yield lambda host: stack.enter_context(closing(Ledger.open(ledger_url, host=host)))
+
+
+@pytest.fixture
+def other(ledger: Ledger, ledgers: Callable[[str], Ledger]) -> Ledger:
+    """The ledger as host box2 has it, while box1 is armed, has once been there, and is accused of being silent."""
+    arm(ledger)
+    beat(ledger)
+    found = ledgers("box2")
+    assert Inbox(found, host="box2").take([host_alert()], []).result(10) == (1, 0)
+    return found
+
+
+def unheard(store: JobStore, **submission: Any) -> JobId:
+    """A job that runs on box1, whose worker nobody has heard of for long."""
+    job_id = running(store, **submission)
+    silence(store)
+    return JobId(job_id)
+
+
+def silence(store: JobStore) -> None:
+    sql(store, "UPDATE workers SET last_seen_at = last_seen_at - 1000")
+
+
+def hear(store: JobStore, job_id: int) -> None:
+    now = store.now()
+    assert store.heartbeat(host=HOST, worker="w1", queue="w1", incarnation="i1", model=None, now=now)
+    assert store.renew(job_id, attempt=1, incarnation="i1", now=now)
+
+
+def onlooker(other: Ledger, store: JobStore, host: str = "box2", **changed: Any) -> Executor:
+    return executor(other, store, World(), host=host, pace=QUICK, **changed)
+
+
+@contextmanager
+def looked_on(works: Executor) -> Iterator[None]:
+    """Long past the bound, and several looks after that."""
+    looks = 0
+    look_for = works._look_for
+
+    def counted(episode: plan.Episode, accused: int) -> None:
+        nonlocal looks
+        look_for(episode, accused)
+        looks += works._silent_s(HOST, time.monotonic()) > 2 * BOUND_S
+
+    works._look_for = counted  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: looks > 3, "it has looked on for long, and again")
+        yield
+
+
+def lines(ledger: Ledger, step: str) -> list[str]:
+    return [f"{entry.host} {entry.act}" for entry in story(ledger).entries if entry.step == step]
+
+
+@pytest.mark.behaviour("D4")
+@pytest.mark.behaviour("D6")
+def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+    store.submit(Submission(queue="w1"), now=time.time())
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        eventually(lambda: "decided wait: node_lost" in told(ledger), "and that is told")
+        assert store.job(job_id).attempt == 1
+        assert store.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
+        other.accept([host_alert(firing=False)], [], now=time.time())
+        eventually(lambda: "saw alert resolved" in told(ledger), "its alert has ended")
+        assert store.job(job_id).state is State.NODE_LOST
+
+        hear(store, job_id)
+        eventually(lambda: story(ledger).outcome == "mended", "it is over")
+
+    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
+    assert lines(ledger, "lose") == ["box2 decided", "box2 did"]
+    assert story(ledger).worker == HOST
+
+
+@pytest.mark.behaviour("D4")
+def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = unheard(store)
+    hear(store, job_id)
+    sql(store, "UPDATE workers SET last_seen_at = last_seen_at + 1000")
+    works = onlooker(other, store)
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert told(ledger)[-1] == "decided wait: jobs_heard"
+
+        silence(store)
+        silence(store)
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, once it is not heard of")
+
+
+@pytest.mark.behaviour("D4")
+def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
+    ledger: Ledger, other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = unheard(store)
+    monkeypatch.setattr("remediator.executor.executor.ALIVE_S", LIVES_S)
+    patient = replace(QUICK, limits=replace(LIMITS, node_lost_after_s=LIVES_S))
+    works = executor(other, store, World(), host="box2", pace=patient)
+
+    with looping(works):
+        with beating(ledger):
+            began_s = time.monotonic()
+            eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S, "it has looked on")
+            assert store.job(job_id).state is State.RUNNING
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, once that is silent too")
+
+
+@pytest.mark.behaviour("D5")
+def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = unheard(store)
+    sql(store, "DELETE FROM workers")
+    works = onlooker(other, store)
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert "never heard of" in story(ledger).entries[-1].because
+
+
+@pytest.mark.parametrize("disarmed", [HOST, "box2"])
+def test_nothing_moves_unless_both_hosts_are_armed_for_it(
+    disarmed: str, ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+    works = onlooker(other, store)
+    arm(ledger, host=disarmed, armed=False)
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert told(ledger).count("would act") == 1
+
+        arm(ledger, host=disarmed)
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "armed, it is held")
+
+
+@pytest.mark.parametrize("paused", [HOST, "box2"])
+def test_a_pause_of_the_host_or_of_the_one_that_looks_on_holds_it(
+    paused: str, ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
+    works = onlooker(other, store)
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert told(ledger)[-1] == "decided wait: paused"
+
+        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "resumed, it is held")
+
+
+def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = unheard(store)
+    works = onlooker(other, store)
+    ledger.order(Order(act=Act.ASK, at=ledger.now(), who="test", because="a test", host=HOST))
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert told(ledger)[-1] == "decided wait: approval"
+
+        ledger.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "approved, it is held")
+
+
+def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = unheard(store)
+    other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    Inbox(other, host="box2").take([host_alert("h3", host="box3")], []).result(10)
+    works = onlooker(other, store)
+
+    with looked_on(works):
+        assert store.job(job_id).state is State.RUNNING
+        assert told(ledger)[-1] == "decided wait: watcher_blind"
+
+        other.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
+
+
+def test_who_is_said_to_be_silent_since_before_a_host_showed_life_is_not_counted_with_it(
+    ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore
+) -> None:
+    arm(ledger)
+    other, job_id = ledgers("box2"), unheard(store)
+    inbox = Inbox(other, host="box2")
+    other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    inbox.take([host_alert("h3", host="box3")], []).result(10)
+    works = onlooker(other, store)
+
+    with looping(works):
+        eventually(lambda: works._silent, "box3 is said to be silent")
+        with beating(ledger):
+            began_s = time.monotonic()
+            eventually(lambda: works._heard_s.get(HOST, 0.0) > began_s, "then box1 shows life")
+        inbox.take([host_alert()], []).result(10)
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "and is lost after that")
+        assert [each.firing for each in works._silent] == [True, True]
+
+
+def test_of_several_hosts_that_look_on_one_holds_its_jobs(
+    ledger: Ledger,
+    other: Ledger,
+    ledgers: Callable[[str], Ledger],
+    store: JobStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("remediator.executor.executor.SETTLE_HELD_S", 60.0)
+    job_ids = [unheard(store), JobId(running(store, worker="w2", incarnation="i2"))]
+    silence(store)
+
+    with ExitStack() as stack:
+        for number in range(3, 6):
+            stack.enter_context(looping(onlooker(ledgers(f"box{number}"), store, f"box{number}")))
+        stack.enter_context(looping(onlooker(other, store)))
+        eventually(lambda: all(store.job(each).state is State.NODE_LOST for each in job_ids), "both are held")
+        eventually(lambda: "decided wait: node_lost" in told(ledger), "and that is told")
+
+    decided, *did = lines(ledger, "lose")
+    assert did == [decided.replace("decided", "did")] * 2
+
+
+def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_then(
+    other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", 3600.0)
+    works = onlooker(other, store)
+    rounds, looks = 0, 0
+    look, look_for = works.look, works._look_for
+
+    def counted(pool: Any, counting: Any) -> None:
+        nonlocal rounds
+        look(pool, counting)
+        rounds += 1
+
+    def counted_for(episode: plan.Episode, accused: int) -> None:
+        nonlocal looks
+        look_for(episode, accused)
+        looks += 1
+
+    works.look, works._look_for = counted, counted_for  # type: ignore[method-assign]
+    with looping(works):
+        eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
+        assert looks == 1
+
+        works._next_look_for_s = 0.0
+        eventually(lambda: looks == 2, "it looks again, once it is time")
+
+
+def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
+    job_id = unheard(store)
+    other.take_new("box2", now=time.time())
+    assert ledger.announce(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
+    assert not other.announce(1, "lose", "so soon", now=other.now(), for_s=10.0)
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+
+    assert lines(ledger, "lose") == [f"{HOST} decided", "box2 decided", "box2 did"]
+
+
+def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        other.accept([host_alert(firing=False)], [], now=time.time())
+        with beating(ledger):
+            eventually(lambda: story(ledger).outcome == "mended", "it is over")
+
+    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
+    assert store.job(job_id).lease_expires_at is not None
+    assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+
+
+def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_arrives(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+
+    with looping(onlooker(other, store)):
+        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        with beating(ledger):
+            eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
+
+    assert lines(ledger, "return") == ["box2 decided", "box2 did"]
+    assert [each.firing for each in ledger.silent_hosts()] == [True]
+
+
+def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
+    ledger: Ledger, other: Ledger, store: JobStore
+) -> None:
+    job_id = unheard(store)
+    works = executor(ledger, store, World(), pace=QUICK)
+
+    with looping(works):
+        eventually(lambda: ledger.silent_hosts() and "decided wait: heard" in told(ledger), "it has looked")
+        assert store.job(job_id).state is State.RUNNING
+        other.accept([host_alert(firing=False)], [], now=time.time())
+        eventually(lambda: story(ledger).outcome == "unconfirmed", "nothing was done")
+
+
+def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
+    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.accept([host_alert("h2")], [], now=time.time())
+    found: list[int | None] = []
+
+    def late(connection: Any, labels: Any) -> int | None:
+        before = _open_episode_of(connection, labels)
+        if not found:
+            found.append(before)
+            sql(
+                ledger,
+                "INSERT INTO episodes (remedy, trip, host, subject, worker, opened_at, would_act) "
+                "VALUES ('lose_node', 'node_lost', 'box1', 'host', 'box1', 1.0, false)",
+            )
+        return before
+
+    monkeypatch.setattr("remediator.ledger.ledger._open_episode_of", late)
+
+    other.take_new("box2", now=time.time())
+
+    (episode,) = other.silent_hosts()
+    assert found == [None]
+    assert episode.fingerprints == {"h1", "h2"}
+
+
+def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
+    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+
+    def slow(connection: Any, labels: Any) -> int | None:
+        if not taken:
+            taken.append(0)
+            other.accept([host_alert(firing=False)], [], now=time.time())
+            taken.append(other.take_new("box2", now=time.time()))
+        return _open_episode_of(connection, labels)
+
+    monkeypatch.setattr("remediator.ledger.ledger._open_episode_of", slow)
+    ledger.take_new(HOST, now=time.time())
+
+    assert taken == [0, 0]
+    assert [each.firing for each in other.silent_hosts()] == [True]
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [each.firing for each in other.silent_hosts()] == [False]
+
+
+def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
+    other.take_new("box2", now=time.time())
+
+    other.close_episode(1, plan.Outcome.UNCONFIRMED, "read before it fired anew", now=other.now())
+
+    assert other.take_new("box2", now=time.time()) == 1
+    assert [(each.episode_id, each.firing) for each in other.silent_hosts()] == [(2, True)]
+    assert ledger.totals(HOST).alerts == {}
+
+
+def test_an_alert_for_which_no_episode_could_be_opened_is_taken_up_at_the_next_look(
+    other: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.accept([host_alert(firing=False)], [], now=time.time())
+    with monkeypatch.context() as patched:
+        patched.setattr("remediator.ledger.ledger._open_episode", lambda *_, **__: None)
+        assert other.take_new("box2", now=time.time()) == 0
+    assert other.silent_hosts() == []
+
+    assert other.take_new("box2", now=time.time()) == 2
+    assert [each.firing for each in other.silent_hosts()] == [False]
+
+
+def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: Ledger, other: Ledger) -> None:
+    other.accept([alert()], [], now=time.time())
+
+    assert other.take_new("box2", now=time.time()) == 1
+    assert ledger.take_new(HOST, now=time.time()) == 1
+    assert [each.subject for each in ledger.open_episodes(HOST)] == [plan.Subject.HOST, plan.Subject.WORKER]
+
+
+def test_what_waits_to_be_taken_up_by_anybody_is_everybodys_backlog_and_counted_by_whoever_takes_it(
+    ledger: Ledger, other: Ledger
+) -> None:
+    assert [each.totals(host).oldest_new_at is None for each, host in ((ledger, HOST), (other, "box2"))] == [False] * 2
+    assert other.totals("box2").alerts == {}
+
+    other.take_new("box2", now=time.time())
+
+    assert other.totals("box2").alerts == {("accepted", ""): 1}
+    assert ledger.totals(HOST).alerts == {}
+    assert (ledger.totals(HOST).oldest_new_at, ledger.totals(HOST).episodes_open) == (None, 1)

@@ -1,0 +1,542 @@
+"""A run whose items fail on a worker of this host, from its alert to what is done: with a real ledger and queue."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import State
+from gpuwarden.queue import Job, JobStore, Submission
+from remediator import plan
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import AT_ONCE, Executor
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.guards import Act, Order, Safeguards
+from tests.remediator.builders import HOST, run_alert
+from tests.remediator.executor.test_executor import LIMITS, PACE, executor, looping, story, told, wedged
+from tests.remediator.world import World
+from tests.waiting import eventually
+
+DONE = ["saw alert firing", "decided lock: bad", "did lock"]
+
+
+def render(store: JobStore, run_id: str = "r1", *, jobs: int = 2) -> None:
+    its = {str(n): Submission(queue=run_id) for n in range(jobs)}
+    store.submit_run(run_id, its, wrangled=True, now=store.now())
+    store.add_items(run_id, [f"{n:03}" for n in range(50)], now=store.now())
+
+
+def works_on(store: JobStore, run_id: str, worker: str, *, failed: int = 0, done: int = 0, host: str = HOST) -> Job:
+    """A worker has claimed a job of the run, and ended items of it so."""
+    job = store.claim(run_id, host=host, worker=worker, incarnation=f"i-{worker}", now=store.now())
+    assert job is not None
+    end(store, job, failed=failed, done=done)
+    return job
+
+
+def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
+    its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": store.now()}
+    for n in range(failed + done):
+        item = store.take_item(job.job_id, **its)
+        assert item is not None
+        if n < failed:
+            assert store.fail_item(job.job_id, **its, item=item.item, because="boom")
+        else:
+            assert store.finish_item(job.job_id, **its, item=item.item)
+
+
+def accuse(ledger: Ledger, *, firing: bool = True, run_id: str = "r1", worker: str = "bad") -> None:
+    name = f"{run_id}-{worker}"
+    ledger.accept([run_alert(name, firing=firing, run=run_id, worker=worker)], [], now=time.time())
+
+
+def faulty_worker(store: JobStore, run_id: str = "r1", worker: str = "bad") -> Job:
+    """One worker fails six items of a run, and another finishes one; the job of the first."""
+    render(store, run_id)
+    job = works_on(store, run_id, worker, failed=6)
+    works_on(store, run_id, f"good-{run_id}", done=1)
+    return job
+
+
+def accused_worker(ledger: Ledger, store: JobStore, run_id: str = "r1", worker: str = "bad") -> Job:
+    """The same, and the alert about it has come."""
+    job = faulty_worker(store, run_id, worker)
+    accuse(ledger, run_id=run_id, worker=worker)
+    return job
+
+
+def judge(works: Executor, ledger: Ledger) -> None:
+    """One look at every run, however lately it was judged."""
+    while ledger.take_new(HOST, now=time.time()):
+        pass
+    for episode in ledger.open_episodes(HOST):
+        assert episode.subject is plan.Subject.RUN
+        works._judge(episode)
+
+
+def locked(store: JobStore) -> dict[str, str | None]:
+    return {each.worker: each.locked_by for each in store.workers(now=store.now()) if each.locked_at is not None}
+
+
+@pytest.mark.behaviour("B2")
+def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, store: JobStore) -> None:
+    job = accused_worker(ledger, store)
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+
+    assert locked(store) == {"bad": f"the executor of {HOST}, episode 1"}
+    assert store.job(job.job_id).state is State.FENCING
+    assert told(ledger) == DONE
+    decided, did = story(ledger).entries[1:]
+    assert (
+        decided.because
+        == "lock bad on box1: bad on box1 has failed 6 items and finished none, and others have finished 1"
+    )
+    assert did.because == "lock bad on box1; the administrator is to be told"
+
+    judge(works, ledger)
+    assert told(ledger) == [*DONE, "decided wait: nothing_due"], "it is done once, and waits for the end of its alert"
+    accuse(ledger, firing=False)
+    judge(works, ledger)
+    assert (story(ledger).outcome, story(ledger).worker) == ("mended", "r1")
+
+
+@pytest.mark.behaviour("B1")
+@pytest.mark.behaviour("B6")
+@pytest.mark.parametrize(("failed", "done"), [(5, 0), (9, 1)], ids=["five failures", "one that it has finished"])
+def test_an_alert_that_the_queue_does_not_bear_out_does_nothing(
+    ledger: Ledger, store: JobStore, failed: int, done: int
+) -> None:
+    render(store)
+    works_on(store, "r1", "bad", failed=failed, done=done)
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: nothing_due"])
+    accuse(ledger, firing=False)
+    judge(works, ledger)
+
+    assert story(ledger).outcome == "unconfirmed"
+
+
+@pytest.mark.behaviour("B4")
+def test_a_worker_that_fails_beside_one_that_has_run_it_for_long_and_fails_none_is_locked(
+    ledger: Ledger, store: JobStore
+) -> None:
+    render(store)
+    works_on(store, "r1", "bad", failed=6)
+    works_on(store, "r1", "slow")
+    accuse(ledger)
+    patient = executor(ledger, store, World())
+    judge(patient, ledger)
+    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: undecided"])
+
+    quick = replace(PACE, limits=replace(LIMITS, wrangle_patience_s=0.0))
+    judge(executor(ledger, store, World(), pace=quick), ledger)
+
+    assert list(locked(store)) == ["bad"]
+
+
+@pytest.mark.behaviour("B5")
+def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Ledger, store: JobStore) -> None:
+    render(store, jobs=1)
+    job = works_on(store, "r1", "w1", failed=6)
+    accuse(ledger, worker="w1")
+    works = executor(ledger, store, World(), pace=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
+    judge(works, ledger)
+    judge(works, ledger)
+    assert told(ledger)[1:] == ["decided move: w1", "did move", "decided wait: unsettled"]
+    assert locked(store) == {}
+    store.reclaim_expired(now=store.now() + 3600)
+    works_on(store, "r1", "w2", failed=6)
+    accuse(ledger, worker="w2")
+
+    judge(works, ledger)
+
+    assert told(ledger)[4:] == ["saw alert firing", "decided block", "did block"], (
+        "one episode for the run on this host"
+    )
+    assert story(ledger).entries[-1].because == "block it; the submitter is to be told"
+    blocked = store.job(job.job_id)
+    assert blocked.state is State.BLOCKED
+    assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
+
+
+def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: Ledger, store: JobStore) -> None:
+    job = accused_worker(ledger, store)
+    works = executor(ledger, store, World(), armed=False)
+    judge(works, ledger)
+    judge(works, ledger)
+    assert told(ledger)[1:] == ["would act", "decided wait: dry_run"]
+    assert (locked(store), store.job(job.job_id).state) == ({}, State.RUNNING)
+
+    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="wrangle"))
+    judge(works, ledger)
+
+    assert list(locked(store)) == ["bad"]
+
+
+@pytest.mark.parametrize(
+    ("held", "ended"),
+    [
+        pytest.param({"act": Act.PAUSE}, {"act": Act.RESUME}, id="paused"),
+        pytest.param({"act": Act.BRAKE}, {"act": Act.RELEASE}, id="brake"),
+        pytest.param(
+            {"act": Act.MAINTAIN, "until": 9e9}, {"act": Act.MAINTAINED, "until": 9e9, "ends": 2}, id="maintenance"
+        ),
+    ],
+)
+def test_what_is_held_waits_and_is_taken_up_again(
+    ledger: Ledger,
+    store: JobStore,
+    held: dict[str, Any],
+    ended: dict[str, Any],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accused_worker(ledger, store)
+    works = executor(ledger, store, World())
+    ledger.order(Order(**held, at=time.time(), who="ann", because=""))
+    with monkeypatch.context() as patch:
+        patch.setattr(JobStore, "tally", None)  # nothing is counted for what is held
+        judge(works, ledger)
+    assert locked(store) == {}
+    assert told(ledger)[-1].removeprefix("decided wait: ") in request.node.name
+
+    ledger.order(Order(**ended, at=time.time(), who="ann", because=""))
+    judge(works, ledger)
+
+    assert list(locked(store)) == ["bad"]
+
+
+def test_a_person_is_asked_about_what_is_to_be_done_and_about_something_else_anew(
+    ledger: Ledger, store: JobStore
+) -> None:
+    render(store)
+    bad = works_on(store, "r1", "bad", failed=6)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+    ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+    judge(works, ledger)
+    assert told(ledger)[-1] == "decided wait: approval"
+    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    works_on(store, "r1", "good", done=1)
+
+    judge(works, ledger)
+    assert locked(store) == {}, "a yes to a move is none to a lock"
+    assert store.job(bad.job_id).state is State.RUNNING
+    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    judge(works, ledger)
+
+    assert list(locked(store)) == ["bad"]
+
+
+def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledger: Ledger, store: JobStore) -> None:
+    for number in range(4):
+        accused_worker(ledger, store, f"r{number}", f"bad{number}")
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=3)))
+
+    judge(works, ledger)
+
+    assert sorted(locked(store)) == ["bad0", "bad1", "bad2"]
+    brake = ledger.orders().brake()
+    assert brake is not None
+    assert brake.because.startswith(
+        "4 workers to be locked and runs to be blocked within 600 s; above 3 they have one cause"
+    )
+    assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: brake"]
+
+
+def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
+    for number in range(4):
+        job = accused_worker(ledger, store, f"r{number}", "bad")
+        assert store.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+
+    judge(works, ledger)
+
+    assert ledger.orders().brake() is None
+    assert [told(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
+    accused_worker(ledger, store, "r4", "another")
+    judge(works, ledger)
+    assert ledger.orders().brake() is not None, "and another one is a second"
+
+
+def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each(
+    ledger: Ledger, store: JobStore, at_first: list[Any]
+) -> None:
+    there = ["box2", "box3", "box4"]
+    render(store, jobs=4)
+    for host in (HOST, *there):
+        works_on(store, "r1", f"w-{host}", failed=6, host=host)
+    accuse(ledger)
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    others = [executor_there(works, ledger, f"w-{host}", host=host) for host in there]
+    at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
+
+    judge(works, ledger)
+    assert ledger.orders().brake() is None
+    lines = sorted(told(ledger, number)[-1] for number in range(1, 5))
+    assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
+    ledger.accept([run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time())
+    accuse(ledger, firing=False)
+    judge(works, ledger)
+    for host, other in zip(there, others, strict=True):
+        ledger.take_new(host, now=time.time())
+        judge_there(other, ledger)
+
+    stories = [ledger.story(number) for number in range(1, 5)]
+    assert [each and each.outcome for each in stories] == ["mended"] * 4
+
+
+def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
+    for number in range(2):
+        render(store, f"r{number}", jobs=1)
+        works_on(store, f"r{number}", f"w{number}", failed=6)
+        accuse(ledger, run_id=f"r{number}", worker=f"w{number}")
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+
+    judge(works, ledger)
+
+    assert [told(ledger, number)[1:] for number in (1, 2)] == [
+        [f"decided move: w{number}", "did move"] for number in (0, 1)
+    ]
+
+
+def executor_there(works: Executor, ledger: Ledger, worker: str, *, host: str = "box2") -> Executor:
+    """The executor of another host, armed, whose worker an alert accuses as well."""
+    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
+    ledger.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
+    ledger.take_new(host, now=time.time())
+    return Executor(ledger, host=host, hands=works._hands, pace=works._pace)
+
+
+def judge_there(there: Executor, ledger: Ledger) -> None:
+    there._judge(*ledger.open_episodes(there._host))
+
+
+def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the_executor_there(
+    ledger: Ledger, store: JobStore
+) -> None:
+    render(store, jobs=3)
+    works_on(store, "r1", "bad", failed=6)
+    works_on(store, "r1", "worse", failed=7, host="box2")
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+    judge(works, ledger)
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: elsewhere"])
+    judge_there(executor_there(works, ledger, "worse"), ledger)
+
+    assert sorted(locked(store)) == ["bad", "worse"]
+
+
+def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger, store: JobStore) -> None:
+    its = {"last": Submission(queue="r1", attempts_max=1), "2": Submission(queue="r1"), "3": Submission(queue="r1")}
+    store.submit_run("r1", its, wrangled=True, now=store.now())
+    store.add_items("r1", [f"{n:03}" for n in range(50)], now=store.now())
+    works_on(store, "r1", "worse", failed=7)
+    works_on(store, "r1", "bad", failed=6)
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+    judge(works, ledger)
+
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: spent"])
+
+
+def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger: Ledger, store: JobStore) -> None:
+    render(store, jobs=3)
+    worse = works_on(store, "r1", "worse", failed=6, host="box2")
+    works_on(store, "r1", "worst", failed=9, host="box3")
+    works_on(store, "r1", "good", done=1)
+    accuse(ledger)
+    works = executor(ledger, store, World())
+    judge(works, ledger)
+    judge_there(executor_there(works, ledger, "worst", host="box3"), ledger)
+    judge(works, ledger)
+    end(store, worse, failed=1)
+
+    judge(works, ledger)
+
+    first, second = (each for each in story(ledger).entries if each.step == "wait: elsewhere")
+    assert first.because.startswith("worst on box3 comes first")
+    assert second.because.startswith("worse on box2 comes first")
+
+
+@pytest.fixture
+def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What is done once, or raised, between the promise and the act."""
+    meanwhile: list[Any] = []
+    wrangle = BuiltinQueue.wrangle
+
+    def wrangled(*what: Any, **how: Any) -> bool:
+        if meanwhile:
+            meanwhile.pop()()
+        return wrangle(*what, **how)
+
+    monkeypatch.setattr(BuiltinQueue, "wrangle", wrangled)
+    yield meanwhile
+    assert not meanwhile
+
+
+def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
+    ledger: Ledger, store: JobStore, at_first: list[Any]
+) -> None:
+    job = accused_worker(ledger, store)
+    at_first.append(lambda: end(store, job, done=1))
+    works = executor(ledger, store, World())
+
+    judge(works, ledger)
+    judge(works, ledger)
+    assert told(ledger)[1:] == ["decided lock: bad", "decided wait: nothing_due"]
+    assert locked(store) == {}
+    accuse(ledger, firing=False)
+    judge(works, ledger)
+
+    assert story(ledger).outcome == "partly_mended", "that it was not done is only known to whoever found it so"
+
+
+def test_a_queue_that_fails_the_act_is_asked_again_under_the_same_promise(
+    ledger: Ledger, store: JobStore, at_first: list[Any]
+) -> None:
+    accused_worker(ledger, store)
+
+    def fails() -> None:
+        raise DatabaseError("the server has gone")
+
+    at_first.append(fails)
+    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    judge(works, ledger)
+    assert told(ledger) == DONE[:2]
+
+    judge(works, ledger)
+
+    assert told(ledger) == DONE, "promised once, and counted once: it is no storm of one"
+    assert list(locked(store)) == ["bad"]
+
+
+def test_a_queue_that_does_not_answer_is_waited_for(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accused_worker(ledger, store)
+    works = executor(ledger, store, World())
+
+    def silent(*_: Any, **__: Any) -> None:
+        raise DatabaseError("the server has gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobStore, "tally", silent)
+        judge(works, ledger)
+    assert told(ledger)[-1] == "decided wait: queue_silent"
+    assert story(ledger).entries[-1].because.endswith("the server has gone")
+    judge(works, ledger)
+
+    assert list(locked(store)) == ["bad"]
+
+
+def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: Ledger, store: JobStore) -> None:
+    render(store)
+    accuse(ledger)
+    accuse(ledger, firing=False)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes(HOST)
+    accuse(ledger)
+    ledger.take_new(HOST, now=time.time())
+
+    ledger.close_episode(episode.episode_id, plan.Outcome.UNCONFIRMED, "the alert ended", now=time.time())
+    ledger.take_new(HOST, now=time.time())
+
+    assert [(each.episode_id, each.firing) for each in ledger.open_episodes(HOST)] == [(2, True)]
+
+
+def test_what_is_wedged_waits_for_no_run_to_be_counted(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(AT_ONCE):
+        accuse(ledger, run_id=f"r{number}")
+    world = wedged(ledger, store)
+    ledger.take_new(HOST, now=time.time())
+    counts, done = 0, threading.Event()
+
+    def slow(*_: Any, **__: Any) -> None:
+        nonlocal counts
+        counts += 1
+        done.wait()
+
+    monkeypatch.setattr(JobStore, "tally", slow)
+    with looping(executor(ledger, store, world)):
+        try:
+            eventually(lambda: "decided close: mended" in told(ledger, AT_ONCE + 1), "it is mended")
+            assert counts == 1, "runs are counted one after the other"
+        finally:
+            done.set()
+
+
+def test_and_no_sweep_of_the_queue_waits_for_it(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(store)
+    accuse(ledger)
+    counted, done = threading.Event(), threading.Event()
+    sweeps = 0
+
+    class Swept(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            nonlocal sweeps
+            sweeps += 1
+            super().tend(now=now)
+
+    def slow(*_: Any, **__: Any) -> None:
+        counted.set()
+        done.wait()
+
+    monkeypatch.setattr(JobStore, "tally", slow)
+    with looping(executor(ledger, Swept(store), World())):
+        try:
+            eventually(counted.is_set, "a run's items are counted")
+            before = sweeps
+            eventually(lambda: sweeps > before + 3, "the queue is swept meanwhile")
+        finally:
+            done.set()
+
+
+def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_seconds(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(store)
+    accuse(ledger)
+    ledger.take_new(HOST, now=time.time())
+    works = executor(ledger, store, World())
+    counted, looks = 0, 0
+    tally, look = JobStore.tally, works.look
+
+    def counting(*what: Any, **how: Any) -> Any:
+        nonlocal counted
+        counted += 1
+        return tally(*what, **how)
+
+    def looking(*what: Any) -> None:
+        nonlocal looks
+        looks += 1
+        look(*what)
+
+    monkeypatch.setattr(JobStore, "tally", counting)
+    monkeypatch.setattr(works, "look", looking)
+    with looping(works):
+        eventually(lambda: "decided wait: nothing_due" in told(ledger), "it is judged")
+        before = looks
+        eventually(lambda: looks > before + 5, "it goes on looking")
+
+    assert counted == 1

@@ -1,0 +1,308 @@
+"""A warning before the stop: whom it reaches, and that it is given once, on record, before anything is taken.
+
+The processes that are warned are real, and so are ledger and queue; their container and the exporter are played: see
+`world`.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden import procfs
+from gpuwarden.job import State
+from gpuwarden.procfs import ProcessId
+from gpuwarden.queue import JobStore
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor import signal_worker
+from remediator.executor.executor import Executor, Hands
+from remediator.executor.signal_worker import WarningError
+from remediator.ledger.ledger import Ledger
+from remediator.settings.policy_file import PolicyFile
+from tests.remediator.builders import HOST
+from tests.remediator.executor.test_captured_first import captor
+from tests.remediator.executor.test_executor import LIMITS, PACE, arm, story, to_the_end, told, turn, wedged
+from tests.remediator.world import Box, World
+from tests.waiting import eventually
+
+GRACE_S = 1.5
+BODY = """
+import signal, sys, time
+
+def warned(number, frame):
+    with open(sys.argv[1] + "/warned", "a") as marks:
+        marks.write("x")
+    if sys.argv[2] == "saves":
+        with open(sys.argv[1] + "/checkpoint", "w") as file:
+            file.write("step 5")
+
+if sys.argv[2] != "deaf":
+    signal.signal(signal.SIGUSR1, warned)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+"""
+SEEN_S_AGO = 0.3
+"""As the played exporter has it."""
+
+
+@pytest.fixture
+def backend() -> str:
+    """What a warning does is the same on both databases."""
+    return "sqlite"
+
+
+Starts = Callable[[str], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Starts]:
+    """Starts a process that saves a checkpoint when it is warned, only notes it, or is deaf to it."""
+    with ExitStack() as stack:
+
+        def started(manner: str) -> "subprocess.Popen[str]":
+            argv = [sys.executable, "-ISc", BODY, str(tmp_path), manner]
+            process = stack.enter_context(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            eventually(lambda: age_s(process.pid) > 2 * SEEN_S_AGO, "it is older than what was seen of it")
+            return process
+
+        yield started
+
+
+def age_s(pid: int) -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - procfs.start_ticks(pid) / os.sysconf("SC_CLK_TCK")
+
+
+def marks(folder: Path) -> int:
+    file = folder / "warned"
+    return len(file.read_text()) if file.exists() else 0
+
+
+# --- whom it reaches
+
+
+def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp_path: Path) -> None:
+    process = start("saves")
+
+    found = signal_worker.find(process.pid, "SIGUSR1", among={process.pid, 1}, seen_s_ago=SEEN_S_AGO)
+    signal_worker.send(found, "SIGUSR1")
+
+    assert found == ProcessId.of(process.pid)
+    eventually((tmp_path / "checkpoint").exists, "it has saved its checkpoint")
+    assert process.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "because"),
+    [
+        ({"pid": None}, "the exporter sees no process of it"),
+        ({"among": set()}, "is not in its container"),
+        ({"name": "SIGUSR2"}, "does not catch SIGUSR2"),
+        ({"seen_s_ago": 3600.0}, "is younger than what was seen to hold its lock"),
+    ],
+)
+def test_whom_a_warning_might_not_reach_or_might_end_is_not_warned(
+    start: Starts, changed: dict[str, Any], because: str
+) -> None:
+    process = start("saves")
+    asked: dict[str, Any] = {"pid": process.pid, "name": "SIGUSR1", "among": {process.pid}, "seen_s_ago": SEEN_S_AGO}
+
+    with pytest.raises(WarningError, match=because):
+        signal_worker.find(**(asked | changed))
+
+
+def test_one_that_is_gone_is_not_found_and_not_warned(start: Starts) -> None:
+    process = start("saves")
+    listener = signal_worker.find(process.pid, "SIGUSR1", among={process.pid}, seen_s_ago=SEEN_S_AGO)
+    process.kill()
+    process.wait()
+
+    with pytest.raises(WarningError, match="is gone"):
+        signal_worker.find(process.pid, "SIGUSR1", among={process.pid}, seen_s_ago=SEEN_S_AGO)
+    with pytest.raises(WarningError, match="cannot be warned: No such process"):
+        signal_worker.send(listener, "SIGUSR1")
+
+
+def test_another_process_of_its_pid_and_one_that_stopped_listening_get_no_signal(start: Starts, tmp_path: Path) -> None:
+    listens, deaf = start("notes"), start("deaf")
+
+    with pytest.raises(WarningError, match="another process has this pid"):
+        signal_worker.send(ProcessId(pid=listens.pid, start_ticks=procfs.start_ticks(listens.pid) - 1), "SIGUSR1")
+    with pytest.raises(WarningError, match="does not catch SIGUSR1"):
+        signal_worker.send(ProcessId.of(deaf.pid), "SIGUSR1")
+
+    assert (marks(tmp_path), listens.poll(), deaf.poll()) == (0, None, None)
+
+
+# --- when it is given
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> PolicyFile:
+    file = tmp_path / "policy.toml"
+    file.write_text(f'[restart_worker]\nwarn_signal = "SIGUSR1"\nwarn_grace_s = {GRACE_S}\n')
+    return PolicyFile(file)
+
+
+def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, **hands: Any) -> Executor:
+    arm(ledger)
+    limits = replace(LIMITS, settle_bound_s=30.0, free_bound_s=0.2)
+    its: Any = world
+    with_these = Hands(witness=its, queue=BuiltinQueue(store), actuators={"docker": its}, policy=policy, **hands)
+    return Executor(ledger, host=HOST, hands=with_these, pace=replace(PACE, limits=limits))
+
+
+def wedge(ledger: Ledger, store: JobStore, process: "subprocess.Popen[str]") -> tuple[World, Box]:
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+    box.processes = frozenset({process.pid})
+    return world, box
+
+
+def go_on(works: Executor, ledger: Ledger) -> None:
+    """Work until it is over; the grace takes its time."""
+
+    def over() -> bool:
+        turn(works, ledger)
+        return not ledger.open_episodes()
+
+    eventually(over, "it is over", log=lambda: str(told(ledger)))
+
+
+ACCOUNT = [
+    "saw alert firing",
+    "decided begin",
+    "saw capture",
+    "decided warn",
+    "did warn",
+    "decided wait: warned",
+    "did fence",
+    "decided stop",
+    "did stop",
+    "saw free: dead",
+    "did requeue",
+    "decided start",
+    "did start",
+    "saw free: done",
+    "decided close: mended",
+]
+
+
+def test_a_checkpoint_is_written_before_anything_is_taken_and_the_container_stopped(
+    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, start("saves"))
+    at_the_stop: list[str] = []
+    world.before_stop = lambda _: at_the_stop.append((tmp_path / "checkpoint").read_text())
+    works = executor(ledger, store, world, policy, captor=captor())
+
+    turn(works, ledger)
+    assert told(ledger) == ACCOUNT[:6]
+    assert (store.job(1).state, box.calls) == (State.RUNNING, [])
+    go_on(works, ledger)
+
+    assert told(ledger) == ACCOUNT
+    assert (at_the_stop, marks(tmp_path), box.calls) == (["step 5"], 1, ["stop", "start"])
+
+
+def test_one_that_makes_nothing_of_it_is_stopped_after_its_grace_and_not_before(
+    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, start("notes"))
+    began_s = time.monotonic()
+
+    go_on(executor(ledger, store, world, policy), ledger)
+
+    assert time.monotonic() - began_s >= GRACE_S
+    assert (marks(tmp_path), box.calls) == (1, ["stop", "start"])
+    entries = story(ledger).entries
+    warned_at, fenced_at = (next(each.at for each in entries if each.step == step) for step in ("warn", "fence"))
+    assert fenced_at - warned_at >= GRACE_S
+
+
+def test_one_that_does_not_listen_is_not_killed_by_its_warning_and_not_waited_for(
+    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile
+) -> None:
+    process = start("deaf")
+    world, box = wedge(ledger, store, process)
+    alive: list[int | None] = []
+    world.before_stop = lambda _: alive.append(process.poll())
+
+    to_the_end(executor(ledger, store, world, policy), ledger)
+
+    assert told(ledger) == [line for line in ACCOUNT if "warn" not in line and "capture" not in line]
+    fence = next(each.because for each in story(ledger).entries if each.step == "fence")
+    assert fence.endswith(f"not warned: process {process.pid} does not catch SIGUSR1")
+    assert (alive, box.calls) == ([None], ["stop", "start"])
+
+
+def test_one_that_beats_again_in_its_grace_is_left_alone_and_not_warned_a_second_time(
+    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
+) -> None:
+    world, box = wedge(ledger, store, start("notes"))
+    works = executor(ledger, store, world, policy)
+    turn(works, ledger)
+    box.wedged = False
+
+    def withdrawn() -> bool:
+        turn(works, ledger)
+        return "decided withdraw" in told(ledger)
+
+    eventually(withdrawn, "the promise is taken back")
+    assert (store.job(1).state, box.calls) == (State.RUNNING, [])
+
+    box.wedged = True
+    to_the_end(works, ledger)
+
+    assert told(ledger).count("decided warn") == marks(tmp_path) == 1
+    assert box.calls == ["stop", "start"]
+
+
+class Killed(BaseException):
+    """The executor's process ended here."""
+
+
+@pytest.mark.parametrize(("killed", "signals"), [("before the signal", 1), ("after the signal", 2)])
+def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
+    ledger: Ledger,
+    store: JobStore,
+    start: Starts,
+    policy: PolicyFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: str,
+    signals: int,
+) -> None:
+    world, box = wedge(ledger, store, start("notes"))
+    send = signal_worker.send
+
+    def dies(listener: ProcessId, name: str) -> None:
+        if killed == "after the signal":
+            send(listener, name)
+            eventually(lambda: marks(tmp_path) == 1, "it came")
+        raise Killed
+
+    for times in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(signal_worker, "send", dies if times == 1 else send)
+            works = executor(ledger, store, world, policy)
+            if times == 1:
+                with pytest.raises(Killed):
+                    turn(works, ledger)
+            else:
+                go_on(works, ledger)
+
+    assert told(ledger).count("decided warn") == 2
+    assert told(ledger).count("did warn") == 1
+    assert marks(tmp_path) == signals
+    assert box.calls == ["stop", "start"]

@@ -1,0 +1,227 @@
+"""Patience: it counts while the executor looks on, by the steady clock, whatever happens to the wall clock or to it."""
+
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gpuwarden.db.engine
+from gpuwarden.job import FENCE_S, State
+from gpuwarden.queue import JobStore
+from remediator.executor.executor import PAUSE_MAX_S, Executor
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.restart import PAUSE_S
+from remediator.remedies.restart_worker import decide
+from tests.remediator.builders import HOST
+from tests.remediator.executor.test_executor import LIMITS, PACE, executor, sqlite_only, story, told, turn, wedged
+from tests.remediator.world import Box, World
+
+BOUND_S = PACE.limits.settle_bound_s
+
+
+class Clocks:
+    """The executor's clocks, in the test's hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steady_s = 1000.0
+        self.stepped_s = 0.0
+        monkeypatch.setattr(
+            "remediator.executor.executor.time", SimpleNamespace(time=self.wall, monotonic=lambda: self.steady_s)
+        )
+
+    def wall(self) -> float:
+        return time.time() + self.stepped_s
+
+
+@pytest.fixture
+def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
+    return Clocks(monkeypatch)
+
+
+def lingering(ledger: Ledger, store: JobStore) -> World:
+    """A wedge whose container stops and whose process the driver lists for ever."""
+    world = wedged(ledger, store)
+    box, about = world.boxes["w1"], world.about
+    pids = box.pids
+
+    def haunted(worker: str, *, host: str) -> Any:
+        return replace(about(worker, host=host), gpu_pids={"GPU-0": sorted(pids)})
+
+    world.about = haunted  # type: ignore[method-assign]
+    return world
+
+
+def look_on(works: Executor, ledger: Ledger, clocks: Clocks, *, for_s: float) -> None:
+    for _ in range(round(for_s / 5)):
+        clocks.steady_s += 5
+        turn(works, ledger)
+
+
+def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+    """The control of all below: looked on for so long, the job is settled and the free given up."""
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+    look_on(works, ledger, clocks, for_s=PACE.limits.free_bound_s)
+    assert story(ledger).outcome == "partly_mended"
+
+
+@pytest.mark.parametrize("step_s", [600.0, -600.0])
+def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
+    ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch, step_s: float
+) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: dying"
+
+    clocks.stepped_s = step_s
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+
+    assert store.job(1).state is State.FENCING
+    assert told(ledger)[-1] == "decided wait: dying"
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_loop_that_stood_still_begins_its_patience_anew(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+
+    clocks.steady_s += 10 * BOUND_S
+    turn(works, ledger)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=BOUND_S - 5)
+    assert store.job(1).state is State.FENCING
+    look_on(works, ledger, clocks, for_s=5)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    look_on(works, ledger, clocks, for_s=30)
+    (episode,) = ledger.open_episodes()
+    assert works._facts(episode).settle_for_s == 30.0
+
+    clocks.steady_s += PAUSE_MAX_S + 1
+    found = works._facts(episode)
+
+    assert (found.free_for_s, found.settle_for_s, found.quiet_for_s) == (0.0, 0.0, 0.0)
+
+
+def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    world.boxes["w1"].wedged = False
+    look_on(works, ledger, clocks, for_s=60)
+    (begun,) = ledger.open_episodes()
+    assert works._facts(begun).free_for_s >= 55.0
+
+    world.boxes["w1"].wedged = True
+    ledger.withdraw(begun.episode_id, "it shows life", now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    (again,) = ledger.open_episodes()
+
+    assert works._facts(again).free_for_s == 0.0
+
+
+def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
+    ledger: Ledger, store: JobStore, clocks: Clocks
+) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.take_new(HOST, now=time.time())
+    (episode,) = ledger.open_episodes()
+    works._perform(episode, _begin(works, episode))
+    held = executor(ledger, store, world, armed=False)
+
+    look_on(held, ledger, clocks, for_s=LIMITS.free_bound_s + 10)
+
+    (begun,) = ledger.open_episodes()
+    assert held._facts(begun).free_for_s < 10.0
+
+
+def _begin(works: Executor, episode: Any) -> Any:
+    return decide(works._facts(episode))
+
+
+def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger: Ledger, store: JobStore) -> None:
+    works = executor(ledger, store, lingering(ledger, store))
+    turn(works, ledger)
+    later = store.now() + FENCE_S + 60
+
+    class At:
+        """The queue, by a clock that was set."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(queue, name)
+
+        def now(self) -> float:
+            return later
+
+    queue = works._hands.queue
+    works._hands = replace(works._hands, queue=At())
+    assert store.expired(now=later) == {(1, 1)}
+
+    works._keep_fences(ledger.open_episodes(HOST), [])
+
+    assert store.expired(now=later) == frozenset()
+
+
+@sqlite_only
+def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_stays_short(
+    ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stop of a fenced worker fails for half an hour, and what it keeps locked refuses the requeue meanwhile."""
+    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.0)
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+    box.unkillable = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    works = executor(ledger, patient, world)
+
+    def go_on(for_s: float) -> None:
+        until_s = clocks.steady_s + for_s
+        while clocks.steady_s < until_s:
+            clocks.steady_s += 5.0
+            turn(works, ledger)
+
+    with closing(patient), closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+
+        def stop(box: Box) -> None:
+            if not box.unkillable:
+                its_own.rollback()
+            elif not its_own.in_transaction:
+                its_own.execute("BEGIN IMMEDIATE")
+
+        world.before_stop = stop
+        go_on(300.0)
+        before = told(ledger)
+        go_on(1500.0)
+        since = told(ledger)[len(before) :]
+        box.unkillable = False
+        go_on(PAUSE_S)
+
+    assert "failed requeue" in before
+    assert since == ["decided stop", "failed stop", "decided wait: dying"] * 5
+    account = told(ledger)
+    assert account.index("did stop") < account.index("saw free: dead") < account.index("did requeue")
+    assert (account.count("failed requeue"), story(ledger).outcome) == (1, "mended"), account

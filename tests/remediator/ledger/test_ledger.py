@@ -1,0 +1,892 @@
+"""The ledger in a real database: the inbox, one episode a worker, one intent a target, and what a crash leaves."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Barrier, BrokenBarrierError, Event
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden import procfs
+from gpuwarden.db.engine import DatabaseError, connect, writing
+from gpuwarden.job import Trip
+from remediator.alert import Alert, Refusal
+from remediator.ledger.ledger import TAKE_MAX, Ledger, Story, _open_episode, _row
+from remediator.ledger.schema import METADATA
+from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
+from remediator.process_id import Holder
+from remediator.remedies.guards import Act, Order, Safeguards, may_begin, wish
+from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
+from tests.waiting import eventually
+
+sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+
+BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
+REFUSAL = Refusal(reason="other_host", because="it is for box2", fingerprint="f9", labels={"host": "box2"})
+BEGIN = Begin(
+    trip=Trip.STALL,
+    free_key=KEY,
+    container_kind="docker",
+    container_handle=HANDLE,
+    container_name="c1",
+    settle_key="7/1",
+    worker_incarnation="i1",
+    because="silent",
+    gpus=("GPU-0",),
+    pids=frozenset({4001}),
+    cgroup="/cgroup",
+)
+
+
+def accept(ledger: Ledger, *alerts: Alert, take: bool = True) -> None:
+    ledger.accept(alerts, [], now=NOW)
+    if take:
+        ledger.take_new(HOST, now=NOW)
+
+
+def opened(ledger: Ledger, **labels: Any) -> Episode:
+    if not ledger.orders().given:
+        armed(ledger)
+    accept(ledger, alert(**labels))
+    return ledger.open_episodes()[-1]
+
+
+def read(ledger: Ledger, episode: Episode) -> Episode:
+    again = ledger.episode(episode.episode_id)
+    assert again is not None
+    return again
+
+
+def story(ledger: Ledger, episode_id: int = 1) -> Story:
+    found = ledger.story(episode_id)
+    assert found is not None
+    return found
+
+
+def armed(ledger: Ledger, *, host: str | None = None) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
+
+
+def begins(ledger: Ledger, episode: Episode, step: Begin, *, now: float, safeguards: Safeguards = BOUNDLESS) -> bool:
+    """Whether it is begun, by an armed remediator whose safeguards allow anything."""
+    if not ledger.orders().given:
+        armed(ledger)
+    return ledger.begin(episode, step, safeguards=safeguards, now=now) is None
+
+
+def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
+    episode = opened(ledger, **labels)
+    assert begins(ledger, episode, BEGIN, now=NOW)
+    episode = read(ledger, episode)
+    assert episode.free is not None
+    assert episode.settle is not None
+    return episode, episode.free, episode.settle
+
+
+def advance(ledger: Ledger, intent: Intent, stage: Stage, *, now: float = NOW, **data: Any) -> bool:
+    return ledger.advance(
+        intent, stage, episode_id=1, act="did", step="s", because="b", now=now, for_s=60.0, data=data or None
+    )
+
+
+def rows(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
+    with writing(ledger._engine) as connection:
+        found = connection.exec_driver_sql(query)
+        return [tuple(row) for row in found] if found.returns_rows else []
+
+
+@contextmanager
+def full_disk(ledger: Ledger) -> Iterator[None]:
+    """The database may not grow by a page, on whichever connection."""
+    with ledger._engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        before = connection.exec_driver_sql("PRAGMA max_page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+    yield
+    with ledger._engine.connect() as connection:
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {before}")
+
+
+# --- the inbox
+
+
+def test_a_payload_is_kept_whole_with_its_refusals(ledger: Ledger) -> None:
+    ledger.accept([alert("a"), alert("b", worker="w2")], [REFUSAL], now=NOW)
+
+    assert ledger.totals(HOST).alerts == {("accepted", ""): 2, ("refused", "other_host"): 1}
+    assert ledger.refused() == [(NOW, "other_host", "it is for box2", {"host": "box2"})]
+
+
+@sqlite_only
+def test_a_payload_is_kept_not_at_all_when_the_disk_is_full(ledger: Ledger) -> None:
+    many = [alert(f"f{number}", worker=f"w{number}", pad="x" * 1000) for number in range(100)]
+
+    with full_disk(ledger), pytest.raises(DatabaseError, match="full"):
+        ledger.accept(many, [REFUSAL], now=NOW)
+
+    assert rows(ledger, "SELECT count(*) FROM alerts") == [(0,)]
+    ledger.accept(many, [REFUSAL], now=NOW)
+    assert rows(ledger, "SELECT count(*) FROM alerts") == [(101,)]
+
+
+def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, ledger_url: str) -> None:
+    """Killed between the commit and taking it up, with no chance to tidy."""
+    script = (
+        "import os, signal, sys; from remediator.ledger.ledger import Ledger; from tests.remediator.builders import alert\n"
+        "Ledger.open(sys.argv[1]).accept([alert('a')], [], now=1.0); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    checkout = Path(__file__).parents[4]
+    killed = subprocess.run([sys.executable, "-c", script, ledger_url], cwd=checkout, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    assert ledger.take_new(HOST, now=NOW) == 1
+    assert ledger.take_new(HOST, now=NOW) == 0
+    assert len(ledger.open_episodes()) == 1
+    assert rows(ledger, "SELECT state, episode_id FROM alerts") == [("linked", 1)]
+
+
+def test_alerts_are_taken_in_bounded_bites_oldest_first(ledger: Ledger) -> None:
+    ledger.accept([alert(f"f{n}", worker=f"w{n}") for n in range(TAKE_MAX + 3)], [], now=NOW)
+
+    assert [ledger.take_new(HOST, now=NOW) for _ in range(3)] == [TAKE_MAX, 3, 0]
+    assert [episode.worker for episode in ledger.open_episodes()][:2] == ["w0", "w1"]
+
+
+def test_a_refused_alert_opens_nothing(ledger: Ledger) -> None:
+    ledger.accept([], [REFUSAL], now=NOW)
+
+    assert ledger.take_new(HOST, now=NOW) == 0
+    assert ledger.open_episodes() == []
+
+
+# --- one episode a worker
+
+
+def test_an_episode_carries_what_its_alert_accused(ledger: Ledger) -> None:
+    episode = opened(ledger)
+
+    assert (episode.remedy, episode.trip, episode.host, episode.worker) == ("restart_worker", Trip.STALL, HOST, "w1")
+    assert (episode.incarnation, episode.job_id, episode.attempt) == ("i1", 7, 1)
+    assert (episode.firing, episode.would_act, episode.free, episode.settle) == (True, False, None, None)
+
+
+@pytest.mark.parametrize("text", [None, "", "-1", "7.0", "٧", "1e3", "9" * 19, "7; DROP TABLE jobs", " 7"])
+def test_a_job_id_that_is_no_number_is_no_job(ledger: Ledger, text: str | None) -> None:
+    assert opened(ledger, job_id=text).job_id is None
+
+
+def test_the_largest_job_id_is_kept(ledger: Ledger) -> None:
+    assert opened(ledger, job_id="9" * 18).job_id == int("9" * 18)
+
+
+def test_hostile_names_are_data(ledger: Ledger) -> None:
+    hostile = "w'; DROP TABLE alerts; --\n$(reboot)\x1b🙈"
+
+    episode = opened(ledger, worker=hostile)
+    accept(ledger, alert("other", worker=hostile))
+
+    assert episode.worker == hostile
+    assert len(ledger.open_episodes()) == 1
+
+
+def test_duplicates_replays_and_a_second_rule_join_the_open_episode(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("a"), alert("b", alertname="SecondRule"))
+    accept(ledger, alert("a"))
+
+    assert len(ledger.open_episodes()) == 1
+    assert [entry.step for entry in story(ledger).entries] == ["alert firing"] * 4
+
+
+def test_two_workers_have_two_episodes(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("b", worker="w2"))
+
+    assert [episode.worker for episode in ledger.open_episodes()] == ["w1", "w2"]
+
+
+def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) -> None:
+    opened(ledger)
+
+    with pytest.raises(DatabaseError, match=r"UNIQUE|unique"):
+        rows(
+            ledger,
+            "INSERT INTO episodes (remedy, trip, host, worker, opened_at, would_act)"
+            " SELECT remedy, trip, host, worker, opened_at, would_act FROM episodes",
+        )
+
+
+def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) -> None:
+    accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"), server_alert("s2", container="c1"))
+
+    worker, server = ledger.open_episodes()
+    assert (worker.subject, worker.worker, worker.incarnation) == (Subject.WORKER, "c1", "i1")
+    assert (server.subject, server.worker, server.incarnation) == (Subject.SERVER, "c1", KEY)
+    assert (server.remedy, server.trip, server.job_id, server.attempt) == ("restart_container", Trip.SERVER, None, None)
+
+
+def test_a_server_and_a_worker_in_one_container_are_freed_once_between_them(ledger: Ledger) -> None:
+    armed(ledger)
+    accept(ledger, alert(), server_alert(container="c1"))
+    worker, server = ledger.open_episodes()
+
+    assert begins(ledger, worker, BEGIN, now=NOW)
+    second = ledger.begin(server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW)
+
+    assert isinstance(second, Close)
+    assert second.outcome is Outcome.SUPERSEDED
+
+
+def of_gpu(container: str, *gpus: str) -> Begin:
+    """What frees a container for its GPUs' memory."""
+    key = f"{container}@1"
+    return replace(BEGIN, trip=Trip.VRAM, settle_key=None, free_key=key, container_handle=container, gpus=gpus)
+
+
+def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledger: Ledger) -> None:
+    armed(ledger)
+    names = ("c1", "c2", "c3")
+    accept(ledger, *(tenant_alert(name, container=name, incarnation=f"{name}@1") for name in names))
+    first, second, elsewhere = ledger.open_episodes()
+    cools = replace(BOUNDLESS, vram_cooldown_s=120.0)
+    assert ledger.begin(first, of_gpu("c1", "GPU-0"), safeguards=cools, now=NOW) is None
+
+    def tried(at_s: float) -> str | None:
+        wanted = wish(second, of_gpu("c2", "GPU-1", "GPU-0"))
+        orders, recent = ledger.standing(wanted, cools, now=NOW + at_s)
+        instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
+        return instead.reason if isinstance(instead, Wait) else None
+
+    assert (tried(1), tried(1000)) == ("gpu_cooldown", "gpu_cooldown"), "what is promised will be done"
+    promised = read(ledger, first).free
+    assert promised is not None
+    assert advance(ledger, promised, Stage.STOPPING, now=NOW + 1)
+    assert tried(1000) == "gpu_cooldown", "one that is not over is at it still, however long that takes"
+    stopping = read(ledger, first).free
+    assert stopping is not None
+    assert advance(ledger, stopping, Stage.DONE, now=NOW + 2)
+    assert (tried(121), tried(123)) == ("gpu_cooldown", None)
+    assert ledger.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
+
+
+def test_a_silent_server_and_a_greedy_tenant_of_one_container_have_an_episode_each_and_are_freed_once(
+    ledger: Ledger,
+) -> None:
+    armed(ledger)
+    accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
+    server, tenant = ledger.open_episodes()
+    freed = replace(BEGIN, trip=Trip.SERVER, settle_key=None)
+    assert ledger.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
+
+    second = ledger.begin(tenant, replace(freed, trip=Trip.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW)
+
+    assert (tenant.subject, tenant.remedy, tenant.trip) == (Subject.TENANT, "recycle_container", Trip.VRAM)
+    assert isinstance(second, Close)
+    assert second.outcome is Outcome.SUPERSEDED
+
+
+def test_a_servers_resolved_alert_ends_no_workers_episode(ledger: Ledger) -> None:
+    accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"))
+    accept(ledger, server_alert("s1", container="c1", firing=False))
+
+    assert [(each.subject, each.firing) for each in ledger.open_episodes()] == [
+        (Subject.WORKER, True),
+        (Subject.SERVER, False),
+    ]
+
+
+def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, ledger_url: str) -> None:
+    ledger.accept([alert(f"f{n}", worker=f"w{n % 10}") for n in range(200)], [], now=NOW)
+    other = Ledger.open(ledger_url, host=HOST)
+
+    with ThreadPoolExecutor(2) as pool:
+        taken = list(pool.map(lambda each: each.take_new(HOST, now=NOW), [ledger, other]))
+
+    other.close()
+    assert sum(taken) == 200
+    assert len(ledger.open_episodes()) == 10
+
+
+def test_two_executors_that_come_upon_the_same_workers_in_different_orders_do_not_wait_for_one_another(
+    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each opens its first episode before either opens its second, where they may."""
+    monkeypatch.setattr("remediator.ledger.ledger.TAKE_MAX", 2)
+    ledger.accept([alert(f"f{n}", worker=worker) for n, worker in enumerate(("w1", "w2", "w2", "w1"))], [], now=NOW)
+    opens, one_began, both_began = _open_episode, Event(), Barrier(2)
+
+    def opens_then_waits(*args: Any, **kwargs: Any) -> int | None:
+        episode_id = opens(*args, **kwargs)
+        one_began.set()
+        with suppress(BrokenBarrierError):
+            both_began.wait(timeout=1)
+        return episode_id
+
+    monkeypatch.setattr("remediator.ledger.ledger._open_episode", opens_then_waits)
+    with closing(Ledger.open(ledger_url, host=HOST)) as other, ThreadPoolExecutor(2) as pool:
+        one = pool.submit(ledger.take_new, HOST, now=NOW)
+        assert one_began.wait(10)
+        two = pool.submit(other.take_new, HOST, now=NOW)
+        assert (one.result(), two.result()) == (2, 2)
+
+    assert len(ledger.open_episodes()) == 2
+
+
+def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
+    accept(ledger, alert("a", firing=False))
+
+    assert ledger.open_episodes() == []
+    assert rows(ledger, "SELECT state, because FROM alerts") == [("idle", "nothing was open for it")]
+
+
+def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:
+    accept(ledger, alert("a", firing=False), alert("b", worker="w2", firing=False))
+    newest = ledger.newest_alert()
+    ledger.accept([alert("b", worker="w2", firing=False)], [replace(REFUSAL, fingerprint="c")], now=NOW)
+
+    listed = [alert("a"), alert("b", worker="w2"), alert("c", worker="w3")]
+    over = ledger.accept_listed(listed, [REFUSAL], asked_after=newest, now=NOW)
+
+    assert [each.fingerprint for each in over] == ["b"]
+    while ledger.take_new(HOST, now=NOW):
+        pass
+    assert [each.worker for each in ledger.open_episodes()] == ["w1", "w3"]
+    assert ledger.totals(HOST).alerts[("refused", "other_host")] == 2
+    assert ledger.accept_listed([alert("b", worker="w2")], [], asked_after=ledger.newest_alert(), now=NOW) == []
+
+
+def test_what_is_being_resolved_as_it_is_listed_is_seen_to_be(ledger: Ledger, ledger_url: str) -> None:
+    """The webhook of another process has begun to write its resolved, and not committed it."""
+    newest = ledger.newest_alert()
+    with (
+        closing(Ledger.open(ledger_url, host=HOST)) as other,
+        writing(other._engine) as connection,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        other._insert(connection, [_row(alert(firing=False), NOW)])
+        listing = pool.submit(ledger.accept_listed, [alert()], [], asked_after=newest, now=NOW)
+        if ledger.shared:
+            eventually(lambda: waits_for_a_lock(ledger_url), "it waits for whoever writes")
+        assert not listing.done()
+        connection.commit()
+        over = listing.result()
+
+    assert [each.fingerprint for each in over] == ["f1"]
+
+
+def waits_for_a_lock(url: str) -> bool:
+    engine = connect(url)
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        found = cursor.fetchone()
+    engine.dispose()
+    return found is not None and found[0] > 0
+
+
+def test_after_its_episode_closed_the_next_alert_opens_another(ledger: Ledger) -> None:
+    first = opened(ledger)
+    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+
+    second = opened(ledger, attempt="2")
+
+    assert second.episode_id != first.episode_id
+
+
+FIRING: dict[str, tuple[list[tuple[str, bool]], bool]] = {
+    "one rule fires": ([("a", True)], True),
+    "its alert ended": ([("a", True), ("a", False)], False),
+    "it fired again": ([("a", True), ("a", False), ("a", True)], True),
+    "two rules fire": ([("a", True), ("b", True)], True),
+    "one of two rules ended": ([("a", True), ("b", True), ("a", False)], True),
+    "both ended": ([("a", True), ("b", True), ("a", False), ("b", False)], False),
+    "an end that was sent twice": ([("a", True), ("a", False), ("a", False)], False),
+    "the end of a rule that never fired here": ([("a", True), ("b", False)], True),
+}
+
+
+@pytest.mark.parametrize(("came", "firing"), FIRING.values(), ids=FIRING)
+def test_an_episode_fires_while_any_series_of_it_does(
+    ledger: Ledger, came: list[tuple[str, bool]], firing: bool
+) -> None:
+    for fingerprint, fires in came:
+        accept(ledger, alert(fingerprint, firing=fires))
+
+    assert [episode.firing for episode in ledger.open_episodes()] == [firing]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["w1", "w2"])), max_size=12))
+def test_whatever_order_alerts_come_in_a_worker_has_at_most_one_open_episode_and_it_fires_rightly(
+    came: list[tuple[str, bool, str]],
+) -> None:
+    newest: dict[str, dict[str, bool]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ledger = Ledger.open(f"sqlite:///{folder}/ledger.db", host=HOST)
+        for fingerprint, fires, worker in came:
+            accept(ledger, alert(fingerprint, firing=fires, worker=worker))
+            if fires or worker in newest:
+                newest.setdefault(worker, {})[fingerprint] = fires
+
+        found = {episode.worker: episode.firing for episode in ledger.open_episodes()}
+        ledger.close()
+
+    assert found == {worker: any(series.values()) for worker, series in newest.items()}
+
+
+# --- what comes while an episode is open, and is about something else
+
+
+def test_a_later_attempts_alert_gets_its_own_episode_once_the_open_one_closes(ledger: Ledger) -> None:
+    """Alertmanager sends it once, and again only after hours: to be tied to a closed episode is to be lost."""
+    first = opened(ledger)
+    accept(ledger, alert("later", attempt="2", incarnation="i2"))
+    assert ledger.take_new(HOST, now=NOW) == 0
+
+    ledger.close_episode(first.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+
+    assert ledger.take_new(HOST, now=NOW) == 1
+    assert [(each.attempt, each.incarnation) for each in ledger.open_episodes()] == [(2, "i2")]
+
+
+def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> None:
+    first = opened(ledger)
+    accept(ledger, alert("second rule"), alert("ended", attempt="2"), alert("ended", attempt="2", firing=False))
+
+    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+
+    assert ledger.take_new(HOST, now=NOW) == 0
+    assert ledger.open_episodes() == []
+
+
+def test_closing_again_and_again_ends(ledger: Ledger) -> None:
+    """Each alert that comes back opens an episode of its own identity, and so does not come back from that one."""
+    opened(ledger)
+    accept(ledger, *[alert(f"f{attempt}", attempt=str(attempt)) for attempt in range(2, 6)])
+
+    closed = 0
+    while episodes := ledger.open_episodes():
+        ledger.close_episode(episodes[0].episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+        ledger.take_new(HOST, now=NOW)
+        closed += 1
+
+    assert closed == 5
+
+
+# --- one intent a target
+
+
+def test_begin_writes_both_intents_and_why(ledger: Ledger) -> None:
+    _, free, settle = begun(ledger)
+
+    assert (free.kind, free.key, free.stage) == (Kind.FREE, KEY, Stage.PLANNED)
+    assert dict(free.data) == {
+        "kind": "docker", "handle": HANDLE, "name": "c1", "gpus": ["GPU-0"], "pids": [4001], "cgroup": "/cgroup",
+    }  # fmt: skip
+    assert (settle.kind, settle.key, settle.stage) == (Kind.SETTLE, "7/1", Stage.PLANNED)
+    assert dict(settle.data) == {"incarnation": "i1"}
+    assert story(ledger).entries[-1].step == "begin"
+
+
+def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
+    episode = opened(ledger, job_id=None, attempt=None)
+
+    assert begins(ledger, episode, Begin(**{**vars(BEGIN), "settle_key": None}), now=NOW)
+
+    assert rows(ledger, "SELECT kind FROM intents") == [("free",)]
+
+
+def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
+    first, *_ = begun(ledger)
+    assert not begins(ledger, first, BEGIN, now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+    second = opened(ledger)
+
+    assert not begins(ledger, second, BEGIN, now=NOW)
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(2,)]
+    assert read(ledger, second).free is None
+
+
+def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: Ledger) -> None:
+    first, *_ = begun(ledger)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, "done", now=NOW)
+    second = opened(ledger)
+
+    assert begins(ledger, second, Begin(**{**vars(BEGIN), "free_key": REBORN}), now=NOW)
+
+    assert rows(ledger, "SELECT kind, key, episode_id FROM intents ORDER BY intent_id") == [
+        ("free", KEY, 1),
+        ("settle", "7/1", 1),
+        ("free", REBORN, 2),
+    ]
+    assert read(ledger, second).settle is None
+
+
+def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: Ledger) -> None:
+    first, free, settle = begun(ledger)
+    assert advance(ledger, free, Stage.ABANDONED)
+    assert advance(ledger, settle, Stage.ABANDONED)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it showed life", now=NOW)
+
+    second = opened(ledger)
+
+    assert begins(ledger, second, BEGIN, now=NOW)
+    again = read(ledger, second)
+    assert again.free is not None
+    assert again.settle is not None
+    assert (again.free.key, again.settle.key) == (KEY, "7/1")
+
+
+def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: Ledger) -> None:
+    first, *_ = begun(ledger)
+
+    ledger.withdraw(first.episode_id, "it shows life", now=NOW)
+
+    withdrawn = read(ledger, first)
+    assert (withdrawn.free, withdrawn.settle) == (None, None)
+    assert begins(ledger, withdrawn, BEGIN, now=NOW)
+    again = read(ledger, first)
+    assert again.free is not None
+    assert again.settle is not None
+    assert (again.free.key, again.settle.key) == (KEY, "7/1")
+
+
+def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
+    first, free, settle = begun(ledger)
+    assert advance(ledger, settle, Stage.FENCED)
+    assert advance(ledger, free, Stage.STOPPING)
+
+    ledger.withdraw(first.episode_id, "too late", now=NOW)
+
+    kept = read(ledger, first)
+    assert kept.free is not None
+    assert kept.settle is not None
+    assert (kept.free.stage, kept.settle.stage) == (Stage.STOPPING, Stage.FENCED)
+
+
+@pytest.mark.parametrize("reached", [Stage.STOPPING, Stage.DEAD])
+def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledger, reached: Stage) -> None:
+    first, free, _ = begun(ledger)
+    assert advance(ledger, free, reached)
+    acted = read(ledger, first).free
+    assert acted is not None
+    assert advance(ledger, acted, Stage.ABANDONED)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it cannot be stopped", now=NOW)
+
+    assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
+
+
+def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(ledger: Ledger) -> None:
+    first, free, settle = begun(ledger)
+    assert advance(ledger, settle, Stage.ABANDONED)
+    assert advance(ledger, free, Stage.STOPPING)
+    acted = read(ledger, first).free
+    assert acted is not None
+    its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "because": "it answers again"}
+    assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, for_s=60.0, unspent=True)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it answers again", now=NOW)
+
+    assert begins(ledger, opened(ledger), BEGIN, now=NOW)
+
+
+@sqlite_only
+def test_begin_is_all_or_nothing_when_the_disk_is_full(ledger: Ledger) -> None:
+    episode = opened(ledger)
+    step = Begin(**{**vars(BEGIN), "container_name": "c" * 100_000})
+
+    with full_disk(ledger), pytest.raises(DatabaseError, match="full"):
+        begins(ledger, episode, step, now=NOW)
+
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+    assert begins(ledger, episode, step, now=NOW)
+
+
+def test_two_that_begin_at_once_get_one_free_between_them(ledger: Ledger, ledger_url: str) -> None:
+    episode = opened(ledger)
+    other = Ledger.open(ledger_url, host=HOST)
+
+    with ThreadPoolExecutor(2) as pool:
+        won = list(pool.map(lambda each: begins(each, episode, BEGIN, now=NOW), [ledger, other]))
+
+    other.close()
+    assert sorted(won) == [False, True]
+
+
+def test_an_intent_moves_only_from_the_stage_it_was_read_at(ledger: Ledger) -> None:
+    episode, free, _ = begun(ledger)
+
+    assert advance(ledger, free, Stage.STOPPING, pids=[4001])
+    before = len(story(ledger).entries)
+    assert not advance(ledger, free, Stage.DEAD)
+
+    now = read(ledger, episode).free
+    assert now is not None
+    assert (now.stage, now.data["pids"], now.data["handle"]) == (Stage.STOPPING, [4001], HANDLE)
+    assert len(story(ledger).entries) == before
+
+
+def test_a_stage_is_as_old_as_its_first_entry(ledger: Ledger) -> None:
+    episode, free, _ = begun(ledger)
+    advance(ledger, free, Stage.STOPPING, now=NOW + 5)
+    stopping = read(ledger, episode).free
+    assert stopping is not None
+
+    advance(ledger, stopping, Stage.STOPPING, now=NOW + 50)
+
+    again = read(ledger, episode).free
+    assert again is not None
+    assert again.entered_at == NOW + 5
+
+
+# --- the account
+
+
+def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
+    episode = opened(ledger)
+
+    ledger.would_act(episode.episode_id, "would stop c1", now=NOW)
+
+    assert read(ledger, episode).would_act
+    assert ledger.totals(HOST).steps == {("would", "act"): 1}
+
+
+def test_an_episode_closes_once(ledger: Ledger) -> None:
+    episode = opened(ledger)
+
+    ledger.close_episode(episode.episode_id, Outcome.MENDED, "done", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.PARTLY, "late", now=NOW + 1)
+
+    assert ledger.episode(episode.episode_id) is None
+    assert (story(ledger).outcome, story(ledger).because, story(ledger).closed_at) == ("mended", "done", NOW)
+    assert ledger.totals(HOST).outcomes == {("mended", "stall"): 1}
+
+
+def test_a_story_tells_every_entry_in_order_and_bounds_each(ledger: Ledger) -> None:
+    episode = opened(ledger)
+    ledger.record(episode.episode_id, "failed", "stop", "x" * 5000, now=NOW + 1)
+
+    assert [entry.act for entry in story(ledger).entries] == ["saw", "failed"]
+    assert len(story(ledger).entries[1].because) == 2000
+    assert ledger.story(99) is None
+
+
+def test_the_newest_stories_come_oldest_first(ledger: Ledger) -> None:
+    for number in range(4):
+        opened(ledger, worker=f"w{number}")
+
+    assert [each.worker for each in ledger.stories(last=2)] == ["w2", "w3"]
+
+
+def test_the_executors_beat_is_the_newest_one(ledger: Ledger) -> None:
+    assert ledger.totals(HOST).executor is None
+
+    ledger.beat(host=HOST, pid=1, armed=False, started_at=1.0, errors=0, now=2.0)
+    ledger.beat(host=HOST, pid=2, armed=True, started_at=1.0, errors=3, now=4.0)
+
+    assert ledger.totals(HOST).executor == (True, 4.0, 3)
+    assert ledger.totals("box2").executor is None
+
+
+def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: str) -> None:
+    changes = ledger.changes()
+    changes.any()
+    assert not changes.any()
+    other = Ledger.open(ledger_url, host=HOST)
+
+    other.accept([alert()], [], now=NOW)
+
+    other.close()
+    assert changes.wait(10)
+    assert not changes.any()
+    changes.close()
+
+
+# --- who may move an intent
+
+OTHER = Holder(host="box2", boot_id="b", pid_namespace=1, pid=2, start_ticks=3)
+
+
+@contextmanager
+def another(ledger_url: str, holder: Holder) -> Iterator[Ledger]:
+    other = Ledger.open(ledger_url, host=holder.host)
+    other._holder = str(holder)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+def test_an_intent_that_a_live_executor_holds_is_moved_by_nobody_else(ledger: Ledger, ledger_url: str) -> None:
+    episode, _, settle = begun(ledger)
+    with another(ledger_url, OTHER) as other:
+        assert other.hold(settle, for_s=60.0)
+
+        assert not ledger.hold(settle, for_s=60.0)
+        assert not advance(ledger, settle, Stage.FENCED)
+        ledger.withdraw(episode.episode_id, "it shows life", now=NOW)
+        assert read(ledger, episode).settle == settle
+        assert other.hold(settle, for_s=60.0), "its own holder keeps it"
+        assert advance(other, settle, Stage.FENCED)
+
+
+def test_an_intent_whose_lease_ran_out_may_be_taken(ledger: Ledger, ledger_url: str) -> None:
+    ledger.take_over(Holder.this_process(HOST))
+    _, _, settle = begun(ledger)
+    with another(ledger_url, OTHER) as other:
+        assert other.hold(settle, for_s=-1.0)
+
+        assert ledger.hold(settle, for_s=60.0)
+        assert not other.hold(settle, for_s=60.0)
+
+
+def test_each_move_takes_the_intent_and_its_end_lets_go_of_it(ledger: Ledger) -> None:
+    us = Holder.this_process(HOST)
+    ledger.take_over(us)
+    episode, _, settle = begun(ledger)
+    held = "SELECT holder, held_until > 0 FROM intents WHERE kind = 'settle'"
+
+    assert advance(ledger, settle, Stage.FENCED)
+    assert [(name, bool(until)) for name, until in rows(ledger, held)] == [(str(us), True)]
+    fenced = read(ledger, episode).settle
+    assert fenced is not None
+    assert advance(ledger, fenced, Stage.DONE)
+
+    assert rows(ledger, held) == [(None, None)]
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_a_process_held_that_is_over_is_taken_over_at_once(ledger: Ledger, ledger_url: str, ended: bool) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    us = Holder.this_process(HOST)
+    before = replace(us, pid=process.pid, start_ticks=procfs.start_ticks(process.pid))
+    _, _, settle = begun(ledger)
+    with another(ledger_url, before) as other:
+        assert other.hold(settle, for_s=600.0)
+    if ended:
+        process.kill()
+        process.wait()
+
+    ledger.take_over(us)
+
+    # On a ledger that is one host's alone, its lock says already that nobody else is left.
+    assert ledger.hold(settle, for_s=60.0) is (ended or not ledger.shared)
+    process.kill()
+    process.communicate()
+
+
+def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -> None:
+    episode = opened(ledger)
+    ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+
+    assert not begins(ledger, episode, BEGIN, now=NOW)
+    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
+
+
+def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("b", trip="dead_worker"))
+    (episode,) = ledger.open_episodes()
+    assert (episode.trip, episode.trips) == (Trip.STALL, frozenset({Trip.STALL, Trip.DEAD_WORKER}))
+
+    assert begins(ledger, episode, replace(BEGIN, trip=Trip.DEAD_WORKER), now=NOW)
+
+    assert read(ledger, episode).trip is Trip.DEAD_WORKER
+
+
+# --- several hosts
+
+
+def test_a_host_takes_and_sees_its_own_episodes_only(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("b", host="box2"), alert("c", host="box2", worker="w2"))
+    assert ledger.take_new("box2", now=NOW) == 2
+
+    assert [each.worker for each in ledger.open_episodes("box2")] == ["w1", "w2"]
+    assert len(ledger.open_episodes()) == 3
+    assert (ledger.totals(HOST).episodes_open, ledger.totals("box2").episodes_open) == (1, 2)
+    assert ledger.totals("box2").alerts == {("accepted", ""): 2}
+
+
+def test_what_another_host_has_promised_to_settle_is_found_until_it_is_settled(ledger: Ledger) -> None:
+    episode, _, settle = begun(ledger)
+    assert ledger.unsettled_elsewhere(HOST) == []
+    assert [each.episode_id for each in ledger.unsettled_elsewhere("box2")] == [episode.episode_id]
+
+    assert advance(ledger, settle, Stage.FENCED)
+    assert [each.episode_id for each in ledger.unsettled_elsewhere("box2")] == [episode.episode_id]
+    assert ledger.unsettled_elsewhere(HOST) == []
+
+    fenced = read(ledger, episode).settle
+    assert fenced is not None
+    assert advance(ledger, fenced, Stage.DONE)
+    assert ledger.unsettled_elsewhere("box2") == []
+
+
+def test_each_entry_names_the_host_that_wrote_it(ledger: Ledger, ledger_url: str) -> None:
+    episode = opened(ledger)
+    with another(ledger_url, OTHER) as other:
+        other.record(episode.episode_id, "did", "requeue", "b", now=NOW)
+
+    assert [entry.host for entry in story(ledger).entries] == [HOST, "box2"]
+    assert ledger.totals("box2").steps == {("did", "requeue"): 1}
+    assert ledger.totals(HOST).steps == {}
+
+
+def test_every_executor_is_known_by_its_newest_beat(ledger: Ledger) -> None:
+    for host, now in ((HOST, 1.0), ("box2", 2.0), (HOST, 3.0)):
+        ledger.beat(host=host, pid=1, armed=True, started_at=0.0, errors=0, now=now)
+
+    assert ledger.executors() == {HOST: 3.0, "box2": 2.0}
+
+
+@pytest.mark.needs_postgres
+def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_over(postgres_url: str) -> None:
+    """Writers run side by side there: the one that ties holds the episode open, or finds it closed."""
+    taking, closing_ = Ledger.open(postgres_url, host=HOST), Ledger.open(postgres_url, host=HOST)
+    for attempt in range(1, 21):
+        accept(taking, alert(f"f{attempt}", attempt=str(attempt)))
+        (episode,) = taking.open_episodes()
+        accept(taking, alert(f"later{attempt}", attempt=str(attempt + 1)), take=False)
+        with ThreadPoolExecutor(2) as pool:
+            taken = pool.submit(taking.take_new, HOST, now=NOW)
+            pool.submit(closing_.close_episode, episode.episode_id, Outcome.SUPERSEDED, "over", now=NOW).result()
+            taken.result()
+        taking.take_new(HOST, now=NOW)
+
+        (next_one,) = taking.open_episodes()
+        assert next_one.attempt == attempt + 1
+        taking.close_episode(next_one.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+    taking.close()
+    closing_.close()
+
+
+def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger) -> None:
+    episode = opened(ledger)
+
+    ledger.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.PARTLY, "a\x00b", now=NOW)
+
+    assert story(ledger).entries[1].because == "a\\x00b\\ud800c"
+    assert story(ledger).because == "a\\x00b"
+
+
+# --- its tables
+
+
+def test_the_first_revision_makes_the_tables_of_the_schema(ledger: Ledger) -> None:
+    with ledger._engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        differences = [
+            each
+            for each in compare_metadata(context, METADATA)
+            if each[0] not in ("remove_table", "remove_index") or each[1].name in METADATA.tables
+        ]
+
+    assert differences == []

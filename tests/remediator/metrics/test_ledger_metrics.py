@@ -1,0 +1,432 @@
+"""What the metrics page tells of the ledger: what each figure counts, on both databases, and that all are listed."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from remediator import reference
+from remediator.ledger.counters import TOOK_S
+from remediator.ledger.ledger import Ledger
+from remediator.metrics.ledger import SERIES, STAGES, LedgerCollector, Watchdog
+from remediator.plan import Kind, Outcome, Stage
+from remediator.remedies.guards import Act, Order
+from remediator.webhook.intake import Inbox
+from remediator.webhook.reconcile import Reconciler
+from tests.remediator.builders import HOST, NOW, REBORN, alert
+from tests.remediator.ledger.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
+from tests.waiting import together
+
+TOOK = "received_to_outcome_seconds"
+
+
+def page(ledger: Ledger, host: str = HOST) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(LedgerCollector(ledger, host))
+    return registry
+
+
+def figure(ledger: Ledger, series: str, host: str = HOST, **labels: str) -> float | None:
+    return page(ledger, host).get_sample_value(f"gpuwarden_remediator_{series}", labels)
+
+
+def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.MENDED, **labels: Any) -> None:
+    """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
+    ledger.accept([alert(**labels)], [], now=received)
+    ledger.take_new(labels.get("host", HOST), now=received + 0.5)
+    ledger.close_episode(ledger.open_episodes()[-1].episode_id, outcome, "it is over", now=at)
+
+
+# --- how long it took
+
+
+def test_an_episode_took_from_the_arrival_of_its_first_alert_to_its_close(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    closed(ledger, received=NOW + 100, at=NOW + 145.5)
+    closed(ledger, received=NOW + 200, at=NOW + 200 + 1801)
+    closed(ledger, received=NOW + 300, at=NOW + 301, outcome=Outcome.SUPERSEDED)
+    accept(ledger, alert())  # still open
+
+    within = {le: figure(ledger, f"{TOOK}_bucket", outcome="mended", le=le) for le in ("1.0", "2.0", "30.0", "60.0")}
+    assert within == {"1.0": 0, "2.0": 1, "30.0": 1, "60.0": 2}
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1800.0") == 2
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="+Inf") == 3
+    assert figure(ledger, f"{TOOK}_count", outcome="mended") == 3
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2 + 45.5 + 1801
+    assert figure(ledger, f"{TOOK}_bucket", outcome="superseded", le="1.0") == 1
+
+
+def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> None:
+    ledger.accept([alert("a")], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    ledger.accept([alert("a"), alert("b")], [], now=NOW + 9)
+    ledger.take_new(HOST, now=NOW + 9)
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 10)
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
+
+
+def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledger: Ledger) -> None:
+    ledger.accept([alert(attempt="1")], [], now=NOW)
+    ledger.take_new(HOST, now=NOW)
+    ledger.accept([alert(attempt="2")], [], now=NOW + 5)
+    ledger.take_new(HOST, now=NOW + 5)
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 20)
+    ledger.take_new(HOST, now=NOW + 20)
+
+    ledger.close_episode(2, Outcome.SUPERSEDED, "", now=NOW + 21)
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 20
+    assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
+
+
+def test_a_clock_that_was_set_back_makes_it_no_less_than_nothing(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW - 3600)
+
+    assert figure(ledger, f"{TOOK}_bucket", outcome="mended", le="1.0") == 1
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 0
+
+
+def test_each_host_counts_its_own_episodes(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    closed(ledger, received=NOW, at=NOW + 7, host="box2")
+
+    assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 2
+    assert figure(ledger, f"{TOOK}_sum", host="box2", outcome="mended") == 7
+
+
+# --- intents
+
+
+def test_intents_are_told_by_kind_and_stage_and_those_that_nobody_owes_as_zero(ledger: Ledger) -> None:
+    nothing = {(kind, stage): 0.0 for kind, stages in STAGES.items() for stage in stages}
+    assert intents(ledger) == nothing
+
+    _, free, _ = begun(ledger)
+    assert intents(ledger) == {**nothing, (Kind.FREE, Stage.PLANNED): 1, (Kind.SETTLE, Stage.PLANNED): 1}
+
+    advance(ledger, free, Stage.STOPPING)
+    assert intents(ledger) == {**nothing, (Kind.FREE, Stage.STOPPING): 1, (Kind.SETTLE, Stage.PLANNED): 1}
+    assert figure(ledger, "intents", host="box2", kind="free", stage="stopping") == 0
+
+
+def intents(ledger: Ledger) -> dict[tuple[str, str], float]:
+    (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intents"]
+    return {(sample.labels["kind"], sample.labels["stage"]): sample.value for sample in family.samples}
+
+
+def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothing_is_owed(ledger: Ledger) -> None:
+    now = time.time()
+    assert ages(ledger) == {}
+    first, second = opened(ledger), opened(ledger, worker="w2")
+    assert begins(ledger, first, BEGIN, now=now - 500)
+    assert begins(ledger, second, replace(BEGIN, free_key="another", settle_key="8/1"), now=now - 90)
+    assert ages(ledger) == {("free", "planned"): 500, ("settle", "planned"): 500}, "the oldest of each"
+
+    free, settle = read(ledger, first).free, read(ledger, first).settle
+    assert free is not None
+    assert settle is not None
+    assert advance(ledger, free, Stage.STOPPING, now=now)
+    assert ages(ledger) == {("free", "stopping"): 500, ("free", "planned"): 90, ("settle", "planned"): 500}
+    assert advance(ledger, replace(free, stage=Stage.STOPPING), Stage.DONE, now=now)
+    assert advance(ledger, settle, Stage.ABANDONED, now=now)
+    assert ages(ledger) == {("free", "planned"): 90, ("settle", "planned"): 90}
+
+    ledger.withdraw(second.episode_id, "all is well", now=now)
+    assert ages(ledger) == {}
+    assert figure(ledger, "intent_age_seconds", host="box2", kind="free", stage="planned") is None
+
+
+def test_an_intent_that_seems_yet_to_be_promised_is_no_less_than_new(ledger: Ledger) -> None:
+    assert begins(ledger, opened(ledger), BEGIN, now=time.time() + 3600)
+
+    assert ages(ledger) == {("free", "planned"): 0, ("settle", "planned"): 0}
+
+
+def ages(ledger: Ledger) -> dict[tuple[str, str], float]:
+    """In tens of seconds: the test takes a moment itself."""
+    (family,) = [each for each in page(ledger).collect() if each.name == "gpuwarden_remediator_intent_age_seconds"]
+    return {(each.labels["kind"], each.labels["stage"]): each.value // 10 * 10 for each in family.samples}
+
+
+def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_episode_is_over(ledger: Ledger) -> None:
+    def refused(host: str = HOST) -> float | None:
+        return figure(ledger, "quarantines_refused", host=host)
+
+    arm(ledger)
+    first, second = opened(ledger), opened(ledger, worker="w2")
+    for episode in (first, second):
+        ledger.record(episode.episode_id, "failed", "requeue", "database is locked", now=NOW)
+    assert refused() == 0
+
+    for episode in (first, second):
+        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+        ledger.record(episode.episode_id, "failed", "stop", "the engine said no", now=NOW + 1)
+    assert (refused(), refused("box2")) == (2, 0)
+
+    ledger.record(first.episode_id, "did", "quarantine", "", now=NOW + 2)
+    assert refused() == 1
+    ledger.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
+    assert refused() == 2
+    for episode in (first, second):
+        ledger.close_episode(episode.episode_id, Outcome.MENDED, "", now=NOW + 4)
+    assert refused() == 0
+
+
+def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more(ledger: Ledger) -> None:
+    arm(ledger)
+    episode = opened(ledger)
+    assert begins(ledger, episode, BEGIN, now=NOW)
+    (found,) = ledger.open_episodes()
+    assert found.free is not None
+    assert advance(ledger, found.free, Stage.STOPPING, now=NOW + 1)
+    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 2)
+    assert figure(ledger, "quarantines_refused") == 1
+
+    assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.STOPPING, now=NOW + 3)
+    assert figure(ledger, "quarantines_refused") == 1, "it is stopped once more, and where it was"
+
+    assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.DEAD, now=NOW + 4)
+    assert figure(ledger, "quarantines_refused") == 0
+    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 5)
+    assert figure(ledger, "quarantines_refused") == 1
+
+
+def test_a_quarantine_that_was_refused_counts_no_more_once_its_remedy_is_disarmed_and_again_once_it_is_armed(
+    ledger: Ledger,
+) -> None:
+    def refused() -> float | None:
+        return figure(ledger, "quarantines_refused")
+
+    def order(act: Act, **about: Any) -> None:
+        ledger.order(Order(act=act, at=time.time(), who="ann", because="", **about))
+
+    arm(ledger)
+    for worker in ("w1", "w2"):
+        episode = opened(ledger, worker=worker)
+        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+    for act in (Act.PAUSE, Act.MAINTAIN):
+        order(act, until=time.time() + 3600)
+        assert refused() == 2, "what was begun goes on"
+    order(Act.DISARM, remedy="recycle_container")
+    order(Act.DISARM, host="box2")
+    assert refused() == 2, "another remedy, and another host"
+
+    order(Act.DISARM, remedy="restart_worker", host=HOST)
+    assert refused() == 0
+    order(Act.ASK, remedy="restart_worker")
+    assert refused() == 2
+    order(Act.DISARM)
+    assert refused() == 0
+
+
+def arm(ledger: Ledger) -> None:
+    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+
+
+# --- backlog
+
+
+def test_the_backlog_is_as_old_as_the_oldest_alert_that_waits_and_absent_when_none_does(ledger: Ledger) -> None:
+    assert figure(ledger, "backlog_age_seconds") is None
+    now = time.time()
+    ledger.accept([alert("a", host="box2")], [REFUSAL], now=now - 500)
+    assert figure(ledger, "backlog_age_seconds") is None, "they are not this host's to take"
+
+    ledger.accept([alert("b")], [], now=now - 90)
+    ledger.accept([alert("c")], [], now=now - 10)
+
+    age = figure(ledger, "backlog_age_seconds")
+    assert age is not None
+    assert 90 <= age < 150
+    ledger.take_new(HOST, now=now)
+    assert figure(ledger, "backlog_age_seconds") is None
+
+
+def test_an_alert_that_seems_yet_to_come_is_no_less_than_new(ledger: Ledger) -> None:
+    ledger.accept([alert()], [], now=time.time() + 3600)
+
+    assert figure(ledger, "backlog_age_seconds") == 0
+
+
+# --- duplicates
+
+
+def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open(ledger: Ledger) -> None:
+    accept(ledger, alert("a"), alert("z", worker="w2"))
+    assert figure(ledger, "alerts_duplicate_total") == 0
+
+    accept(ledger, alert("a"))
+    accept(ledger, alert("b", trip="health"))
+    assert figure(ledger, "alerts_duplicate_total") == 2
+
+    accept(ledger, alert("a", firing=False))
+    ledger.accept([], [REFUSAL], now=NOW)
+    assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    accept(ledger, alert("a"))
+    assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
+    assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
+
+
+def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back(ledger: Ledger) -> None:
+    accept(ledger, alert("a", attempt="1"))
+    accept(ledger, alert("a", attempt="2"))
+    assert figure(ledger, "alerts_duplicate_total") == 1
+
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    assert figure(ledger, "alerts_duplicate_total") == 1
+    ledger.take_new(HOST, now=NOW + 2)
+    assert len(ledger.open_episodes()) == 1
+    assert figure(ledger, "alerts_duplicate_total") == 1
+
+
+# --- a long history
+
+
+def history(ledger: Ledger) -> None:
+    """Something of all that is counted: mended, open, given up, withdrawn, refused, twice, handed back."""
+    _, free, settle = begun(ledger)
+    assert advance(ledger, free, Stage.DONE)
+    assert advance(ledger, settle, Stage.FENCED)
+    assert advance(ledger, replace(settle, stage=Stage.FENCED), Stage.DONE)
+    accept(ledger, alert("a"), alert("b", attempt="2"))
+    ledger.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
+    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 40)
+    ledger.take_new(HOST, now=NOW + 41)
+    second = ledger.open_episodes()[-1]
+    assert begins(ledger, second, replace(BEGIN, free_key=REBORN, settle_key="7/2"), now=NOW + 42)
+    ledger.withdraw(second.episode_id, "all is well", now=NOW + 43)
+    ledger.close_episode(second.episode_id, Outcome.UNCONFIRMED, "", now=NOW + 5000)
+    third = opened(ledger, worker="w4")
+    assert begins(ledger, third, replace(BEGIN, free_key="another", settle_key=None), now=NOW)
+    ledger.would_act(third.episode_id, "would", now=NOW)
+
+
+def test_the_totals_count_what_was_recorded(ledger: Ledger) -> None:
+    history(ledger)
+
+    before = ledger.totals(HOST)
+
+    assert before.alerts == {("accepted", ""): 5, ("refused", "other_host"): 1}
+    assert before.duplicates == 2
+    assert before.steps == {("did", "s"): 3, ("would", "act"): 1}
+    assert before.outcomes == {("mended", "stall"): 1, ("unconfirmed", "stall"): 1}
+    assert before.intents == {
+        ("free", "done"): 1, ("free", "planned"): 1, ("free", "withdrawn"): 1,
+        ("settle", "done"): 1, ("settle", "withdrawn"): 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
+    def work_of_a_scrape() -> int:
+        return len(steps_of(ledger, lambda: ledger.totals(HOST)))
+
+    history(ledger)
+    closed(ledger, received=NOW, at=NOW + 1, worker="past")
+    before = work_of_a_scrape()
+
+    for n in range(60):
+        closed(ledger, received=NOW, at=NOW + 1, worker=f"past{n}")
+    assert ledger.totals(HOST).outcomes["mended", "stall"] == 62
+    assert work_of_a_scrape() <= 1.2 * before
+
+
+def steps_of(ledger: Ledger, act: Callable[[], object]) -> list[None]:
+    """One for each ten instructions that SQLite's machine runs meanwhile."""
+    steps: list[None] = []
+    with ledger._engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+    driver.set_progress_handler(lambda: steps.append(None), 10)
+    act()
+    driver.set_progress_handler(None, 0)
+    assert steps, "it used that connection"
+    return steps
+
+
+def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_url: str) -> None:
+    accept(ledger, *(alert(f"f{n}", worker=f"w{n}") for n in range(4)))
+    episodes = [each.episode_id for each in ledger.open_episodes()]
+
+    def works(mine: Sequence[int]) -> None:
+        with closing(Ledger.open(ledger_url, host=HOST)) as own:
+            for episode_id in mine:
+                for step in ("stop", "start", "fence", "requeue"):
+                    own.record(episode_id, "did", step, "", now=NOW)
+                own.accept([], [REFUSAL], now=NOW)
+                own.close_episode(episode_id, Outcome.MENDED, "", now=NOW + 3)
+
+    answers = together(*(partial(works, episodes[n:] + episodes[:n]) for n in range(4)))
+
+    assert answers == [None] * 4
+    totals = ledger.totals(HOST)
+    assert totals.steps == {("did", step): 16 for step in ("stop", "start", "fence", "requeue")}
+    assert totals.outcomes == {("mended", "stall"): 4}
+    assert (totals.took["mended"].count, totals.took["mended"].sum_s) == (4, 12.0)
+    assert totals.alerts == {("accepted", ""): 4, ("refused", "other_host"): 16}
+
+
+# --- the list of them
+
+
+def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
+    closed(ledger, received=NOW, at=NOW + 2)
+    opened(ledger)
+    assert begins(ledger, ledger.open_episodes()[-1], BEGIN, now=NOW)
+    ledger.would_act(2, "would", now=NOW)
+    ledger.record(2, "decided", "wait: brake", "the brake is latched", now=NOW)
+    ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
+    ledger.accept([alert()], [], now=NOW)
+    registry = page(ledger)
+    Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
+    watchdog = Watchdog()
+    watchdog.beat(now=NOW)
+    registry.register(watchdog)
+
+    found = published(registry)
+
+    # Told by the webhook itself: tests/dashboards reads the first from the page, test_app the others.
+    listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
+    for name in (
+        "webhook_rejected_total",
+        "node_lost_after_seconds",
+        "wrangle_activation_items",
+        "executor_silent_after_seconds",
+        "intent_overdue_after_seconds",
+    ):
+        del listed[f"gpuwarden_remediator_{name}"]
+    assert found == listed
+
+
+def published(registry: CollectorRegistry) -> Mapping[str, tuple[str, frozenset[str]]]:
+    found = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        if family.name.endswith("_created"):
+            continue
+        assert family.samples, family.name
+        labels = frozenset(family.samples[0].labels) - {"le"}
+        found[family.name + "_total" * (family.type == "counter")] = (family.type, labels)
+    return found
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_every_series_is_described_with_its_unit(name: str) -> None:
+    its = SERIES[name]
+
+    assert its.meaning.endswith(".")
+    assert (its.kind == "counter") == name.endswith("_total")
+    assert (its.unit == "seconds") == name.endswith("_seconds")
+    assert f"| `{name}` | {its.kind} |" in reference.metrics_page()
+
+
+def test_the_bounds_grow() -> None:
+    assert list(TOOK_S) == sorted(set(TOOK_S))

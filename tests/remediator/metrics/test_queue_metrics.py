@@ -1,0 +1,455 @@
+"""The queue in numbers: what is counted, what is absent, and that no scrape waits for a long count or a lost queue."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import insert, text
+
+from gpuwarden.db.engine import DatabaseError, connect, writing
+from gpuwarden.job import Trip
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue.counts import Waiting
+from gpuwarden.queue.open import existing
+from gpuwarden.queue.schema import DISPATCH_EVENTS
+from remediator.metrics import queue as queue_metrics
+from remediator.metrics.queue import SERIES, QueueCollector, Spread
+from tests.asking import PLAIN
+from tests.remediator.builders import HOST
+from tests.remediator.webhook.test_app import serving
+from tests.waiting import eventually
+
+Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape begins a count and waits for it, however slow the machine: what it shows is what is there."""
+    monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
+    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 30.0)
+    monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 30.0)
+    monkeypatch.setattr(queue_metrics, "ANSWER_S", 60.0)
+
+
+@pytest.fixture
+def collector(store: JobStore, queue_url: str) -> Iterator[QueueCollector]:
+    """A collector of a queue that is there, with its first look done."""
+    assert store
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
+        page(found)
+        yield found
+
+
+def page(collector: QueueCollector) -> Page:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return read(generate_latest(registry).decode())
+
+
+def read(body: str) -> Page:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    }
+
+
+def of(found: Page, name: str, **labels: str) -> float | None:
+    return found.get((f"gpuwarden_queue_{name}", tuple(sorted(labels.items()))))
+
+
+def names(found: Page) -> set[str]:
+    return {name for name, _ in found}
+
+
+def submit(store: JobStore, queue: str = "gpu", *, ago_s: float = 0.0, **its: Any) -> int:
+    return store.submit(Submission(queue=queue, **its), now=store.now() - ago_s)
+
+
+def claim(store: JobStore, queue: str = "gpu", worker: str = "w1") -> Job:
+    found = store.claim(queue, host=HOST, worker=worker, incarnation=f"i-{worker}", now=store.now())
+    assert found is not None
+    return found
+
+
+def complete(store: JobStore, job: Job, *, after_s: float = 0.0) -> None:
+    assert job.claimed_by is not None
+    ended = store.now() + after_s
+    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=ended)
+
+
+def test_jobs_are_counted_by_queue_and_state_and_a_drained_queue_has_none_rather_than_nothing(
+    store: JobStore, collector: QueueCollector
+) -> None:
+    submit(store, ago_s=100)
+    submit(store)
+    first = submit(store, "cpu", run_id="r1")
+    submit(store, "cpu", run_id="r1", needs=(first,))
+    store.block(submit(store, "cpu"), because="")
+    claim(store, "cpu")
+
+    found = page(collector)
+    assert of(found, "up") == 1
+    assert of(found, "jobs", queue="gpu", state="queued") == 2
+    assert of(found, "oldest_seconds", queue="gpu") == pytest.approx(100, abs=30)
+    states = {
+        state: of(found, "jobs", queue="cpu", state=state) for state in ("waiting", "running", "blocked", "queued")
+    }
+    assert states == {"waiting": 1, "running": 1, "blocked": 1, "queued": 0}
+    assert of(found, "oldest_seconds", queue="cpu") is None, "there is none"
+    for _ in range(2):
+        complete(store, claim(store, worker="w2"))
+
+    found = page(collector)
+    assert of(found, "jobs", queue="gpu", state="queued") == 0
+    assert of(found, "jobs", queue="gpu", state="completed") is None
+    assert of(found, "oldest_seconds", queue="gpu") is None
+
+
+@pytest.mark.behaviour("A12")
+def test_the_busy_gauge_counts_fresh_workers_that_hold_a_model_and_falls_at_once_with_one_that_is_ended(
+    store: JobStore, collector: QueueCollector
+) -> None:
+    for worker in ("w1", "w2", "w3"):
+        submit(store, model="sd-xl")
+        claim(store, worker=worker)
+    store.register("gpu", host=HOST, worker="idle", incarnation="i", now=store.now())
+    submit(store)
+    store.claim("gpu", host=HOST, worker="stale", incarnation="i-stale", now=store.now() - 31)
+    assert of(page(collector), "workers_busy", queue="gpu") == 3
+
+    assert store.fence(1, attempt=1, incarnation="i-w1", trip=Trip.STALL, now=store.now())
+    assert of(page(collector), "workers_busy", queue="gpu") == 2
+    assert store.retire_worker(host=HOST, worker="w2", incarnation="i-w2", now=store.now())
+    found = page(collector)
+
+    assert of(found, "workers_busy", queue="gpu") == 1
+    states = {state: of(found, "workers", queue="gpu", state=state) for state in ("busy", "idle", "gone", "locked")}
+    assert states == {"busy": 1, "idle": 1, "gone": 3, "locked": 0}
+    store.register("gpu", host=HOST, worker="w2", incarnation="i-w2b", now=store.now())
+    store.heartbeat(host=HOST, worker="w2", queue="gpu", incarnation="i-w2b", model="sd-xl", now=store.now())
+    assert of(page(collector), "workers_busy", queue="gpu") == 2, "its replacement puts the row right"
+
+
+def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStore, collector: QueueCollector) -> None:
+    for worker, host, ago_s in (("here", HOST, 0), ("ended", HOST, 0), ("gone", HOST, 31), ("theirs", "other", 0)):
+        store.register("gpu", host=host, worker=worker, incarnation="i", now=store.now() - ago_s)
+        store.heartbeat(host=host, worker=worker, queue="gpu", incarnation="i", model=None, now=store.now() - ago_s)
+    assert store.retire_worker(host=HOST, worker="ended", incarnation="i", now=store.now())
+
+    told = [dict(labels) for name, labels in page(collector) if name == "gpuwarden_queue_host_worker_info"]
+
+    assert told == [{"queue": "gpu", "worker": "here"}]
+
+
+def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, collector: QueueCollector) -> None:
+    job_id = submit(store)
+    claim(store)
+    store.fence(job_id, attempt=1, incarnation="i-w1", trip=Trip.DEAD_WORKER, now=store.now())
+    assert of(page(collector), "dead_workers", queue="gpu") == 1
+    store.requeue(job_id, attempt=1, trip=Trip.DEAD_WORKER, now=store.now())
+    claim(store, worker="w2")
+    store.register("gpu", host=HOST, worker="w2", incarnation="another", now=store.now())
+    store.quarantine(["GPU-a"], host=HOST, worker="w1", because="", now=store.now())
+    store.quarantine(["GPU-a"], host=HOST, worker="w2", because="", now=store.now())
+    submit(store)
+    submit(store)
+    for _ in range(3):
+        complete(store, claim(store, worker="w3"))
+    store.acknowledge("mailer", store.events("mailer", limit=1)[0], now=store.now())
+    submit(store)
+    complete(store, claim(store, worker="w3"))
+
+    found = page(collector)
+
+    assert of(found, "retries_total", queue="gpu", cause="trip") == 1
+    assert of(found, "retries_total", queue="gpu", cause="reclaim") == 1
+    assert of(found, "gpus_quarantined") == 1
+    assert of(found, "consumer_lag_events", consumer="mailer") == 3, "one of them has no place in the order yet"
+
+
+def items_of(found: Page) -> dict[tuple[str, str, str], tuple[float | None, float]]:
+    """By run, host and worker: how many it finished, and how many it failed."""
+    names = ("run", "worker_host", "worker")
+    told = [(dict(labels), value) for (name, labels), value in found.items() if name.endswith("_run_items_failed")]
+    return {(its["run"], its["worker_host"], its["worker"]): (of(found, "run_items_done", **its), value)
+            for its, value in told if set(its) == set(names)}  # fmt: skip
+
+
+def end_items(store: JobStore, job: Job, *ends: str) -> None:
+    its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": store.now()}
+    for end in ends:
+        item = store.take_item(job.job_id, **its)
+        assert item is not None
+        if end == "done":
+            assert store.finish_item(job.job_id, **its, item=item.item)
+        else:
+            assert store.fail_item(job.job_id, **its, item=item.item, because="boom", tries_max=99)
+
+
+def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1) -> None:
+    store.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=wrangled, now=store.now())
+    store.add_items(run_id, ["a", "b", "c"], now=store.now())
+
+
+def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
+    store: JobStore, collector: QueueCollector
+) -> None:
+    render(store, "r1", jobs=3)
+    end_items(store, claim(store, worker="bad"), "failed", "failed", "failed", "failed")
+    end_items(store, claim(store, worker="mixed"), "failed", "done")
+    end_items(store, claim(store, worker="good"), "done")
+    render(store, "r2", wrangled=False)
+    end_items(store, claim(store, worker="unasked"), "failed")
+
+    found = page(collector)
+    assert items_of(found) == {("r1", HOST, "bad"): (0, 3), ("r1", HOST, "mixed"): (1, 1)}, "each item once"
+    assert of(found, "run_workers_left_out") == 0
+
+    store.forgive_run("r1", who="ann", because="mended", now=store.now())
+    assert items_of(page(collector)) == {}, "what is forgiven counts no more"
+    store.ask_wrangling("r2", wrangled=True)
+    assert items_of(page(collector)) == {("r2", HOST, "unasked"): (0, 1)}
+    store.cancel_run("r2", because="", now=store.now())
+    assert items_of(page(collector)) == {}, "nor does a run that is over"
+
+
+def test_of_many_who_fail_items_the_worst_are_told_of_and_how_many_are_not(
+    store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render(store, "r1", jobs=3)
+    end_items(store, claim(store, worker="much"), "failed", "failed", "done")
+    end_items(store, claim(store, worker="little"), "failed")
+    end_items(store, claim(store, worker="none"), "failed", "failed")
+    monkeypatch.setattr("gpuwarden.queue.counts.FAILING_MAX", 2)
+
+    found = page(collector)
+
+    assert [worker for _, _, worker in items_of(found)] == ["none", "little"], "whoever finished one is accused of none"
+    assert of(found, "run_workers_left_out") == 1
+
+
+def test_outcomes_are_counted_once_each_from_the_first_look_on(
+    store: JobStore, queue_url: str, collector: QueueCollector
+) -> None:
+    submit(store, ago_s=40)
+    complete(store, claim(store), after_s=100)
+    submit(store, "load")
+    job = claim(store, "load", "w2")
+    store.fail_by_worker(job.job_id, attempt=1, incarnation="i-w2", because="it broke", now=store.now())
+    store.cancel(submit(store), because="", now=store.now())
+
+    for _ in range(2):
+        found = page(collector)
+    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="completed") == 1
+    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="cancelled") == 1
+    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="failed") == 0
+    assert of(found, "outcomes_total", queue="load", job_class="ingest_load", kind="failed") == 1
+    assert of(found, "wait_seconds_count", queue="gpu") == 1, "what was cancelled waited for nothing"
+    assert of(found, "wait_seconds_sum", queue="gpu") == pytest.approx(40, abs=20)
+    assert of(found, "wait_seconds_bucket", queue="gpu", le="30") == 0
+    assert of(found, "wait_seconds_bucket", queue="gpu", le="120") == 1
+    assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="60") == 0
+    assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
+
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as later:
+        assert of(page(later), "outcomes_total", queue="gpu", job_class="gpu", kind="completed") is None
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+def test_an_event_that_others_have_overtaken_is_counted_once_it_is_seen(
+    store: JobStore, collector: QueueCollector
+) -> None:
+    submit(store)
+    submit(store)
+    row = {"kind": "completed", "attempt": 1, "queue": "gpu", "job_class": "gpu", "written_at": 0.0}
+
+    def completed() -> float | None:
+        return of(page(collector), "outcomes_total", queue="gpu", job_class="gpu", kind="completed")
+
+    with writing(store._engine) as late:
+        late.execute(insert(DISPATCH_EVENTS).values(job_id=1, **row))
+        with writing(store._engine) as early:
+            early.execute(insert(DISPATCH_EVENTS).values(job_id=2, **row))
+        assert completed() == 1
+        assert completed() == 1
+
+    assert completed() == 2
+    assert completed() == 2
+
+
+def test_while_the_queue_cannot_be_read_nothing_is_told_but_that(store: JobStore, collector: QueueCollector) -> None:
+    submit(store)
+    assert of(page(collector), "jobs", queue="gpu", state="queued") == 1
+    rename_jobs(store, "jobs", "elsewhere")
+
+    assert page(collector) == {("gpuwarden_queue_up", ()): 0}
+
+    rename_jobs(store, "elsewhere", "jobs")
+    assert of(page(collector), "jobs", queue="gpu", state="queued") == 1
+
+
+def rename_jobs(store: JobStore, name: str, new_name: str) -> None:
+    with writing(store._engine) as connection:
+        connection.exec_driver_sql(f"ALTER TABLE {name} RENAME TO {new_name}")
+
+
+def test_a_queue_that_is_not_there_yet_is_found_once_it_is(backend: str, tmp_path: Any) -> None:
+    url = f"sqlite:///{tmp_path}/later.db"
+    with closing(QueueCollector(partial(existing, url), host=HOST)) as found:
+        assert page(found) == {("gpuwarden_queue_up", ()): 0}
+        assert list(tmp_path.iterdir()) == [], backend
+        JobStore.open(url).close()
+
+        assert of(page(found), "up") == 1
+
+
+class Slow(JobStore):
+    """A queue whose count, or whose every answer, takes as long as the test wants."""
+
+    go: threading.Event
+    all_of_it = False
+
+    def waiting(self) -> dict[str, Waiting]:
+        assert self.go.wait(30)
+        return super().waiting()
+
+    def now(self) -> float:
+        if self.all_of_it:
+            assert self.go.wait(30)
+        return super().now()
+
+
+def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_age(
+    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow(connect(queue_url))
+    slow.go = threading.Event()
+    monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 0.01)
+    monkeypatch.setattr(queue_metrics, "COUNT_WAIT_S", 0.01)
+    submit(store)
+    claim(store)
+    submit(store)
+    with closing(QueueCollector(lambda: slow, host=HOST)) as found:
+        first = page(found)
+        assert of(first, "jobs", queue="gpu", state="running") == 1
+        assert of(first, "jobs", queue="gpu", state="queued") is None, "unknown is not zero"
+        assert of(first, "count_age_seconds") is None
+
+        slow.go.set()
+        eventually(lambda: of(page(found), "jobs", queue="gpu", state="queued") == 1, "it is counted")
+        slow.go.clear()
+        submit(store)
+        page(found)
+        later = page(found)
+        assert of(later, "jobs", queue="gpu", state="queued") == 1
+        assert (of(later, "count_age_seconds") or 0) > 0
+
+        monkeypatch.setattr(queue_metrics, "COUNT_AGE_MAX_S", 0.0)
+        assert of(page(found), "jobs", queue="gpu", state="queued") is None
+        slow.go.set()
+
+
+def test_a_count_rests_for_longer_than_it_took_however_often_somebody_scrapes(
+    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_metrics, "COUNT_REST", 1e9)
+    submit(store)
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 1
+        submit(store)
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 1
+        monkeypatch.setattr(queue_metrics, "COUNT_REST", 0.0)
+
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 2
+
+
+def test_a_queue_that_does_not_answer_in_time_cannot_be_read(
+    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store
+    monkeypatch.setattr(queue_metrics, "ANSWER_S", 0.05)
+    slow = Slow(connect(queue_url))
+    slow.go, slow.all_of_it = threading.Event(), True
+    with closing(QueueCollector(lambda: slow, host=HOST)) as found:
+        for _ in range(3):
+            assert page(found) == {("gpuwarden_queue_up", ()): 0}
+        slow.go.set()
+
+        eventually(lambda: of(page(found), "up") == 1, "it answers")
+
+
+def test_a_count_that_fails_is_no_count(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(store)
+    with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
+        with monkeypatch.context() as patch:
+            patch.setattr(JobStore, "waiting", broken)
+            assert page(found) == {("gpuwarden_queue_up", ()): 0}
+
+        assert of(page(found), "jobs", queue="gpu", state="queued") == 1
+
+
+def broken(_store: JobStore) -> None:
+    raise DatabaseError("the server has gone")
+
+
+def test_what_is_published_is_what_is_documented(store: JobStore, collector: QueueCollector) -> None:
+    submit(store)
+    complete(store, claim(store))
+    submit(store)
+    store.acknowledge("mailer", store.events("mailer")[-1], now=store.now())
+    render(store, "r1")
+    claim(store)
+    end_items(store, claim(store, worker="w2"), "failed")
+    submit(store)
+
+    found = names(page(collector))
+
+    parts = ("_bucket", "_count", "_sum")
+    whole = {
+        next((name.removesuffix(part) for part in parts if name.removesuffix(part) in SERIES), name) for name in found
+    }
+    assert whole == set(SERIES)
+    for name, series in SERIES.items():
+        assert series.meaning.endswith("."), name
+        assert (series.kind == "counter") == name.endswith("_total")
+
+
+def test_a_value_on_a_bound_is_within_it() -> None:
+    spread = Spread()
+    for value_s in (0.1, 0.2, 1e9):
+        spread.add(value_s)
+
+    buckets = dict(spread.buckets())
+    assert (buckets["0.1"], buckets["0.5"], buckets["43200"], buckets["+Inf"]) == (1, 2, 2, 3)
+
+
+def test_the_webhooks_process_tells_of_the_queue_it_is_given(store: JobStore, queue_url: str, tmp_path: Any) -> None:
+    submit(store)
+    with serving(tmp_path / "serve", "--queue", queue_url) as (served, _):
+        found = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
+    with serving(tmp_path / "without") as (served, _):
+        without = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
+
+    assert of(found, "jobs", queue="gpu", state="queued") == 1
+    assert of(without, "up") is None
+    assert "gpuwarden_remediator_ledger_up" in names(without)
+
+
+def test_a_scrape_writes_nothing(store: JobStore, collector: QueueCollector) -> None:
+    submit(store)
+    complete(store, claim(store))
+    with closing(store.changes()) as changes:
+        changes.any()
+        page(collector)
+
+        assert not changes.any()
+    with writing(store._engine) as connection:
+        assert connection.scalar(text("SELECT count(*) FROM dispatch_events WHERE position IS NULL")) == 1

@@ -1,0 +1,520 @@
+"""Whether something may be begun: who armed it, what is paused, the brake, cool-downs; a sentence a row."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import State
+from gpuwarden.procfs import ProcessId
+from remediator import plan
+from remediator.plan import (
+    Advance,
+    Begin,
+    BlockRun,
+    Facts,
+    Fence,
+    Kind,
+    LockWorker,
+    Lose,
+    Migrate,
+    Stage,
+    Start,
+    Step,
+    Stop,
+    Wait,
+    Warn,
+)
+from remediator.remedies import guards
+from remediator.remedies.guards import Act, Latch, Order, Orders, Recent, Safeguards, Silence
+from tests.remediator import builders as build
+from tests.remediator.builders import HANDLE, HOST, KEY, NOW
+
+pytestmark = pytest.mark.pure
+
+REMEDY = "restart_worker"
+SAFEGUARDS = Safeguards()
+BEGIN = Begin(
+    trip=build.episode().trip, free_key=KEY, container_kind="docker", container_handle=HANDLE, container_name="c1",
+    settle_key="7/1", worker_incarnation="i1", because="silent",
+)  # fmt: skip
+
+
+def order(act: Act, host: str | None = None, *, at: float = NOW - 60, **more: Any) -> Order:
+    return Order(**{"act": act, "at": at, "who": "ann@box1", "because": "a drill", "host": host, **more})
+
+
+ARM, DISARM = order(Act.ARM), order(Act.DISARM)
+ASK = order(Act.ASK)
+YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
+NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
+PAUSE = order(Act.PAUSE, until=NOW + 60)
+WINDOW = order(Act.MAINTAIN, until=NOW + 90, order_id=4)
+BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
+
+
+def orders(*given: Order) -> Orders:
+    return Orders(given=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "armed"),
+    [
+        pytest.param((), False, id="nobody ordered anything: a dry run"),
+        pytest.param((ARM,), True, id="everything is armed"),
+        pytest.param((ARM, DISARM), False, id="the newest order counts"),
+        pytest.param((DISARM, ARM), True, id="disarmed, and armed again"),
+        pytest.param((order(Act.ARM, HOST),), True, id="this host is armed"),
+        pytest.param((order(Act.ARM, "box2"),), False, id="another host's arming is not ours"),
+        pytest.param((ARM, order(Act.DISARM, "box2")), True, id="nor is its disarming"),
+        pytest.param((order(Act.ARM, remedy=REMEDY),), True, id="this remedy is armed"),
+        pytest.param((order(Act.ARM, remedy="other"),), False, id="another remedy's arming is not this one's"),
+        pytest.param((ARM, order(Act.DISARM, remedy=REMEDY)), False, id="all but this remedy"),
+        pytest.param((order(Act.DISARM, remedy=REMEDY), ARM), True, id="all, after this one was disarmed"),
+        pytest.param((ARM, PAUSE, BRAKE), True, id="a pause and a brake disarm nothing"),
+        pytest.param((ASK,), True, id="armed with approval"),
+        pytest.param((ASK, DISARM), False, id="a dry run wins over approval"),
+    ],
+)
+def test_what_is_armed(given: tuple[Order, ...], *, armed: bool) -> None:
+    assert orders(*given).armed(host=HOST, remedy=REMEDY) is armed
+
+
+@pytest.mark.parametrize(
+    ("given", "paused"),
+    [
+        pytest.param((), False, id="nobody paused"),
+        pytest.param((PAUSE,), True, id="every host is paused"),
+        pytest.param((order(Act.PAUSE, until=NOW),), False, id="a pause ends by itself, to the second"),
+        pytest.param((order(Act.PAUSE, until=None),), True, id="one without an end stands"),
+        pytest.param((order(Act.PAUSE, HOST, until=NOW + 1),), True, id="this host is paused"),
+        pytest.param((order(Act.PAUSE, "box2", until=NOW + 1),), False, id="another host's pause is not ours"),
+        pytest.param((PAUSE, order(Act.RESUME)), False, id="resumed"),
+        pytest.param((PAUSE, order(Act.RESUME, HOST)), True, id="resuming a host leaves the pause of every host"),
+        pytest.param(
+            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME, HOST)), False, id="a host's own pause is resumed"
+        ),
+        pytest.param(
+            (order(Act.PAUSE, HOST, until=NOW + 9), order(Act.RESUME)), False, id="resuming all ends a host's pause"
+        ),
+        pytest.param((order(Act.RESUME), PAUSE), True, id="paused after a resume"),
+        pytest.param(
+            (order(Act.PAUSE, HOST, until=NOW + 99), order(Act.PAUSE, until=NOW - 1)),
+            True,
+            id="a shorter pause of every host does not cut a host's own short",
+        ),
+    ],
+)
+def test_what_is_paused(given: tuple[Order, ...], *, paused: bool) -> None:
+    assert bool(orders(*given).pauses(host=HOST, now=NOW)) is paused
+
+
+def window(host: str | None = None, *, since: float = -10, until: float = 90, number: int = 4) -> Order:
+    return order(Act.MAINTAIN, host, since=NOW + since, until=NOW + until, order_id=number)
+
+
+@pytest.mark.parametrize(
+    ("given", "running", "left"),
+    [
+        pytest.param((), None, [], id="none was planned"),
+        pytest.param((WINDOW,), 4, [4], id="it began when it was ordered, where nothing else is said"),
+        pytest.param((window(since=1),), None, [4], id="it is still to come"),
+        pytest.param((window(since=0),), 4, [4], id="it begins to the second"),
+        pytest.param((window(until=0),), None, [], id="it ends to the second"),
+        pytest.param((window(HOST),), 4, [4], id="this host is maintained"),
+        pytest.param((window("box2"),), None, [], id="another host's is not ours"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=4)), None, [], id="it was ended before its time"),
+        pytest.param((window(since=9), order(Act.MAINTAINED, ends=4)), None, [], id="or called off"),
+        pytest.param((window(), order(Act.MAINTAINED, ends=3)), 4, [4], id="another one was ended"),
+        pytest.param(
+            (window(since=50, number=5), window(), window(since=20, number=6)),
+            4,
+            [4, 6, 5],
+            id="several are planned, the next one first",
+        ),
+        pytest.param((window(), window(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
+        pytest.param((window(), order(Act.RESUME)), 4, [4], id="a resume ends pauses only"),
+    ],
+)
+def test_what_is_maintained(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
+    found = orders(*given).maintenance(host=HOST, now=NOW)
+
+    assert (None if found is None else found.order_id) == running
+    assert [each.order_id for each in orders(*given).maintenances(host=HOST, now=NOW)] == left
+
+
+def test_every_hosts_maintenances_are_found_where_no_host_is_asked_for() -> None:
+    given = orders(window(), window("box2", number=5))
+
+    assert [each.order_id for each in given.maintenances(host=None, now=NOW)] == [4, 5]
+
+
+def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
+    given = orders(PAUSE, order(Act.PAUSE, "box2", until=NOW + 1))
+
+    assert [each.host for each in given.pauses(host=None, now=NOW)] == [None, "box2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "latched", "released_at"),
+    [
+        pytest.param((), None, None, id="never latched"),
+        pytest.param((ARM, BRAKE), BRAKE, None, id="latched"),
+        pytest.param((BRAKE, RELEASE), None, RELEASE.at, id="released"),
+        pytest.param((BRAKE, RELEASE, BRAKE), BRAKE, None, id="latched again"),
+    ],
+)
+def test_the_brake(given: tuple[Order, ...], latched: Order | None, released_at: float | None) -> None:
+    assert (orders(*given).brake(), orders(*given).released_at()) == (latched, released_at)
+
+
+@pytest.mark.parametrize(("fleet", "above"), [(None, 3), (1, 3), (2, 3), (4, 3), (8, 3), (15, 3), (16, 4), (100, 25)])
+def test_how_many_single_faults_a_fleet_has(fleet: int | None, above: int) -> None:
+    assert SAFEGUARDS.storm_above(fleet) == above
+
+
+@pytest.mark.parametrize(("fleet", "above"), [(None, 6), (1, 6), (6, 6), (7, 7), (100, 100)])
+def test_how_many_frees_an_hour_a_fleet_has(fleet: int | None, above: int) -> None:
+    assert SAFEGUARDS.frees_above(fleet) == above
+
+
+def others(count: int) -> frozenset[str]:
+    return frozenset(f"{HOST}/c{number}" for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("given", "recent", "verdict"),
+    [
+        pytest.param((ARM,), Recent(), None, id="armed and quiet: it begins"),
+        pytest.param((), Recent(), "dry_run", id="not armed"),
+        pytest.param((ARM, DISARM), Recent(), "dry_run", id="disarmed since the facts were read"),
+        pytest.param((ARM, PAUSE), Recent(), "paused", id="paused"),
+        pytest.param((ARM, BRAKE), Recent(), "brake", id="the brake is latched"),
+        pytest.param((ARM, WINDOW), Recent(), "maintenance", id="a maintenance runs"),
+        pytest.param(
+            (ARM, PAUSE, BRAKE), Recent(), "brake", id="the brake is told before a pause, which ends by itself"
+        ),
+        pytest.param((ARM,), Recent(freed_s_ago=299.9), "cooldown", id="freed less than the cool-down ago"),
+        pytest.param((ARM,), Recent(freed_s_ago=300.0), None, id="its cool-down is over"),
+        pytest.param((ARM,), Recent(freed_s_ago=-10.0), "cooldown", id="the clock was set back a little"),
+        pytest.param((ARM,), Recent(freed_s_ago=-9000.0), None, id="the clock was set back by more than that"),
+        pytest.param((ARM,), Recent(targets=others(2), fleet=4), None, id="the third of four is a fault of its own"),
+        pytest.param((ARM,), Recent(targets=others(3), fleet=4), "storm", id="the fourth of four is a storm"),
+        pytest.param((ARM,), Recent(targets=others(3), fleet=8), "storm", id="the fourth of eight is one too"),
+        pytest.param((ARM,), Recent(targets=others(3)), "storm", id="and so in a fleet nobody counted"),
+        pytest.param((ARM,), Recent(targets=others(3), fleet=16), None, id="the fourth of sixteen is none"),
+        pytest.param(
+            (ARM,),
+            Recent(targets=others(2) | {f"{HOST}/{HANDLE}"}),
+            None,
+            id="one that was freed within the window already is no further one",
+        ),
+        pytest.param((ARM,), Recent(frees=5, fleet=1), None, id="the sixth free of the hour on a small box begins"),
+        pytest.param((ARM,), Recent(frees=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
+        pytest.param((ARM,), Recent(frees=6), "storm", id="and so in a fleet nobody counted, as the hour has it"),
+        pytest.param((ARM,), Recent(frees=6, fleet=16), None, id="in a fleet of sixteen it is none"),
+        pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
+        pytest.param(
+            (ARM,), Recent(targets=others(9), freed_s_ago=1.0), "cooldown", id="what cools down makes no storm"
+        ),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=0.0), "gpu_cooldown", id="another one on its GPU is being freed"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=119.9), "gpu_cooldown", id="another one was, a moment ago"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=-1.0), "gpu_cooldown", id="and the clock was set back since"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=120.0), None, id="its GPU has cooled down"),
+        pytest.param(
+            (ARM,),
+            Recent(targets=others(9), gpu_freed_s_ago=1.0),
+            "gpu_cooldown",
+            id="what waits for it is no storm",
+        ),
+    ],
+)
+def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
+    found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+
+    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    assert word == verdict
+
+
+@pytest.mark.parametrize(
+    ("given", "recent", "verdict"),
+    [
+        pytest.param((ASK,), Recent(), "approval", id="nobody has answered: it waits"),
+        pytest.param((ASK,), Recent(answer=YES), None, id="approved"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
+        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), "approval", id="it has run out"),
+        pytest.param(
+            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), "approval", id="of another life"
+        ),
+        pytest.param((ASK,), Recent(answer=NO), "declined", id="declined"),
+        pytest.param((ASK,), Recent(answer=order(Act.DECLINE, key="k2")), "approval", id="another life was declined"),
+        pytest.param((ARM,), Recent(answer=NO), "declined", id="a no stands whatever is armed later"),
+        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), "approval", id="this host asks"),
+        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), Recent(), None, id="all but this remedy ask"),
+        pytest.param((ASK, DISARM), Recent(answer=YES), "dry_run", id="a dry run wins over a yes"),
+        pytest.param((ASK, PAUSE), Recent(answer=YES), "paused", id="a pause holds what was approved"),
+        pytest.param((ASK, BRAKE), Recent(answer=YES), "brake", id="so does the brake"),
+        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), "cooldown", id="and a cool-down"),
+        pytest.param((ASK,), Recent(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"),
+        pytest.param((ASK,), Recent(targets=others(3)), "approval", id="what was not is none"),
+        pytest.param((ASK, PAUSE), Recent(), "paused", id="nobody is asked about what may not begin anyway"),
+    ],
+)
+def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
+    found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+
+    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    assert word == verdict
+
+
+def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
+    none = replace(SAFEGUARDS, vram_cooldown_s=0.0)
+
+    held = guards.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.0), none, now=NOW)
+    begun = guards.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.1), none, now=NOW)
+
+    assert isinstance(held, Wait)
+    assert held.reason == "gpu_cooldown"
+    assert begun is None
+
+
+def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
+    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
+
+    assert guards.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
+
+
+FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
+WARN = Warn(because="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
+SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, because="it does not run")
+PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
+
+
+@pytest.mark.parametrize(
+    ("step", "facts", "held"),
+    [
+        pytest.param(BEGIN, build.facts(), True, id="nothing new is begun"),
+        pytest.param(FENCE, build.facts(**PROMISED), True, id="what is only promised is not fenced"),
+        pytest.param(WARN, build.facts(**PROMISED), True, id="nor warned"),
+        pytest.param(
+            FENCE,
+            build.facts(**PROMISED, job=build.job(state=State.FENCING)),
+            False,
+            id="what is fenced already, and not told so, goes on",
+        ),
+        pytest.param(
+            FENCE,
+            build.facts(**PROMISED, job=build.job(state=State.FENCING, attempt=2)),
+            True,
+            id="another attempt's fence is not ours",
+        ),
+        pytest.param(FENCE, build.facts(**PROMISED, job=None), True, id="a job that the queue does not know"),
+        pytest.param(STOP, build.facts(build.free(Stage.PLANNED)), True, id="a container without a job is not stopped"),
+        pytest.param(
+            STOP,
+            build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
+            True,
+            id="nor one whose job somebody else settled",
+        ),
+        pytest.param(
+            STOP,
+            build.facts(build.free(Stage.PLANNED), build.settle(Stage.FENCED)),
+            False,
+            id="whose job was taken is stopped: what was begun is finished",
+        ),
+        pytest.param(STOP, build.facts(build.free(Stage.STOPPING)), False, id="a stop is tried again"),
+        pytest.param(Start(because="dead"), build.facts(build.free(Stage.DEAD)), False, id="a stopped one is started"),
+        pytest.param(
+            SEEN_DEAD,
+            build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
+            True,
+            id="what ended by itself, or by a person, is not started",
+        ),
+        pytest.param(SEEN_DEAD, build.facts(build.free(Stage.STOPPING)), False, id="what we stopped is"),
+        pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
+    ],
+)
+@pytest.mark.parametrize("stop", [PAUSE, BRAKE, WINDOW], ids=["paused", "braked", "maintained"])
+def test_what_is_held_by_a_pause_the_brake_or_a_maintenance(
+    step: Step, facts: Facts, stop: Order, *, held: bool
+) -> None:
+    found = guards.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
+
+    assert isinstance(found, Wait) is held
+    assert held or found is step
+    assert guards.hold(step, facts, orders(ARM), Recent(), SAFEGUARDS, now=NOW) is step, "the control"
+
+
+def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
+    facts = build.facts(**PROMISED)
+
+    held = guards.hold(FENCE, facts, orders(ARM, ASK), Recent(), SAFEGUARDS, now=NOW)
+
+    assert isinstance(held, Wait)
+    assert (held.reason, held.asks) == ("approval", KEY)
+    assert guards.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+
+
+def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no_still_holds() -> None:
+    warned = build.facts(build.free(Stage.PLANNED, warned={"tries": 1}), build.settle(Stage.PLANNED))
+
+    assert guards.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9) is FENCE
+    assert isinstance(guards.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=NO), SAFEGUARDS, now=NOW + 9), Wait)
+    late = guards.hold(FENCE, build.facts(**PROMISED), orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9)
+    assert isinstance(late, Wait)
+
+
+@pytest.mark.parametrize(
+    ("silences", "unknown", "holds", "held"),
+    [
+        pytest.param((), "", False, None, id="nothing is silenced"),
+        pytest.param((Silence(silence_id="s1"),), "", False, "silenced", id="silenced"),
+        pytest.param((Silence(silence_id="s1"),), "b is down", False, "silenced", id="by one, while another is silent"),
+        pytest.param((), "b is down", False, None, id="unknown, and it goes on"),
+        pytest.param((), "b is down", True, "silences_unknown", id="unknown, and it holds"),
+        pytest.param((), "", True, None, id="known, where unknown would hold"),
+    ],
+)
+def test_what_is_held_by_a_silence(
+    silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool
+) -> None:
+    found = guards.heed(silences, unknown, Safeguards(unknown_holds=holds))
+
+    assert (None if found is None else found.reason) == held
+
+
+YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
+HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
+    "armed": ((ARM,), Recent(), None),
+    "paused": ((ARM, PAUSE), Recent(), "paused"),
+    "under maintenance": ((ARM, WINDOW), Recent(), "maintenance"),
+    "the brake is latched": ((ARM, BRAKE), Recent(), "brake"),
+    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), "paused"),
+    "who would hold them is under maintenance": ((ARM, window("box2")), Recent(), "maintenance"),
+    "a third is paused": ((ARM, order(Act.PAUSE, "box3")), Recent(), None),
+    "nobody has approved it": ((ASK,), Recent(), "approval"),
+    "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
+    "somebody approved a container on it": ((ASK,), Recent(answer=YES), "approval"),
+    "a storm of others, and it cools down": (
+        (ARM,),
+        Recent(targets=frozenset("abcdef"), frees=99, freed_s_ago=1),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "recent", "reason"), HOLD.values(), ids=HOLD)
+def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: Recent, reason: str | None) -> None:
+    step = Lose(because="no word of it", jobs=(build.held_job(),))
+    wanted = guards.wish(build.host_facts().episode, step)
+
+    held = guards.may_hold(wanted, orders(*given), recent, by="box2", now=NOW)
+
+    assert (wanted.handle, wanted.key, wanted.because) == ("", HOST, "no word of it")
+    assert (None if held is None else held.reason) == reason
+
+
+LOCK = LockWorker(host=HOST, worker="w1", because="it fails")
+MOVE = Migrate(host=HOST, worker="w1", because="it fails")
+BLOCK = BlockRun(because="all fail")
+YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
+WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] = {
+    "armed and quiet": (LOCK, (ARM,), Recent(), None),
+    "not armed": (LOCK, (), Recent(), "dry_run"),
+    "paused": (MOVE, (ARM, PAUSE), Recent(), "paused"),
+    "a maintenance runs": (BLOCK, (ARM, WINDOW), Recent(), "maintenance"),
+    "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), "brake"),
+    "nobody has approved it": (LOCK, (ASK,), Recent(), "approval"),
+    "somebody approved it": (LOCK, (ASK,), Recent(answer=YES_TO_LOCK), None),
+    "somebody approved something else": (MOVE, (ASK,), Recent(answer=YES_TO_LOCK), "approval"),
+    "the third condemned is a fault of its own": (LOCK, (ARM,), Recent(condemned=others(2)), None),
+    "the fourth is a storm": (LOCK, (ARM,), Recent(condemned=others(3)), "storm"),
+    "and so is a fourth run to be blocked": (BLOCK, (ARM,), Recent(condemned=others(3)), "storm"),
+    "the same worker for another run is no fourth": (
+        LOCK,
+        (ARM,),
+        Recent(condemned=others(2) | {"worker box1/w1"}),
+        None,
+    ),
+    "the same run by another host is no fourth": (BLOCK, (ARM,), Recent(condemned=others(2) | {"run r1"}), None),
+    "a run of a worker's name is another": (BLOCK, (ARM,), Recent(condemned=others(2) | {"worker box1/r1"}), "storm"),
+    "in a fleet of sixteen it is none": (LOCK, (ARM,), Recent(condemned=others(3), fleet=16), None),
+    "a move condemns nobody": (MOVE, (ARM,), Recent(condemned=others(99)), None),
+    "what nobody approved is no storm": (LOCK, (ASK,), Recent(condemned=others(99)), "approval"),
+    "a storm of frees, and a container cools down": (
+        LOCK,
+        (ARM,),
+        Recent(targets=others(99), frees=99, freed_s_ago=1, gpu_freed_s_ago=1),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize(("step", "given", "recent", "verdict"), WRANGLE.values(), ids=WRANGLE)
+def test_what_may_be_done_about_a_run(
+    step: plan.Wrangle, given: tuple[Order, ...], recent: Recent, verdict: str | None
+) -> None:
+    wanted = guards.wish(build.run_facts(None).episode, step)
+
+    found = guards.may_wrangle(wanted, orders(*given), recent, SAFEGUARDS, now=NOW)
+
+    assert (wanted.handle, wanted.key, wanted.because) == ("", step.deed, step.because)
+    assert ("storm" if isinstance(found, Latch) else found and found.reason) == verdict
+
+
+def test_a_silence_is_named_with_who_made_it_and_why() -> None:
+    silences = (Silence(silence_id="s1", by="ann", comment="new driver"), Silence(silence_id="s2"))
+
+    found = guards.heed(silences, "", SAFEGUARDS)
+
+    assert found is not None
+    assert found.because.startswith("silenced in Alertmanager: s1 by ann: new driver; s2 by ?: ?; taken up again")
+
+
+def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
+    storm = Recent(targets=others(9))
+
+    assert guards.hold(BEGIN, build.facts(), orders(ARM), storm, SAFEGUARDS, now=NOW) is BEGIN
+
+
+def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
+    def because(*given: Order, recent: Recent = Recent()) -> str:  # noqa: B008 - frozen
+        found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+        assert isinstance(found, plan.Wait | Latch)
+        return found.because
+
+    assert because() == "disarmed just now: nobody armed it"
+    assert because(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
+    assert because(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
+    assert "`gpuwarden brake release`" in because(ARM, BRAKE)
+    assert because(ARM, WINDOW) == (
+        "maintenance 4: by ann@box1: a drill; it ends in 90 s, and `gpuwarden maintenance end 4` ends it"
+    )
+    asked = because(ASK)
+    assert asked == "a person is asked: `gpuwarden approve 1` or `gpuwarden decline 1`: silent for 130 s"
+    late = order(Act.APPROVE, key=KEY, until=NOW)
+    assert because(ASK, recent=Recent(answer=late)) == f"an approval ran out before it could be begun; {asked}"
+    assert because(ASK, recent=Recent(answer=NO)).startswith("declined by ann@box1: a drill; `gpuwarden approve 1` if")
+    assert "was freed 12 s ago and cools down for 300 s" in because(ARM, recent=Recent(freed_s_ago=12.0))
+    assert because(ARM, recent=Recent(targets=others(3), fleet=4)).startswith(
+        "4 containers to be freed within 600 s, with 4 workers; above 3"
+    )
+    assert "with an unknown number of workers" in because(ARM, recent=Recent(targets=others(3)))
+    assert because(ARM, recent=Recent(frees=6, fleet=2)).startswith("7 frees within 3600 s, with 2 workers; above 6")
+
+
+def test_an_orders_scope_reads_as_words() -> None:
+    assert ARM.scope == "every remedy on every host"
+    assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
+    assert YES.scope == f"episode 1 on {HOST}"
+    assert WINDOW.scope == "maintenance 4 on every host"
+    assert order(Act.MAINTAINED, HOST, ends=4, order_id=9).scope == f"maintenance 4 on {HOST}"
+
+
+def test_only_what_is_freed_for_a_gpus_memory_waits_for_that_gpu() -> None:
+    begin = replace(BEGIN, gpus=("GPU-0", "GPU-1"))
+
+    assert guards.wish(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}
+    assert guards.wish(build.episode(), begin).gpus == frozenset()
+    assert guards.wish(build.tenant_facts(build.free(Stage.PLANNED)).episode, STOP).gpus == frozenset()

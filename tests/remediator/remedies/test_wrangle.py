@@ -1,0 +1,489 @@
+"""Faulty worker or faulty job: what is decided from which counts, a sentence a row; and what no counts may bring."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden.job import Trip
+from gpuwarden.queue.items.tally import RunTally, WorkerTally
+from remediator.plan import (
+    BlockRun,
+    Close,
+    Facts,
+    Limits,
+    LockWorker,
+    Migrate,
+    Outcome,
+    Subject,
+    Wait,
+    WouldAct,
+    Wrangle,
+)
+from remediator.remedies import REMEDIES
+from remediator.remedies.wrangle import (
+    ACTIVATION,
+    MIGRATIONS_MAX,
+    PATIENCE_S,
+    TRIPS,
+    Leave,
+    Rules,
+    Verdict,
+    adopt,
+    decide,
+    judge,
+    rules,
+    stands,
+)
+from tests.remediator.builders import run_facts
+
+pytestmark = pytest.mark.pure
+
+
+RULES = Rules()
+
+
+def worker(
+    name: str, *, done: int = 0, failed: int = 0, runs_for_s: float | None = 60.0, spent: str | None = None
+) -> WorkerTally:
+    return WorkerTally(host="box1", worker=name, done=done, failed=failed, runs_for_s=runs_for_s, spent=spent)
+
+
+def run(*workers: WorkerTally, **changed: Any) -> RunTally:
+    its: dict[str, Any] = {"asked": True, "over": False, "ranked": False, "unsettled": 0, "migrations": 0}
+    return RunTally(run_id="r1", workers=workers, **its | changed)
+
+
+BAD = worker("bad", failed=6)
+LAST = worker("bad", failed=6, spent="job 7 has no attempt left")
+GONE = worker("bad", failed=6, runs_for_s=None)
+
+TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
+    # B1
+    "nobody has run it yet": (run(), Leave, "no worker has failed more than 5 of its items and finished none"),
+    "five failures are patience": (run(worker("w1", failed=5), worker("w2", done=9)), Leave, "no worker has failed"),
+    "five failures each of ten workers are patience too": (
+        run(*(worker(f"w{n}", failed=5) for n in range(10))),
+        Leave,
+        "no worker has failed more than 5",
+    ),
+    # B2
+    "the sixth, and others finish items: the worker": (
+        run(BAD, worker("w2", done=3, failed=1), worker("w3", done=4)),
+        LockWorker,
+        "bad on box1 has failed 6 items and finished none, and others have finished 7",
+    ),
+    "others finished items, and run it no more": (
+        run(BAD, worker("w2", done=1, runs_for_s=None)),
+        LockWorker,
+        "others have finished 1",
+    ),
+    "it runs the job no more, and others finished": (run(GONE, worker("w2", done=1)), LockWorker, "bad on box1"),
+    "others finish and fail by turns": (run(BAD, worker("w2", done=1, failed=50)), LockWorker, "bad on box1"),
+    "of two the worse first": (
+        run(worker("b1", failed=7), worker("b2", failed=8), worker("w3", done=1)),
+        LockWorker,
+        "b2 on box1 has failed 8",
+    ),
+    "others have finished, whoever is fenced meanwhile": (run(BAD, worker("w2", done=1), unsettled=1), LockWorker, ""),
+    # B3
+    "nobody finishes any, and all that run it fail: the job": (
+        run(BAD, worker("w2", failed=1), worker("w3", failed=2)),
+        BlockRun,
+        "nobody has finished any, and bad on box1 has failed 6 items; the 2 that run it beside fail too",
+    ),
+    "one that failed none ran it before, and runs it no more": (
+        run(BAD, worker("w2", failed=1), worker("w3", runs_for_s=None)),
+        BlockRun,
+        "the 1 that run it beside fail too",
+    ),
+    # B4
+    "another has yet to end its first item": (
+        run(BAD, worker("w2", runs_for_s=PATIENCE_S - 0.1)),
+        Wait,
+        "w2 on box1 has neither finished nor failed one yet, in less than 1800 s",
+    ),
+    "one is undecided while all others fail": (run(BAD, worker("w2", failed=3), worker("w3")), Wait, "w3 on box1"),
+    "the wait is bounded, and then only this one fails: the worker": (
+        run(BAD, worker("w2", runs_for_s=PATIENCE_S)),
+        LockWorker,
+        "w2 on box1, which runs it as well, has failed none in 1800 s or more",
+    ),
+    "one is known not to fail, whatever the undecided one comes to": (
+        run(BAD, worker("w2"), worker("w3", runs_for_s=PATIENCE_S), worker("w4", failed=1)),
+        LockWorker,
+        "w3 on box1",
+    ),
+    # B5
+    "alone with it: it is moved": (
+        run(BAD),
+        Migrate,
+        "bad on box1, alone with it, has failed 6 items; move 1 of 3, to a worker that has not had it",
+    ),
+    "alone with it now, whoever has had it before": (
+        run(BAD, worker("w2", failed=2, runs_for_s=None), worker("w3", runs_for_s=None)),
+        Migrate,
+        "alone with it",
+    ),
+    "the third move is the last": (run(BAD, migrations=2), Migrate, "move 3 of 3"),
+    "the fourth worker fails as well: the job": (
+        run(BAD, worker("w1", failed=6, runs_for_s=None), migrations=3),
+        BlockRun,
+        "after 3 moves of at most 3: it is the job",
+    ),
+    "the worst runs it no more, and another that failed too much is alone": (
+        run(worker("w1", failed=9, runs_for_s=None), BAD, migrations=1),
+        Migrate,
+        "bad on box1, alone with it, has failed 6 items; move 2 of 3",
+    ),
+    "moved, and the next one has failed little": (
+        run(GONE, worker("w2", failed=5), migrations=1),
+        Leave,
+        "nobody has finished any, and bad on box1, which failed 6, runs it no more",
+    ),
+    "moved, and the next one finishes: so it was the worker": (
+        run(GONE, worker("w2", done=1), migrations=1),
+        LockWorker,
+        "bad on box1 has failed 6 items and finished none",
+    ),
+    # A job at its cap
+    "the job of another is at a cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "bad on box1"),
+    # B6
+    "one finished item clears it": (run(worker("w1", done=1, failed=99)), Leave, "and finished none"),
+    "it clears the one, and not the other": (
+        run(worker("w1", done=1, failed=99), BAD),
+        LockWorker,
+        "bad on box1",
+    ),
+    # B7
+    "nobody asked for it": (run(BAD, worker("w2", done=1), asked=False), Leave, "`gpuwarden wrangle on r1` does"),
+    # What is not known
+    "the run is over": (run(BAD, worker("w2", done=1), over=True), Leave, "it has ended"),
+    "ranks end as one": (run(BAD, worker("w2", done=1), ranked=True), Leave, "a person has to judge"),
+    "a job of it is of a lost host": (run(BAD, unsettled=1), Wait, "1 of its jobs are fenced or on hosts that seem"),
+    "nobody runs it": (run(GONE), Leave, "runs it no more"),
+}
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        pytest.param(run(LAST, worker("w2", done=1)), id="others finish items"),
+        pytest.param(run(LAST, worker("w2", runs_for_s=PATIENCE_S)), id="another fails none for long"),
+        pytest.param(run(LAST), id="it is alone with it"),
+    ],
+)
+def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_told(counts: RunTally) -> None:
+    verdict = judge(counts, RULES)
+
+    assert isinstance(verdict, Wait)
+    assert verdict.reason == "spent"
+    assert verdict.because.endswith("; but job 7 has no attempt left")
+
+
+HERE, HERE_TOO = worker("bad", failed=6), worker("b2", failed=7)
+THERE = replace(worker("worse", failed=9), host="box2")
+FINE = worker("w2", done=1)
+
+
+def at_cap(each: WorkerTally) -> WorkerTally:
+    return replace(each, spent="job 7 has no attempt left")
+
+
+@pytest.mark.parametrize(
+    ("counts", "host", "said"),
+    [
+        pytest.param(run(HERE, THERE, FINE), "box1", "lock bad on box1", id="its own, though another host's is worse"),
+        pytest.param(run(HERE, HERE_TOO, THERE, FINE), "box1", "lock b2 on box1", id="of its own the worst"),
+        pytest.param(run(HERE, at_cap(HERE_TOO), FINE), "box1", "lock bad on box1", id="of its own one not at a cap"),
+        pytest.param(run(THERE, FINE), "box1", "lock worse on box2", id="another host's, where it has none"),
+        pytest.param(
+            run(at_cap(HERE), THERE, FINE), "box1", "lock worse on box2", id="another host's, its own at a cap"
+        ),
+        pytest.param(run(at_cap(HERE), FINE), "box1", "spent", id="nobody, where all are at a cap"),
+        pytest.param(run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="to a person, one not at a cap"),
+        pytest.param(run(HERE, THERE), "box1", "block it", id="nobody finishes any: the run"),
+        pytest.param(
+            run(HERE, THERE, worker("w2", runs_for_s=PATIENCE_S)),
+            "box1",
+            "lock worse on box2",
+            id="nobody finishes any: the worst of all",
+        ),
+    ],
+)
+def test_which_of_several_faulty_workers_is_locked_first(counts: RunTally, host: str | None, said: str) -> None:
+    verdict = judge(counts, RULES, host=host)
+
+    assert said == (verdict.reason if isinstance(verdict, Wait) else verdict.deed)  # type: ignore[union-attr]
+    assert isinstance(verdict, Wait) or stands(counts, verdict, RULES)  # type: ignore[arg-type]
+
+
+def test_a_run_is_blocked_whatever_its_jobs_have_left() -> None:
+    assert isinstance(judge(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
+
+
+@pytest.mark.parametrize(("counts", "wanted", "said"), TABLE.values(), ids=TABLE)
+def test_what_is_decided(counts: RunTally, wanted: type[Verdict], said: str) -> None:
+    verdict = judge(counts, RULES)
+
+    assert type(verdict) is wanted, verdict
+    assert said in verdict.because
+
+
+def test_the_constants_are_those_of_the_specification() -> None:
+    assert (ACTIVATION, MIGRATIONS_MAX) == (5, 3)
+    assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, patience_s=PATIENCE_S) == RULES
+
+
+@pytest.mark.parametrize(
+    ("rules", "counts", "wanted"),
+    [
+        pytest.param(Rules(activation=0), run(worker("w1", failed=1)), Migrate, id="the first failure is one too many"),
+        pytest.param(Rules(activation=9), run(worker("w1", failed=9)), Leave, id="more patience with failures"),
+        pytest.param(Rules(migrations_max=0), run(BAD), BlockRun, id="never moved"),
+        pytest.param(Rules(patience_s=60), run(BAD, worker("w2")), LockWorker, id="less patience with the undecided"),
+    ],
+)
+def test_each_constant_is_its_owners(rules: Rules, counts: RunTally, wanted: type[Verdict]) -> None:
+    assert type(judge(counts, rules)) is wanted
+
+
+def test_who_is_to_be_told_of_a_worker_and_of_a_job() -> None:
+    lock, block = judge(run(BAD, worker("w2", done=1)), RULES), judge(run(BAD, worker("w2", failed=1)), RULES)
+
+    assert isinstance(lock, LockWorker)
+    assert isinstance(block, BlockRun)
+    assert (lock.tell, block.tell) == ("administrator", "submitter")
+
+
+# --- whatever the counts are
+
+TALLIES = st.builds(
+    WorkerTally,
+    host=st.sampled_from(["box1", "box2"]),
+    worker=st.sampled_from(["w1", "w2", "w3", "w4", "w5"]),
+    done=st.sampled_from([0, 0, 0, 1, 7]),
+    failed=st.integers(0, 9),
+    runs_for_s=st.none() | st.floats(0, 2 * PATIENCE_S),
+)
+RUNS = st.builds(
+    RunTally,
+    run_id=st.just("r1"),
+    asked=st.booleans() | st.just(value=True),
+    over=st.just(value=False) | st.booleans(),
+    ranked=st.just(value=False) | st.booleans(),
+    unsettled=st.sampled_from([0, 0, 0, 1]),
+    migrations=st.integers(0, 4),
+    workers=st.lists(TALLIES, max_size=6, unique_by=lambda each: (each.host, each.worker)).map(tuple),
+)
+
+
+@given(RUNS)
+def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(counts: RunTally) -> None:
+    verdict = judge(counts, RULES)
+
+    if isinstance(verdict, Leave):
+        return
+    assert counts.asked
+    assert not counts.over
+    assert not counts.ranked
+    assert any(each.failed > ACTIVATION and not each.done for each in counts.workers)
+    if isinstance(verdict, LockWorker | Migrate):
+        (judged,) = (each for each in counts.workers if (each.host, each.worker) == (verdict.host, verdict.worker))
+        assert judged.done == 0
+        assert judged.failed > ACTIVATION
+    if isinstance(verdict, Migrate):
+        assert counts.migrations < MIGRATIONS_MAX
+    if isinstance(verdict, Migrate | BlockRun):
+        assert not any(each.done for each in counts.workers)
+        assert not counts.unsettled
+
+
+@given(RUNS, st.randoms(use_true_random=False))
+def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTally, random: Any) -> None:
+    shuffled = random.sample(counts.workers, len(counts.workers))
+    found, again = judge(counts, RULES), judge(replace(counts, workers=tuple(shuffled)), RULES)
+
+    assert type(found) is type(again)
+    if isinstance(found, LockWorker | Migrate):
+        assert (found.host, found.worker) == (again.host, again.worker)  # type: ignore[union-attr]
+
+
+class Farm:
+    """One run on a farm: each worker finishes every item it tries, fails every one, or never ends its first."""
+
+    def __init__(self, nature: dict[str, str], at_once: int) -> None:
+        self.nature, self.at_once = nature, at_once
+        self.counts = {name: [0, 0] for name in nature}
+        self.running: dict[str, float] = {}
+        self.locked: set[str] = set()
+        self.tried: set[str] = set()
+        self.migrations = 0
+
+    def hour(self) -> None:
+        """Workers that may take the run's jobs; each that runs one tries an item."""
+        for name in self.nature:
+            if len(self.running) < self.at_once and name not in {*self.running, *self.locked, *self.tried}:
+                self.running[name] = 0.0
+        for name in self.running:
+            self.running[name] += PATIENCE_S / 4
+            if self.nature[name] != "slow":
+                self.counts[name][self.nature[name] == "bad"] += 1
+
+    def tally(self) -> RunTally:
+        return run(
+            *(
+                worker(name, done=done, failed=failed, runs_for_s=self.running.get(name))
+                for name, (done, failed) in self.counts.items()
+            ),
+            migrations=self.migrations,
+        )
+
+    def carry_out(self, verdict: LockWorker | Migrate) -> None:
+        if isinstance(verdict, LockWorker):
+            self.locked.add(verdict.worker)
+            self.counts[verdict.worker] = [0, 0]
+        else:
+            self.migrations += 1
+            assert verdict.worker not in self.tried, "it came back to one that was tried"
+            self.tried.add(verdict.worker)
+        self.running.pop(verdict.worker, None)
+
+
+@given(
+    st.lists(st.sampled_from(["good", "bad", "bad", "slow"]), min_size=1, max_size=7),
+    st.integers(1, 4),
+)
+def test_a_farm_comes_to_rest_with_its_good_workers_unlocked_and_after_three_moves_at_most(
+    natures: list[str], at_once: int
+) -> None:
+    farm = Farm({f"w{n}": nature for n, nature in enumerate(natures)}, at_once)
+    acts: list[Verdict] = []
+    for _ in range(20 * len(natures)):
+        farm.hour()
+        while isinstance(verdict := judge(farm.tally(), RULES), LockWorker | Migrate):
+            acts.append(verdict)
+            farm.carry_out(verdict)
+        if isinstance(verdict, BlockRun):
+            acts.append(verdict)
+            break
+
+    assert len(acts) <= len(natures) + MIGRATIONS_MAX + 1
+    assert farm.migrations <= MIGRATIONS_MAX
+    assert {farm.nature[name] for name in farm.locked} <= {"bad"}
+    assert not isinstance(verdict, Wait), "a wait ends"
+    if "good" not in natures and "slow" not in natures and len(natures) > MIGRATIONS_MAX:
+        assert isinstance(verdict, BlockRun)
+
+
+# --- what becomes of an episode
+
+LOCKS = run(BAD, worker("w2", done=3))
+BLOCKS = run(BAD, worker("w2", failed=1))
+MOVES = run(BAD)
+NOTHING = run(worker("bad", failed=5))
+ELSEWHERE = run(THERE, FINE)
+
+
+def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
+    remedy = REMEDIES["wrangle"]
+
+    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.RUN)
+    assert {Trip.ITEMS} == TRIPS
+
+
+@pytest.mark.parametrize("firing", [True, False], ids=["its alert fires", "its alert has ended, which is no recovery"])
+@pytest.mark.parametrize(
+    ("counts", "wanted", "deed"),
+    [
+        pytest.param(LOCKS, LockWorker, "lock bad on box1", id="lock"),
+        pytest.param(MOVES, Migrate, "move it from bad on box1", id="move"),
+        pytest.param(BLOCKS, BlockRun, "block it", id="block"),
+    ],
+)
+def test_what_is_found_is_done_where_it_is_armed_and_recorded_once_where_it_is_not(
+    counts: RunTally, wanted: type[Wrangle], deed: str, *, firing: bool
+) -> None:
+    step = decide(run_facts(counts, firing=firing))
+    would = decide(run_facts(counts, firing=firing, armed=False))
+    again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
+
+    assert isinstance(step, wanted)
+    assert step == judge(counts, RULES)
+    assert step.deed == deed
+    assert isinstance(would, WouldAct)
+    assert would.because == f"would {deed}: {step.because}"
+    assert isinstance(again, Wait)
+    assert (again.reason, again.because) == ("dry_run", f"dry run: would {deed}, and does nothing")
+
+
+WAITS: dict[str, tuple[Facts, str, str]] = {
+    "the queue does not answer": (run_facts(LOCKS, run=None, unknown="no answer"), "queue_silent", "no answer"),
+    "its alert has ended, and the queue does not answer": (
+        run_facts(LOCKS, run=None, firing=False),
+        "queue_silent",
+        "is unknown",
+    ),
+    "the queue has no such run": (run_facts(None), "no_run", "the queue has no run 'r1'"),
+    "nobody is accused in the queue": (run_facts(NOTHING), "nothing_due", "no worker has failed more than 5"),
+    "who runs it is not known": (run_facts(run(BAD, unsettled=1)), "unsettled", "fenced"),
+    "nor where its alert has ended meanwhile": (run_facts(run(BAD, unsettled=1), firing=False), "unsettled", "fenced"),
+    "the faulty one is on another host": (run_facts(ELSEWHERE), "elsewhere", "worse on box2 comes first"),
+}
+
+
+@pytest.mark.parametrize(("given_facts", "reason", "said"), WAITS.values(), ids=WAITS)
+def test_what_an_episode_waits_for(given_facts: Facts, reason: str, said: str) -> None:
+    step = decide(given_facts)
+
+    assert isinstance(step, Wait)
+    assert step.reason == reason
+    assert said in step.because
+
+
+@pytest.mark.parametrize(
+    ("ended", "outcome"),
+    [
+        pytest.param(
+            run_facts(NOTHING, firing=False, decided=True, done=True), Outcome.MENDED, id="something was done"
+        ),
+        pytest.param(run_facts(NOTHING, firing=False, decided=True), Outcome.PARTLY, id="whether it was is not known"),
+        pytest.param(run_facts(NOTHING, firing=False), Outcome.UNCONFIRMED, id="nothing was"),
+        pytest.param(run_facts(None, firing=False), Outcome.UNCONFIRMED, id="there is no such run"),
+        pytest.param(run_facts(ELSEWHERE, firing=False), Outcome.UNCONFIRMED, id="what is left is another host's"),
+    ],
+)
+def test_an_episode_is_over_when_its_alert_has_ended_and_nothing_is_to_be_done(ended: Facts, outcome: Outcome) -> None:
+    step = decide(ended)
+
+    assert isinstance(step, Close)
+    assert step.outcome is outcome
+    assert "the alert ended" in step.because
+
+
+def test_nothing_is_owed_for_another_host() -> None:
+    assert isinstance(adopt(run_facts(LOCKS)), Wait)
+
+
+def test_the_constants_are_those_of_the_settings() -> None:
+    assert rules(Limits()) == Rules()
+    assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_patience_s=3.0)) == Rules(
+        activation=1, migrations_max=2, patience_s=3.0
+    )
+    assert isinstance(decide(run_facts(NOTHING, limits=Limits(wrangle_activation=4))), Migrate)
+
+
+@pytest.mark.parametrize(
+    ("counts", "so"),
+    [
+        pytest.param(run(replace(BAD, failed=9), worker("w2", done=8)), True, id="the figures have grown"),
+        pytest.param(run(replace(BAD, done=1), worker("w2", done=3)), False, id="it has finished one"),
+        pytest.param(run(BAD, unsettled=1), False, id="who runs it is not known any more"),
+        pytest.param(MOVES, False, id="something else is found of it"),
+        pytest.param(run(worker("other", failed=6), worker("w2", done=3)), False, id="the same is found of another"),
+    ],
+)
+def test_whether_what_was_decided_stands(counts: RunTally, *, so: bool) -> None:
+    assert stands(counts, judge(LOCKS, RULES), RULES) is so  # type: ignore[arg-type]

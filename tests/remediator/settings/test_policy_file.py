@@ -1,0 +1,194 @@
+"""The policy file: what it may say, what is refused and in which words, that a change is seen, and what follows."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.main import command
+from remediator.plan import Subject, Unconfirmed
+from remediator.remedies import REMEDIES
+from remediator.remedies.guards import Safeguards
+from remediator.settings import policy_file as module
+from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile, RemedyPolicy
+from tests.remediator.builders import server_alert
+from tests.remediator.executor.test_executor import PACE, executor, silent_server, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.test_timers import BOUND_S, Clocks, clocks, lingering, look_on
+
+__all__ = ["clocks"]  # a fixture, for its name's sake
+
+
+@pytest.fixture
+def backend() -> str:
+    """What a file says is the same on both databases."""
+    return "sqlite"
+
+
+@pytest.fixture(autouse=True)
+def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "policy.toml"
+
+
+def write(path: Path, text: str) -> None:
+    """Replace it whole, as the file wants to be."""
+    new = path.with_name("new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def read(path: Path, text: str) -> PolicyFile:
+    write(path, text)
+    return PolicyFile(path)
+
+
+def test_every_remedy_that_frees_has_a_table_and_those_without_a_job_none_of_a_jobs_keys() -> None:
+    frees_nothing = {Subject.HOST, Subject.RUN}
+    assert Policies.model_fields.keys() == {name for name, its in REMEDIES.items() if its.subject not in frees_nothing}
+    assert isinstance(Policies().of("restart_worker"), JobRemedyPolicy)
+    assert not isinstance(Policies().of("restart_container"), JobRemedyPolicy)
+
+
+def test_an_empty_file_says_nothing(path: Path) -> None:
+    assert read(path, "").now() == Policies()
+
+
+def test_what_a_file_says_is_said_of_its_remedy_alone(path: Path) -> None:
+    text = """
+        [restart_worker]
+        unconfirmed = "hold"
+        retries_max = 1
+        cooldown_s = 900
+        [restart_container]
+        cooldown_s = 0
+    """
+
+    its = read(path, text).now()
+
+    assert its.restart_worker == JobRemedyPolicy(unconfirmed=Unconfirmed.HOLD, retries_max=1, cooldown_s=900.0)
+    assert its.restart_container == RemedyPolicy(cooldown_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("[restart_wroker]", "has 'restart_wroker' as a table, which is not known; known are restart_worker, restart_"),
+        ("[restart_worker]\nhold = true", "'hold' in [restart_worker], which is not known; known are cooldown_s, unco"),
+        ('[restart_container]\nunconfirmed = "hold"', "known are cooldown_s"),
+        ('[restart_worker]\nunconfirmed = "wait"', "has 'wait' for restart_worker.unconfirmed: Input should"),
+        ("[restart_worker]\nretries_max = -1", "has -1 for restart_worker.retries_max"),
+        ('[restart_worker]\nretries_max = "3"', "has '3' for restart_worker.retries_max"),
+        ("[restart_worker]\ncooldown_s = nan", "for restart_worker.cooldown_s"),
+        ("restart_worker = 1", "has 1 for restart_worker"),
+        ("[restart_worker", "cannot be read"),
+        ("#" * (64 * 1024 + 1), "is larger than 65536 bytes"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_or_will_not_do_is_refused_with_what_is_wanted(path: Path, text: str, because: str) -> None:
+    with pytest.raises(GpuwardenError) as refused:
+        read(path, text)
+
+    assert str(refused.value).startswith(f"the policy file {path} ")
+    assert because in str(refused.value)
+
+
+def test_a_change_is_read_and_what_will_not_do_then_leaves_all_as_it_was(path: Path) -> None:
+    its = read(path, "[restart_worker]\ncooldown_s = 1")
+
+    write(path, "[restart_worker]\ncooldown_s = 2")
+    assert its.now().restart_worker.cooldown_s == 2
+    with capture_logs() as logs:
+        write(path, "[restart_worker]\ncooldown_s = -3")
+        assert [its.now().restart_worker.cooldown_s for _ in range(3)] == [2, 2, 2]
+        path.unlink()
+        assert its.now().restart_worker.cooldown_s == 2
+        write(path, "[restart_worker]\ncooldown_s = 4")
+        assert its.now().restart_worker.cooldown_s == 4
+
+    assert [each["event"] for each in logs] == ["policy kept as it was", "policy read anew"]
+    assert "has -3 for restart_worker.cooldown_s" in logs[0]["because"]
+
+
+def test_the_program_does_not_begin_with_a_file_that_will_not_do(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuwarden.logs.configure", lambda **_: None)
+    (tmp_path / "host").write_text("box1\n")
+    write(path, "[restart_worker]\nhold = true")
+    databases = ("--ledger", f"sqlite:///{tmp_path}/l.db", "--queue", f"sqlite:///{tmp_path}/q.db")
+    options = ("--dir", str(tmp_path), *databases, "--docker", "none", "--policy", str(path))
+
+    with pytest.raises(GpuwardenError, match=r"'hold' in \[restart_worker\]"):
+        command(["execute", *options])
+
+
+# --- what follows
+
+
+def test_a_job_not_seen_dead_is_held_until_a_person_changes_the_file(
+    ledger: Ledger, store: JobStore, clocks: Clocks, path: Path
+) -> None:
+    policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
+    works = executor(ledger, store, lingering(ledger, store), policy=policy)
+    turn(works, ledger)
+    look_on(works, ledger, clocks, for_s=10 * BOUND_S)
+
+    assert store.job(1).state is State.FENCING
+    assert [each.reason for each in ledger.held()] == ["not_seen_dead"]
+    assert "saw free: abandoned" in told(ledger)
+
+    write(path, '[restart_worker]\nunconfirmed = "requeue"')
+    look_on(works, ledger, clocks, for_s=10)
+
+    assert store.job(1).state is State.QUEUED
+    assert story(ledger).outcome == "partly_mended"
+
+
+def test_a_job_that_is_held_is_let_go_when_a_person_cancels_it(
+    ledger: Ledger, store: JobStore, clocks: Clocks, path: Path
+) -> None:
+    policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
+    works = executor(ledger, store, lingering(ledger, store), policy=policy)
+    turn(works, ledger)
+    look_on(works, ledger, clocks, for_s=10 * BOUND_S)
+
+    store.cancel(store.job(1).job_id, now=store.now(), because="its host was switched off")
+    look_on(works, ledger, clocks, for_s=5)
+
+    assert (store.job(1).state, story(ledger).outcome) == (State.CANCELLED, "partly_mended")
+
+
+def test_a_remedys_own_cap_of_retries_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
+    works = executor(ledger, store, wedged(ledger, store), policy=read(path, "[restart_worker]\nretries_max = 0"))
+
+    to_the_end(works, ledger)
+
+    assert PACE.limits.retries_max == 3
+    assert store.job(1).state is State.FAILED
+
+
+def test_a_remedys_own_cool_down_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
+    pace = replace(PACE, safeguards=Safeguards(cooldown_s=300.0))
+    world = silent_server(ledger)
+    box = world.boxes["w1"]
+    works = executor(ledger, store, world, pace=pace, policy=read(path, "[restart_worker]\ncooldown_s = 0"))
+    to_the_end(works, ledger)
+    box.wedged = True
+    ledger.accept([server_alert("again", container="w1", incarnation=box.incarnation)], [], now=time.time())
+
+    turn(works, ledger)
+    assert [each.reason for each in ledger.held()] == ["cooldown"]
+
+    write(path, "[restart_container]\ncooldown_s = 0")
+    to_the_end(works, ledger)
+    assert box.calls == ["stop", "start", "stop", "start"]

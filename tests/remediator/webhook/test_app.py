@@ -1,0 +1,842 @@
+"""The webhook: the real application behind uvicorn, in a process of its own and, where that must be forced, here."""
+
+import gzip
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import make_url, text
+
+import gpuwarden.db.engine
+import remediator.webhook.app
+from deploy.standalone import debian_packages
+from gpuwarden.db.engine import writing
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.guards import Act, Order
+from remediator.webhook import readiness
+from remediator.webhook.app import create_app
+from remediator.webhook.auth import Credentials
+from testbed.postgres import Postgres
+from tests.asking import PLAIN, needs_ipv6
+from tests.remediator.builders import HOST, payload, sent
+from tests.waiting import eventually, together
+
+TOKEN = "0123456789abcdef-token"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+BODY_MAX_BYTES = 64 * 1024
+ALERTS_MAX = 20
+ALERTS = "/api/v1/alerts"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A webhook that answers at `url`, with the ledger it writes."""
+
+    url: str
+    ledger: Ledger
+    file: Path
+    log: Path
+
+    def post(
+        self, body: Any = None, *, content: Any = None, headers: Mapping[str, str | bytes] = AUTHORIZED
+    ) -> httpx.Response:
+        content = json.dumps(body).encode() if content is None else content
+        raw = {name: value if isinstance(value, bytes) else value.encode() for name, value in headers.items()}
+        sent_headers = [(name.encode(), value) for name, value in raw.items()]
+        return httpx.post(
+            f"{self.url}{ALERTS}", content=content, headers=sent_headers, timeout=20, trust_env=False, verify=PLAIN
+        )
+
+    def count(self, series: str, **labels: str) -> float | None:
+        page = httpx.get(f"{self.url}/metrics", trust_env=False, verify=PLAIN).text
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name == f"gpuwarden_remediator_{series}" and sample.labels == labels:
+                    return sample.value
+        return None
+
+    def asked(self, probe: str) -> tuple[int, str]:
+        answer = httpx.get(f"{self.url}/-/{probe}", timeout=20, trust_env=False, verify=PLAIN)
+        return answer.status_code, answer.text
+
+    def kept(self) -> int:
+        with closing(sqlite3.connect(self.file)) as connection:
+            kept: int = connection.execute("SELECT count(*) FROM alerts").fetchone()[0]
+        return kept
+
+
+def house(folder: Path) -> list[str]:
+    """A host's folder and token; the options that point at them."""
+    folder.mkdir(exist_ok=True)
+    (folder / "host").write_text(f"{HOST}\n")
+    (folder / "token").write_text(f"{TOKEN}\n")
+    return [
+        *("--dir", str(folder), "--token-file", str(folder / "token")),
+        *("--ledger", f"sqlite:///{folder}/ledger.db", "--body-max-bytes", str(BODY_MAX_BYTES)),
+        *("--alerts-max", str(ALERTS_MAX)),
+    ]
+
+
+def gpuwarden_remediator(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "gpuwarden", "remediator", *arguments]
+
+
+def port_of(log: Path) -> int | None:
+    for line in log.read_text().splitlines():
+        if line.startswith("{") and json.loads(line)["event"] == "remediator ready":
+            port: int = json.loads(line)["port"]
+            return port
+    return None
+
+
+@contextmanager
+def serving(folder: Path, *more: str) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
+    options, log = house(folder), folder / "log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options, *more), stderr=stderr)
+    try:
+        eventually(lambda: port_of(log) or process.poll() is not None, "the webhook listens")
+        url = f"http://127.0.0.1:{port_of(log)}"
+        ledger = Ledger.open(f"sqlite:///{folder}/ledger.db")
+        try:
+            yield Served(url=url, ledger=ledger, file=folder / "ledger.db", log=log), process
+        finally:
+            ledger.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One real process for the tests that leave it standing."""
+    with serving(tmp_path_factory.mktemp("serve")) as (found, process):
+        yield found
+        assert process.poll() is None, found.log.read_text()
+
+
+@pytest.fixture(params=["a process of its own", "this process"])
+def webhook(request: pytest.FixtureRequest) -> Served:
+    """The webhook either way; the second way its lines are counted."""
+    found: Served = request.getfixturevalue("served" if request.param == "a process of its own" else "in_process")
+    return found
+
+
+@pytest.fixture
+def backend() -> str:
+    """What serves in a file and what serves in PostgreSQL differ in the last tests only."""
+    return "sqlite"
+
+
+@pytest.fixture
+def in_process(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
+    """The same application through uvicorn in a thread, so that a test can change its constants."""
+    with served_here(ledger, ledger_file) as found:
+        yield found
+
+
+@pytest.fixture
+def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
+    """The application on a ledger in PostgreSQL, which executors of several hosts work."""
+    with closing(Ledger.open(postgres_url, host=HOST)) as ledger, served_here(ledger, ledger_file) as found:
+        yield found
+
+
+@contextmanager
+def served_here(
+    ledger: Ledger, ledger_file: Path, *, alertmanagers: Sequence[str] = (), listener: socket.socket | None = None
+) -> Iterator[Served]:
+    token_file = ledger_file.with_name("token")
+    token_file.write_text(TOKEN)
+    credentials = Credentials(token_file=token_file)
+    app = create_app(
+        ledger=ledger,
+        host=HOST,
+        credentials=credentials,
+        body_max_bytes=BODY_MAX_BYTES,
+        alerts_max=ALERTS_MAX,
+        alertmanagers=alertmanagers,
+    )
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield Served(url=url, ledger=ledger, file=ledger_file, log=ledger_file)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+# --- accepted
+
+
+def test_good_alerts_are_durable_before_202_is_said(webhook: Served) -> None:
+    before = webhook.kept()
+
+    answer = webhook.post(payload(sent("a"), sent("b", status="resolved")))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 2, "refused": 0})
+    assert webhook.kept() == before + 2
+
+
+def test_an_empty_group_is_accepted(served: Served) -> None:
+    assert served.post(payload()).status_code == 202
+
+
+def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted(served: Served) -> None:
+    bad = [sent("x", host="box2"), sent("y", remedy="reboot"), {"status": "firing"}]
+    before = [served.count("alerts_total", outcome="refused", reason="other_host") or 0, served.kept()]
+
+    answer = served.post(payload(sent("good"), *bad))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 3})
+    assert served.count("alerts_total", outcome="refused", reason="other_host") == before[0] + 1
+    assert served.count("alerts_total", outcome="refused", reason="unknown_remedy") == 1
+    assert served.count("alerts_total", outcome="refused", reason="malformed") == 1
+    assert served.kept() == before[1] + 4
+    assert {"malformed", "other_host", "unknown_remedy"} <= {reason for _, reason, _, _ in served.ledger.refused()}
+    assert '"reason": "other_host"' in served.log.read_text()
+
+
+@pytest.mark.parametrize("text", ["$(touch owned) `id`", "'; DROP TABLE alerts; --", "🙈"])
+def test_hostile_labels_are_kept_as_they_came(served: Served, text: str) -> None:
+    assert served.post(payload(sent(worker=text))).status_code == 202
+
+    while served.ledger.take_new(HOST, now=1.0):
+        pass
+    assert text in [episode.worker for episode in served.ledger.open_episodes()]
+
+
+def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Served) -> None:
+    body = json.dumps(payload(sent("good"), sent("bad", worker="w\ud800"))).encode()
+    assert b"\\ud800" in body
+
+    answer = webhook.post(content=body)
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
+    while webhook.ledger.take_new(HOST, now=1.0):
+        pass
+    assert webhook.ledger.open_episodes()
+
+
+WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
+
+
+def test_the_rules_are_told_their_bounds(webhook: Served) -> None:
+    assert webhook.count("node_lost_after_seconds") == 180
+    assert webhook.count("wrangle_activation_items") == 5
+    assert webhook.count("executor_silent_after_seconds") == 60
+    assert webhook.count("intent_overdue_after_seconds") == 900
+
+
+def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
+    told = ["--node-lost-after-s=90", "--wrangle-activation=2", "--executor-silent-s=7", "--intent-overdue-s=70"]
+
+    with serving(tmp_path / "house", *told) as (webhook, _):
+        assert webhook.count("node_lost_after_seconds") == 90
+        assert webhook.count("wrangle_activation_items") == 2
+        assert webhook.count("executor_silent_after_seconds") == 7
+        assert webhook.count("intent_overdue_after_seconds") == 70
+
+
+def test_the_watchdogs_beat_is_noted_and_nothing_is_kept_of_it(in_process: Served) -> None:
+    served = in_process
+    assert served.count("watchdog_timestamp_seconds") is None
+    before = time.time()
+
+    answer = served.post(payload(WATCHDOG))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 0, "refused": 0})
+    assert before <= (served.count("watchdog_timestamp_seconds") or 0) <= time.time()
+    assert served.kept() == 0
+    assert served.post(payload(WATCHDOG, sent())).json() == {"accepted": 1, "refused": 0}
+    assert served.kept() == 1
+
+
+def test_a_watchdog_that_is_over_is_no_beat_and_neither_is_another_alert(in_process: Served) -> None:
+    in_process.post(payload({**WATCHDOG, "status": "resolved"}, sent()))
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
+    assert in_process.kept() == 1
+
+
+def test_the_watchdogs_beat_is_noted_while_the_ledger_is_locked(in_process: Served, ledger_file: Path) -> None:
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        assert in_process.post(payload(WATCHDOG)).status_code == 202
+
+        other.execute("ROLLBACK")
+    assert in_process.count("watchdog_timestamp_seconds") is not None
+
+
+def test_without_the_token_nobody_beats(in_process: Served) -> None:
+    assert in_process.post(payload(WATCHDOG), headers={}).status_code == 401
+
+    assert in_process.count("watchdog_timestamp_seconds") is None
+
+
+# --- not let in
+
+UNAUTHENTICATED = {
+    "no token": {},
+    "a wrong token": {"Authorization": "Bearer 0123456789abcdef-tokem"},
+    "the beginning of the token": {"Authorization": f"Bearer {TOKEN[:-1]}"},
+    "more than the token": {"Authorization": f"Bearer {TOKEN}x"},
+    "an empty token": {"Authorization": "Bearer"},
+    "another scheme": {"Authorization": f"Basic {TOKEN}"},
+    "the token alone": {"Authorization": TOKEN},
+    "the token in another header": {"X-Token": TOKEN},
+}
+
+
+@pytest.mark.parametrize("headers", UNAUTHENTICATED.values(), ids=UNAUTHENTICATED)
+def test_without_the_token_nothing_is_read_or_recorded(webhook: Served, headers: dict[str, str]) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="unauthenticated")
+
+    answer = webhook.post(payload(sent()), headers=headers)
+
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="unauthenticated") == (before[1] or 0) + 1
+
+
+def test_a_token_that_is_not_ascii_is_a_wrong_one(served: Served) -> None:
+    answer = served.post(payload(), headers={"Authorization": "Bearer tökén-0123456789abc".encode()})
+
+    assert answer.status_code == 401
+
+
+def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
+    assert served.post(payload(), headers={"Authorization": f"bearer {TOKEN}"}).status_code == 202
+
+
+def test_a_token_written_beside_the_old_one_is_accepted_by_the_running_process_and_so_is_a_password(
+    tmp_path: Path,
+) -> None:
+    passwords = tmp_path / "passwords"
+    passwords.write_text("ann:0123456789abcdef\n")
+    with serving(tmp_path / "run", "--basic-auth-file", str(passwords)) as (served, _):
+        new = {"Authorization": f"Bearer new-{TOKEN}"}
+        assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
+
+        (tmp_path / "run" / "token").write_text(f"{TOKEN}\nnew-{TOKEN}\n")
+
+        eventually(lambda: served.post(payload(), headers=new).status_code == 202, "the new token is accepted")
+        assert served.post(payload()).status_code == 202
+        answer = httpx.post(
+            served.url + ALERTS,
+            json=payload(),
+            auth=("ann", "0123456789abcdef"),
+            timeout=20,
+            trust_env=False,
+            verify=PLAIN,
+        )
+        assert answer.status_code == 202
+        assert TOKEN not in served.log.read_text()
+
+
+# --- not accepted
+
+
+def test_an_oversized_body_is_refused_with_413(webhook: Served) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="oversized")
+
+    answer = webhook.post(content=b" " * (BODY_MAX_BYTES + 1))
+
+    assert answer.status_code == 413
+    assert "set max_alerts in Alertmanager" in answer.text
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="oversized") == (before[1] or 0) + 1
+
+
+def test_an_oversized_body_that_does_not_tell_its_length_is_refused_too(webhook: Served) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(BODY_MAX_BYTES // 1024 + 1):
+            yield b" " * 1024
+
+    assert webhook.post(content=debian_packages()).status_code == 413
+
+
+def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:
+    body = json.dumps(payload()).encode()
+
+    assert served.post(content=body + b" " * (BODY_MAX_BYTES - len(body))).status_code == 202
+
+
+def test_a_body_with_too_many_alerts_is_refused_whole_with_413_and_one_of_exactly_the_limit_is_read(
+    webhook: Served,
+) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="too_many")
+    many = [sent(f"f{number}") for number in range(ALERTS_MAX + 1)]
+
+    answer = webhook.post(payload(*many))
+
+    assert answer.status_code == 413
+    assert f"{ALERTS_MAX + 1} alerts in one payload, and {ALERTS_MAX} are accepted" in answer.text
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="too_many") == (before[1] or 0) + 1
+    assert webhook.post(payload(*many[1:])).status_code == 202
+    assert webhook.kept() == before[0] + ALERTS_MAX
+
+
+MALFORMED = {
+    "nothing": b"",
+    "not JSON": b"wedged!",
+    "truncated": json.dumps(payload(sent())).encode()[:-20],
+    "not UTF-8": b'{"alerts": ["\xff"]}',
+    "compressed": gzip.compress(json.dumps(payload()).encode()),
+    "a list": b"[]",
+    "no alerts": b"{}",
+    "alerts that are no list": b'{"alerts": {}}',
+    "deep nesting": b'{"alerts": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+    "a number of more digits than Python reads": b'{"alerts": ' + b"9" * 10_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_what_is_no_payload_is_refused_with_400(webhook: Served, body: bytes) -> None:
+    before = webhook.kept(), webhook.count("webhook_rejected_total", reason="malformed")
+
+    answer = webhook.post(content=body)
+
+    assert answer.status_code == 400
+    assert "not an Alertmanager payload" in answer.text
+    assert webhook.kept() == before[0]
+    assert webhook.count("webhook_rejected_total", reason="malformed") == (before[1] or 0) + 1
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+def test_the_webhook_takes_posts_only(served: Served, method: str) -> None:
+    assert (
+        httpx.request(method, served.url + ALERTS, headers=AUTHORIZED, trust_env=False, verify=PLAIN).status_code == 405
+    )
+
+
+def test_no_documentation_pages_are_served(served: Served) -> None:
+    assert [
+        httpx.get(served.url + page, trust_env=False, verify=PLAIN).status_code for page in ("/docs", "/redoc")
+    ] == [404, 404]
+
+
+def test_a_caller_that_hangs_up_in_the_middle_is_counted_and_costs_nothing(served: Served) -> None:
+    before = served.kept(), served.count("webhook_rejected_total", reason="incomplete") or 0
+    address = served.url.removeprefix("http://").split(":")
+
+    with socket.create_connection((address[0], int(address[1]))) as caller:
+        head = f"POST {ALERTS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 999\r\n\r\n"
+        caller.sendall(head.encode() + b'{"alerts": [')
+
+    eventually(lambda: served.count("webhook_rejected_total", reason="incomplete") == before[1] + 1, "counted")
+    assert served.kept() == before[0]
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_a_caller_that_never_sends_its_body_is_cut_off(in_process: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remediator.webhook.app, "BODY_TIMEOUT_S", 0.05)
+    address = in_process.url.removeprefix("http://").split(":")
+
+    with socket.create_connection((address[0], int(address[1])), timeout=10) as caller:
+        head = f"POST {ALERTS} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 999\r\n\r\n"
+        caller.sendall(head.encode())
+        assert b" 408 " in caller.recv(4096).partition(b"\r\n")[0]
+
+    assert in_process.count("webhook_rejected_total", reason="incomplete") == 1
+
+
+def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
+    monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.1)
+    served: Served = request.getfixturevalue("in_process")
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+
+        locked = served.post(payload(sent()))
+
+        other.execute("ROLLBACK")
+    assert locked.status_code == 503
+    assert served.kept() == 0
+    assert served.count("webhook_rejected_total", reason="ledger") == 1
+    assert served.post(payload(sent())).status_code == 202
+    assert served.kept() == 1
+
+
+# --- its own pages
+
+
+@pytest.mark.needs_parts
+def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None:
+    served.post(payload(sent(), sent("b", host="box2")))
+    served.ledger.take_new(HOST, now=1.0)
+    served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+    served.ledger.would_act(1, "would", now=3.0)
+    page = httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text
+
+    checked = subprocess.run(
+        [debian_packages.find("promtool"), "check", "metrics"],
+        input=page,
+        env=debian_packages.env_for_parts(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "gpuwarden_remediator_executor_beat_age_seconds" in page
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+
+
+def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_process: Served) -> None:
+    served = in_process
+    served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
+    served.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
+
+    assert served.count("ledger_up") == 1
+    assert served.count("info", nodename=HOST, version=gpuwarden.__version__) == 1
+    assert served.count("armed", remedy="restart_worker") == 1
+    assert served.count("executor_beat_age_seconds") == 0
+    assert served.count("executor_errors_total") == 2
+
+
+def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pause_in_force(
+    in_process: Served,
+) -> None:
+    served = in_process
+    assert (served.count("brake_latched"), served.count("paused")) == (0, 0)
+    served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
+    served.ledger.take_new(HOST, now=1.0)
+    for number in (1, 2):
+        served.ledger.record(number, "decided", "wait: brake", "the brake is latched", now=2.0)
+    served.ledger.order(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
+    served.ledger.order(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
+
+    assert served.count("episodes_held", reason="brake") == 2
+    assert served.count("episodes_open") == 3
+    assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
+    assert served.count("maintenance") == 0
+    served.ledger.order(Order(act=Act.MAINTAIN, at=3.0, until=4_000_000_000.0, who="ann", because="", host=HOST))
+    assert served.count("maintenance") == 1
+    served.ledger.order(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
+    served.ledger.record(1, "decided", "begin", "wedged", now=5.0)
+    assert (served.count("brake_latched"), served.count("episodes_held", reason="brake")) == (0, 1)
+
+
+def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Served) -> None:
+    assert in_process.count("armed", remedy="restart_worker") is None
+    assert in_process.count("executor_beat_age_seconds") is None
+    assert in_process.count("episodes_open") == 0
+
+
+def test_a_ledger_that_cannot_be_read_is_told_and_its_counts_are_absent(in_process: Served) -> None:
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    assert in_process.count("ledger_up") == 0
+    assert in_process.count("episodes_open") is None
+
+
+# --- its probes
+
+
+def test_it_is_ready_while_the_ledger_can_be_read_and_written_and_healthy_whatever_it_does(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert (in_process.asked("ready"), in_process.asked("healthy")) == ((200, "ready\n"), (200, "healthy\n"))
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    code, said = in_process.asked("ready")
+
+    assert (code, "no such table: episodes" in said) == (503, True)
+    assert in_process.asked("healthy") == (200, "healthy\n")
+
+
+def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_of_is(
+    monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    served: Served = request.getfixturevalue("in_process")
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        code, said = served.asked("ready")
+
+        assert (code, "database is locked" in said) == (503, True)
+        assert served.count("ledger_up") == 1
+        other.execute("ROLLBACK")
+    assert served.asked("ready") == (200, "ready\n")
+
+
+def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
+    ledger_file: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
+    monkeypatch.setattr(readiness, "READY_S", 0.3)
+    in_process: Served = request.getfixturevalue("in_process")
+    looks: list[float] = []
+    look = in_process.ledger.check_usable
+
+    def counted() -> None:
+        looks.append(time.monotonic())
+        look()
+
+    monkeypatch.setattr(in_process.ledger, "check_usable", counted)
+    with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        answers = together(*[lambda: in_process.asked("ready")] * 20)
+
+        assert set(answers) == {(503, "the ledger could not be read and written within 0.3 s\n")}
+        assert len(looks) == 1
+        other.execute("ROLLBACK")
+    eventually(lambda: in_process.asked("ready")[0] == 200, "it is ready again")
+
+
+def test_the_answer_of_one_look_at_the_ledger_stands_for_a_moment(
+    in_process: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "STANDS_S", 60.0)
+    assert in_process.asked("ready")[0] == 200
+    with closing(sqlite3.connect(in_process.file)) as connection:
+        connection.execute("ALTER TABLE episodes RENAME TO lost")
+
+    assert in_process.asked("ready")[0] == 200
+    monkeypatch.setattr(readiness, "STANDS_S", 0.0)
+    assert in_process.asked("ready")[0] == 503
+
+
+# --- as a program
+
+
+def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
+    with serving(tmp_path / "run") as (served, process):
+        assert served.asked("ready") == (200, "ready\n")
+
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(15) == 0
+        assert '"event": "remediator stopped"' in served.log.read_text()
+
+
+def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path) -> None:
+    with serving(tmp_path / "run") as (served, process):
+        assert served.post(payload(sent())).status_code == 202
+        process.kill()
+        process.wait()
+
+        assert served.ledger.take_new(HOST, now=1.0) == 1
+
+
+def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
+    """Its exit code and what it says, but for the log."""
+    ended = subprocess.run(
+        gpuwarden_remediator(*arguments),
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+
+
+def test_a_port_in_use_is_one_clear_line_and_1(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        code, said = failing("serve", *house(tmp_path / "run"), "--port", str(port))
+
+    assert code == 1
+    assert len(said) == 1
+    assert said[0].startswith(f"gpuwarden remediator: cannot listen on 127.0.0.1:{port} (Address already in use)")
+    assert said[0].endswith("stop what listens there, or give another --port")
+
+
+def test_an_address_that_is_not_ours_is_one_clear_line_and_1(tmp_path: Path) -> None:
+    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "192.0.2.1")
+
+    assert (code, len(said)) == (1, 1)
+    assert said[0].endswith(
+        "cannot listen on 192.0.2.1:0 (Cannot assign requested address): give --listen an address of this host, or "
+        "0.0.0.0 for all of them"
+    )
+
+
+@needs_ipv6
+def test_it_listens_on_every_address_of_both_families(tmp_path: Path) -> None:
+    with serving(tmp_path / "run", "--listen", "::") as (found, _):
+        port = httpx.URL(found.url).port
+        told = [httpx.get(f"http://{host}:{port}/-/healthy").status_code for host in ("[::1]", "127.0.0.1")]
+
+    assert told == [200, 200]
+
+
+@needs_ipv6
+def test_an_ipv6_address_is_told_in_brackets(tmp_path: Path) -> None:
+    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "2001:db8::1")
+
+    assert (code, len(said)) == (1, 1)
+    assert "cannot listen on [2001:db8::1]:0 (Cannot assign requested address)" in said[0]
+
+
+def no_host_key(folder: Path) -> None:
+    (folder / "host").unlink()
+
+
+def no_token_file(folder: Path) -> None:
+    (folder / "token").unlink()
+
+
+def short_token(folder: Path) -> None:
+    (folder / "token").write_text("0123456789abcde\n")
+
+
+def no_text_in_token(folder: Path) -> None:
+    (folder / "token").write_bytes(b"\xff" * 20)
+
+
+def no_ledger_folder(folder: Path) -> None:
+    (folder / "ledger.db").mkdir()
+
+
+MISSING: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no host key": (no_host_key, "no host key at"),
+    "no token file": (no_token_file, "make one with `openssl rand -hex 24`, mode 0600"),
+    "a short token": (short_token, "has 15 characters; 16 or more are wanted"),
+    "a token that is no text": (no_text_in_token, "cannot be read"),
+    "a ledger that cannot be opened": (no_ledger_folder, "unable to open database file"),
+}
+
+
+@pytest.mark.parametrize(("broken", "says"), MISSING.values(), ids=MISSING)
+def test_what_it_cannot_start_without_is_one_clear_line_and_1(
+    tmp_path: Path, broken: Callable[[Path], None], says: str
+) -> None:
+    options = house(tmp_path / "run")
+    broken(tmp_path / "run")
+
+    code, said = failing("serve", *options, "--port", "0")
+
+    assert (code, len(said)) == (1, 1)
+    assert said[0].startswith("gpuwarden remediator: ")
+    assert says in said[0]
+    assert TOKEN not in said[0]
+
+
+def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None:
+    code, said = failing("serve", "--dir", str(tmp_path), "--port", "70000", GPUWARDEN_REMEDIATOR_LEDGER="sqlite:///x")
+
+    assert code == 2
+    assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [
+        "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
+    ]
+
+
+def test_serve_without_a_token_or_a_password_is_one_clear_line_and_2(tmp_path: Path) -> None:
+    code, said = failing("serve", "--dir", str(tmp_path), "--ledger", "sqlite:////x")
+
+    assert (code, len(said)) == (2, 1)
+    assert "--token-file or --basic-auth-file is wanted" in said[0]
+
+
+def test_a_role_it_does_not_have_is_2() -> None:
+    code, said = failing("sreve")
+
+    assert code == 2
+    assert "invalid choice: 'sreve'" in said[-1]
+
+
+# --- on a ledger that hosts share
+
+
+@pytest.mark.needs_postgres
+def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_taken(shared: Served) -> None:
+    shared.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+
+    answer = shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
+
+    assert answer.json() == {"accepted": 2, "refused": 1}
+    assert [(reason, labels["host"]) for _, reason, _, labels in shared.ledger.refused()] == [("other_host", "box3")]
+    assert (shared.ledger.take_new(HOST, now=1.0), shared.ledger.take_new("box2", now=1.0)) == (1, 1)
+
+
+def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_beat_there(in_process: Served) -> None:
+    in_process.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+
+    assert in_process.post(payload(sent("b", host="box2"))).json() == {"accepted": 0, "refused": 1}
+
+
+@pytest.mark.needs_postgres
+def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -> None:
+    for host in (HOST, "box2"):
+        shared.ledger.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
+    shared.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
+    shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
+    shared.ledger.take_new(HOST, now=1.0)
+    shared.ledger.take_new("box2", now=1.0)
+    shared.ledger.would_act(1, "would", now=3.0)
+
+    assert shared.count("ledger_up") == 1
+    assert shared.count("alerts_total", outcome="accepted", reason="") == 1
+    assert shared.count("alerts_total", outcome="refused", reason="other_host") == 1
+    assert shared.count("episodes_open") == 1
+    assert shared.count("steps_total", act="would", step="act") == 1
+    assert shared.count("armed", remedy="restart_worker") == 1
+
+
+@pytest.mark.needs_postgres
+def test_while_the_server_is_away_it_says_503_and_a_later_retry_is_accepted(postgres: Postgres, shared: Served) -> None:
+    postgres.stop()
+
+    assert shared.post(payload(sent())).status_code == 503
+    assert shared.post(payload(sent("b", host="box2"))).status_code == 503
+    assert (shared.asked("ready")[0], shared.asked("healthy")[0]) == (503, 200)
+    assert shared.count("ledger_up") == 0
+    postgres.start()
+    assert shared.post(payload(sent())).status_code == 202
+
+
+@pytest.mark.needs_postgres
+def test_a_ledger_that_may_only_be_read_is_not_ready(postgres_url: str, ledger_file: Path) -> None:
+    reader = f"reader_{uuid4().hex}"
+    with closing(Ledger.open(postgres_url)) as owner, writing(owner._engine) as connection:
+        connection.execute(text(f"CREATE ROLE {reader} LOGIN"))
+        connection.execute(text(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}"))
+    url = make_url(postgres_url).set(username=reader).render_as_string(hide_password=False)
+    with closing(Ledger.open(url, host=HOST)) as ledger, served_here(ledger, ledger_file) as served:
+        code, said = served.asked("ready")
+
+        assert (code, "permission denied for table executors" in said) == (503, True)
+        assert served.count("ledger_up") == 1
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("text", ["w1\x00", "🙈" * 300], ids=["a NUL", "longer than an index takes"])
+def test_what_postgresql_would_refuse_costs_its_own_alert_only(shared: Served, text: str) -> None:
+    answer = shared.post(payload(sent("bad", worker=text), sent("good")))
+
+    assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
+    assert shared.ledger.take_new(HOST, now=1.0) == 1
+    assert [episode.worker for episode in shared.ledger.open_episodes()] == ["w1"]

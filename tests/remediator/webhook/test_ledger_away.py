@@ -1,0 +1,233 @@
+"""The webhook without its ledger: a PostgreSQL that is away for longer than Alertmanager retries, a disk that is full.
+
+It says 503 with a sentence, lives, and once the ledger is there again all that was sent is in it. A database that says
+nothing at all does not keep it from ending.
+"""
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import httpx
+import pytest
+
+from remediator.ledger.ledger import Ledger
+from remediator.webhook.serve import END_S
+from testbed.postgres import NoPostgres, Postgres
+from testbed.postgres import postgres as postgres_server
+from tests.asking import PLAIN
+from tests.e2e.faulty import Disk, small_disk
+from tests.remediator.alertmanager import alertmanager, tell
+from tests.remediator.builders import HOST, LABELS, payload, sent
+from tests.remediator.webhook.test_app import ALERTS, TOKEN, Served, served_here, serving, shared
+from tests.waiting import eventually
+
+__all__ = ["shared"]
+
+AWAY_S = 15.0
+"""Alertmanager gives up one notification after 10 s, and begins with the next flush of its group."""
+
+UNAVAILABLE = (503, {"detail": "the ledger cannot be written; send it again"})
+
+
+@pytest.mark.needs_parts
+@pytest.mark.needs_postgres
+def test_what_a_real_alertmanager_sends_while_postgresql_is_away_comes_later_and_opens_one_episode_each(
+    postgres: Postgres, shared: Served, tmp_path: Path
+) -> None:
+    http = {"authorization": {"credentials": TOKEN}}
+    workers = [{**LABELS, "worker": f"w{number}"} for number in range(3)]
+    with alertmanager(tmp_path / "alertmanager", url=f"{shared.url}{ALERTS}", http_config=http) as its:
+        tell(its, workers[0])
+        delivered_first = partial(shared.count, "alerts_total", outcome="accepted", reason="")
+        eventually(lambda: (delivered_first() or 0) >= 1, "one is delivered, and perhaps again")
+
+        postgres.stop()
+        away_since_s = time.monotonic()
+        tell(its, workers[1])
+        refused = eventually(lambda: shared.count("webhook_rejected_total", reason="ledger"), "it is answered 503")
+        tell(its, workers[2])
+        eventually(
+            lambda: (
+                time.monotonic() - away_since_s > AWAY_S
+                and (shared.count("webhook_rejected_total", reason="ledger") or 0) >= refused + 3
+            ),
+            "it is asked again and again",
+            within_s=3 * AWAY_S,
+        )
+        assert (shared.asked("ready")[0], shared.asked("healthy")[0]) == (503, 200)
+        postgres.start()
+
+        eventually(lambda: taken(shared) == ["w0", "w1", "w2"], "all three are there", within_s=30)
+        delivered = shared.count("alerts_total", outcome="accepted", reason="") or 0
+        assert delivered >= 3
+        eventually(lambda: shared.asked("ready")[0] == 200, "it is ready")
+        assert taken(shared) == ["w0", "w1", "w2"]
+
+
+def taken(served: Served) -> list[str]:
+    """The workers of the open episodes, each as often as it has one."""
+    while served.ledger.take_new(HOST, now=1.0):
+        pass
+    return sorted(episode.worker for episode in served.ledger.open_episodes())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
+def test_on_a_full_disk_it_says_503_and_why_it_is_not_ready_and_with_room_again_it_accepts(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk" / "run", size="16m") as disk, serving(disk.at) as (served, process):
+        assert served.post(payload(sent("before"))).status_code == 202
+        disk.fill()
+
+        # What the log of the database has had room for before, it may still take.
+        answers = [served.post(payload(*(sent(f"{number}-{each}") for each in range(20)))) for number in range(20)]
+
+        assert (answers[-1].status_code, answers[-1].json()) == UNAVAILABLE
+        accepted = sum(answer.status_code == 202 for answer in answers)
+        assert {answer.status_code for answer in answers} <= {202, 503}
+        assert served.kept() == 1 + 20 * accepted
+        eventually(lambda: served.asked("ready")[0] == 503, "it is not ready")
+        assert "KiB are free on the disk of" in served.asked("ready")[1]
+        assert served.asked("healthy") == (200, "healthy\n")
+        kept = served.kept()
+        disk.free()
+        assert served.post(payload(sent("after"))).json() == {"accepted": 1, "refused": 0}
+        assert served.kept() == kept + 1
+        eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
+        assert process.poll() is None
+
+
+@pytest.fixture
+def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Postgres, Disk]]:
+    """A PostgreSQL that keeps all it has on a disk of its own, which it shares with nobody."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuwarden-disk-"))  # where its user may go
+    try:
+        with small_disk(folder / "disk", size="96m") as disk:
+            folder.chmod(0o711)
+            disk.at.chmod(0o711)
+            monkeypatch.setattr(tempfile, "tempdir", str(disk.at))
+            with postgres_server(tmp_path / "postgres") as found:
+                monkeypatch.undo()
+                if isinstance(found, NoPostgres):
+                    pytest.skip(found.because)
+                yield found, disk
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
+def test_on_postgresqls_own_full_disk_it_says_503_and_with_room_again_all_that_is_sent_again_is_there(
+    on_small_disk: tuple[Postgres, Disk], ledger_file: Path
+) -> None:
+    server, disk = on_small_disk
+    server.create("ledger")
+    calls = [payload(*(sent(f"{call}-{each}", worker=f"w{call}-{each}") for each in range(20))) for call in range(20)]
+    with (
+        closing(Ledger.open(server.url("ledger"), host=HOST)) as ledger,
+        served_here(ledger, ledger_file) as served,
+    ):
+        assert served.post(payload(sent("before", worker="before"))).status_code == 202
+        disk.fill()
+
+        # What its tables have had room for before, they may still take.
+        answers = [served.post(call) for call in calls]
+
+        assert (answers[-1].status_code, answers[-1].json()) == UNAVAILABLE
+        assert {answer.status_code for answer in answers} <= {202, 503}
+        accepted = [number for number, answer in enumerate(answers) if answer.status_code == 202]
+        assert served.count("alerts_total", outcome="accepted", reason="") == 1 + 20 * len(accepted)
+        assert served.asked("healthy") == (200, "healthy\n")
+        eventually(lambda: served.asked("ready")[0] == 503, "it is not ready")
+        assert "its server's disk is full, make room there: could not" in served.asked("ready")[1]
+
+        disk.free()
+        eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
+        assert {served.post(call).status_code for number, call in enumerate(calls) if number not in accepted} == {202}
+        wanted = ["before", *(f"w{call}-{each}" for call in range(20) for each in range(20))]
+        assert taken(served) == sorted(wanted)
+        assert "No space left on device" in (ledger_file.parent / "postgres" / "postgres.log").read_text()
+
+
+# --- a database that has gone silent
+
+
+@contextmanager
+def silent(postgres: Postgres) -> Iterator[None]:
+    """Every process of the server is suspended: what is sent to it arrives, and nothing comes back."""
+    pids = postgres._processes()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def scrape(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        httpx.get(f"{served.url}/metrics", timeout=20, trust_env=False, verify=PLAIN)
+
+
+def deliver(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        served.post(payload(sent()))
+
+
+def probe(served: Served) -> None:
+    with suppress(httpx.HTTPError):
+        while served.asked("ready")[0] == 200:
+            pass  # an answer stands for a moment
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize(
+    ("database", "ask", "says"),
+    [
+        ("--queue", scrape, "a database was not waited for"),
+        ("--ledger", deliver, "the program ends and does not wait for the ledger"),
+        ("--ledger", probe, "a database was not waited for"),
+    ],
+    ids=["its queue is, and it is scraped", "its ledger is, and it is delivered to", "its ledger is, and it is probed"],
+)
+def test_told_to_end_while_a_database_is_silent_it_ends_within_its_bound(
+    postgres: Postgres, postgres_url: str, tmp_path: Path, database: str, ask: Callable[[Served], None], says: str
+) -> None:
+    with (
+        serving(tmp_path / "run", database, postgres_url) as (served, process),
+        ThreadPoolExecutor(1) as asking,
+    ):
+        scrape(served)
+        assert served.asked("ready") == (200, "ready\n")
+        with silent(postgres):
+            asked = asking.submit(ask, served)
+            eventually(lambda: unread(postgres), "the database was asked")
+            told_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+
+            code = process.wait(5 * END_S)
+            took_s = time.monotonic() - told_s
+
+        asked.result()
+        assert code == 0
+        assert took_s < 2 * END_S
+        log = served.log.read_text()
+        assert says in log
+        assert "Traceback" not in log
+
+
+def unread(postgres: Postgres) -> bool:
+    """Whether anything has arrived that the server has not read, by proc_net_tcp(5)."""
+    for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        _, local, _, state, queues, *_ = line.split()
+        established, received = state == "01", queues.rpartition(":")[2]
+        if established and int(local.rpartition(":")[2], 16) == postgres.port and int(received, 16):
+            return True
+    return False

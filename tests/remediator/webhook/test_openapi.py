@@ -1,0 +1,103 @@
+"""What `/openapi.json` promises, the real program keeps: schemathesis makes calls of it, good ones and bad ones."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.config import SchemathesisConfig
+
+from tests.remediator.webhook.test_app import ALERTS, ALERTS_MAX, AUTHORIZED, Served, serving
+
+EXAMPLES: Final = settings(
+    max_examples=40,
+    phases=(Phase.generate,),
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+"""The same calls each time; what is found is read as it is."""
+
+REFUSALS: Final = SchemathesisConfig.from_dict(
+    {"checks": {"negative_data_rejection": {"expected-statuses": [400, 401, 413]}}}
+)
+"""How a call that is not as described is answered; that a list may be too long for it schemathesis does not expect."""
+
+PAGES: Final = ("/metrics", "/-/healthy", "/-/ready")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A real process, which none of the calls ends, and which logs no error over any."""
+    with serving(tmp_path_factory.mktemp("api")) as (found, process):
+        yield found
+        assert process.poll() is None
+        log = found.log.read_text()
+        assert "Traceback" not in log
+        assert '"level": "error"' not in log
+
+
+@pytest.fixture(scope="module")
+def described(served: Served) -> Any:
+    return schemathesis.openapi.from_url(f"{served.url}/openapi.json", config=REFUSALS)
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
+def test_the_webhook_answers_as_it_says(served: Served, described: Any, mode: GenerationMode) -> None:
+    """A body as described is accepted, any other refused; statuses, headers and bodies of the answers are as told."""
+    statuses = set()
+
+    @EXAMPLES
+    @given(case=described[ALERTS]["POST"].as_strategy(generation_mode=mode))
+    def call(case: Any) -> None:
+        before = served.kept()
+        answer = case.call_and_validate(headers=AUTHORIZED)
+        statuses.add(answer.status_code)
+        if answer.status_code == 202:
+            counts = answer.json()
+            assert counts["accepted"] + counts["refused"] == len(case.body["alerts"])
+            assert served.kept() == before + len(case.body["alerts"])
+        else:
+            assert served.kept() == before
+
+    call()
+
+    if mode is GenerationMode.POSITIVE:
+        assert statuses == {202}
+    else:  # schemathesis has judged which bodies are still as described, for a list takes any alert
+        assert 400 in statuses
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_its_pages_answer_as_they_say(described: Any, path: str) -> None:
+    @settings(EXAMPLES, max_examples=10)
+    @given(case=described[path]["GET"].as_strategy())
+    def call(case: Any) -> None:
+        case.call_and_validate()
+
+    call()
+
+
+def test_every_path_that_it_has_is_described(described: Any) -> None:
+    assert set(described) == {ALERTS, *PAGES}
+
+
+REFUSED: Final = {
+    "no token": ({}, b'{"alerts": []}', 401),
+    "no payload": (AUTHORIZED, b"[]", 400),
+    "too many alerts": (AUTHORIZED, b'{"alerts": [' + b",".join([b"{}"] * (ALERTS_MAX + 1)) + b"]}", 413),
+    "too many bytes": (AUTHORIZED, b" " * 2**17, 413),
+}
+
+
+@pytest.mark.parametrize(("headers", "body", "status"), REFUSED.values(), ids=REFUSED)
+def test_each_refusal_is_one_that_is_described(
+    served: Served, described: Any, headers: dict[str, str], body: bytes, status: int
+) -> None:
+    answer = served.post(content=body, headers=headers)
+
+    assert answer.status_code == status
+    assert str(status) in described.raw_schema["paths"][ALERTS]["post"]["responses"]
+    described[ALERTS]["POST"].validate_response(answer)

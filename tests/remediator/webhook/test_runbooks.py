@@ -1,0 +1,209 @@
+"""The pages that the remediator serves: what they become, and that what they link to opens."""
+
+import asyncio
+import posixpath
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urljoin
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from structlog.testing import capture_logs
+
+from gpuwarden import docs_pages as shipping
+from gpuwarden.docs_pages import pages
+from remediator.webhook import runbooks
+from tests.asking import PLAIN
+from tests.remediator.webhook.test_app import serving
+
+
+class Read(HTMLParser):
+    """What a browser makes of a page: where its links go, and what they may go to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.tags: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.links += [value for name, value in attrs if name == "href" and value is not None]
+        self.anchors |= {value for name, value in attrs if name == "id" and value is not None}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """The program itself."""
+    with (
+        serving(tmp_path_factory.mktemp("webhook")) as (program, _),
+        httpx.Client(base_url=program.url, trust_env=False, verify=PLAIN) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def read(served: httpx.Client) -> dict[str, Read]:
+    """Each page as it is served, by its path."""
+    return {f"/docs/{name}": Read(served.get(f"/docs/{name}").text) for name in pages()}
+
+
+def test_each_link_of_each_page_opens_at_the_place_it_names(read: dict[str, Read]) -> None:
+    links = [(page, link) for page, its in read.items() for link in its.links if not link.startswith("https://")]
+
+    assert len(links) > 200
+    for page, link in links:
+        path, _, place = urljoin(page, link).partition("#")
+        assert path in read, (page, link)
+        assert not place or place in read[path].anchors, (page, link)
+
+
+def test_what_does_not_ship_is_named_and_not_linked(read: dict[str, Read], served: httpx.Client) -> None:
+    page = "/docs/behaviours.md"
+    assert "](../tests/" in pages()["behaviours.md"].read_text()
+
+    assert not [link for link in read[page].links if "tests/" in link]
+    assert "test_stories.py" in served.get(page).text
+
+
+def test_a_runbook_is_headed_by_its_alert_and_loads_nothing(served: httpx.Client) -> None:
+    answer = served.get("/docs/runbooks/GpuwardenJobStalled.md")
+
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert '<h1 id="gpuwardenjobstalled">GpuwardenJobStalled</h1>' in answer.text
+    assert "<title>GpuwardenJobStalled</title>" in answer.text
+    assert not Read(answer.text).tags & {"script", "link", "img", "iframe"}
+
+
+def test_tables_and_code_are_such(read: dict[str, Read]) -> None:
+    assert {"table", "code", "pre"} <= read["/docs/rules.md"].tags
+
+
+def test_html_in_a_page_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("docs") / "x.md"
+    file.write_text("# a <b>c</b>\n\n<script>alert(1)</script>\n[d](javascript:alert(1)) [e](//example.com/f)\n")
+    monkeypatch.setattr(runbooks, "pages", lambda: {"x<i>.md": file})
+
+    found = Read(runbooks.rendered.__wrapped__("x<i>.md"))
+
+    assert not found.tags & {"script", "b", "i"}
+    assert found.links == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/", "/nothing.md", "/runbooks", "/runbooks/", "/runbooks/Nothing.md", "/../README.md", "/%2e%2e%2fREADME.md",
+     "/runbooks/..%2farming.md", "/demo.svg", "/arming", "/runbooks/a/b.md"],
+)  # fmt: skip
+def test_what_is_no_page_is_404(path: str, served: httpx.Client) -> None:
+    assert served.get(f"/docs{path}", follow_redirects=True).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["", "/", "/runbooks", "/runbooks/"])
+def test_nobody_is_sent_to_an_address_that_a_proxy_would_not_know(path: str, served: httpx.Client) -> None:
+    answer = served.get(f"/docs{path}", headers={"Host": "inside.example.com"})
+
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/docs/runbooks/GpuwardenJobStalled.md", "/docs/rules.md", "/metrics",
+                                  "/-/healthy", "/-/ready"])  # fmt: skip
+def test_who_asks_for_the_head_alone_gets_it(path: str, served: httpx.Client) -> None:
+    whole, head = served.get(path), served.head(path)
+
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert served.head("/docs/nothing.md").status_code == 404
+
+
+def asked(app: FastAPI, name: str) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://remediator") as client:
+            return await client.get(f"/docs/{name}")
+
+    return asyncio.run(ask())
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An installation's pages, of which there is one."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "a.md").write_text("# There is one\n")
+    monkeypatch.setattr(shipping, "FOLDER", folder)
+    runbooks.rendered.cache_clear()
+    yield folder
+    runbooks.rendered.cache_clear()
+
+
+def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: Path) -> None:
+    (folder / "a.md").unlink()
+    app = FastAPI()
+
+    with capture_logs() as logged:
+        runbooks.add(app)
+        answers = [asked(app, "a.md"), asked(app, "runbooks/GpuwardenJobStalled.md")]
+
+    assert [(each["log_level"], each["event"]) for each in logged] == [("warning", "no runbook is served")]
+    assert str(folder) in logged[0]["because"]
+    for answer in answers:
+        assert answer.status_code == 404
+        assert "install gpuwarden anew" in answer.text
+        assert str(folder) not in answer.text
+
+
+def test_a_page_that_is_lost_after_the_start_is_told_of_and_shown_once_it_is_there(folder: Path) -> None:
+    app = FastAPI()
+    runbooks.add(app)
+    page = (folder / "a.md").read_bytes()
+    (folder / "a.md").unlink()
+
+    lost = asked(app, "a.md")
+    (folder / "b.md").write_text("not whole: its neighbour is there")
+    alone = asked(app, "a.md")
+    (folder / "a.md").write_bytes(b"\xff")
+    broken = asked(app, "a.md")
+    (folder / "a.md").write_bytes(page)
+
+    assert [each.status_code for each in (lost, alone, broken)] == [404, 404, 503]
+    assert all("install gpuwarden anew" in each.text for each in (lost, alone, broken))
+    assert "There is one" in asked(app, "a.md").text
+
+
+@pytest.mark.usefixtures("folder")
+def test_without_what_reads_markdown_a_page_is_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = FastAPI()
+    runbooks.add(app)
+    monkeypatch.setitem(sys.modules, "markdown_it", None)
+
+    answer = asked(app, "a.md")
+
+    assert answer.status_code == 503
+    assert "install gpuwarden anew" in answer.text
+
+
+def test_every_page_is_kept_once_it_was_asked_for() -> None:
+    assert len(pages()) < runbooks.PAGES_MAX
+
+
+def test_an_installation_without_pages_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    empty = tmp_path_factory.mktemp("empty")
+    monkeypatch.setattr(shipping, "FOLDER", empty)
+
+    with pytest.raises(FileNotFoundError, match=re.escape(str(empty)) + r".*install gpuwarden anew"):
+        pages()
+
+
+def test_pages_go_by_their_paths_below_docs() -> None:
+    found = pages()
+
+    assert found["runbooks/GpuwardenWatchdog.md"].is_file()
+    assert {posixpath.splitext(name)[1] for name in found} == {".md"}

@@ -1,0 +1,44 @@
+"""What the demonstration takes for a link that held."""
+
+import pytest
+
+from remediator.ledger.ledger import Story
+from testbed.demo import verdict
+from testbed.demo.job_body import Script
+from testbed.stage import of_consequence
+
+FENCED = {"saw alert firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
+
+
+@pytest.mark.parametrize(
+    ("wedge_with_gil", "times", "ended"),
+    [
+        pytest.param(False, FENCED | {"saw free: dead": 0.7}, True, id="its other threads saw the fence"),
+        pytest.param(False, FENCED | {"did stop": 0.6, "saw free: dead": 0.7}, False, id="it was stopped"),
+        pytest.param(False, FENCED, False, id="it was never seen dead"),
+        pytest.param(False, {"did fence": 0.8, "saw free: dead": 0.7}, False, id="it was dead before it was fenced"),
+        pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="nothing of it could run"),
+    ],
+)
+def test_a_stop_is_missed_only_where_the_fence_could_not_have_ended_the_worker(
+    wedge_with_gil: bool,
+    times: dict[str, float],
+    ended: bool,
+) -> None:
+    assert verdict.ended_by_itself(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
+
+
+@pytest.mark.parametrize("outcomes", [[None], ["mended"], ["refused"], ["partly_mended"], ["mended", "mended"]])
+def test_an_alert_that_ended_too_soon_or_came_too_late_adds_no_episode_to_those_of_a_wedge(
+    outcomes: list[str | None],
+) -> None:
+    its = [_story(outcome) for outcome in outcomes]
+
+    assert of_consequence([_story("unconfirmed"), *its, _story("superseded")]) == its
+
+
+def _story(outcome: str | None) -> Story:
+    return Story(
+        episode_id=1, remedy="restart_worker", trip="stall", host="box1", worker="w1", job_id=7, attempt=1,
+        opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, because=outcome,
+    )  # fmt: skip

@@ -1,0 +1,222 @@
+"""Choosing a Docker engine; a private one is gone afterwards, whatever ended it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from testbed import private_engine, worker_image
+from testbed.docker_engine import Engine, NoEngine, docker_engine, podman_engine, reachable_engine
+from testbed.private_engine import Places
+
+CHECKOUT = Path(worker_image.__file__).resolve().parent.parent
+GONE_TIMEOUT_S = 20
+HOLD_AN_ENGINE = """
+import sys, time, docker
+from pathlib import Path
+from deploy import image
+from testbed.docker_engine import docker_engine
+with docker_engine(Path(sys.argv[1])) as engine:
+    client = docker.DockerClient(base_url=engine.base_url)
+    name = image.worker_image(client, extra={})
+    ignores_signals = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    client.containers.run(name, ["python3", "-c", ignores_signals], detach=True, network_mode="none",
+                          restart_policy={"Name": "always"})
+    client.close()
+    print("holding", flush=True)
+    time.sleep(600)
+"""
+
+private = pytest.mark.usefixtures("no_reachable_engine")
+
+
+def hold_an_engine(work: Path) -> subprocess.Popen[str]:
+    """Another process that holds a private engine with a container that ignores SIGTERM and is always restarted."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_AN_ENGINE, str(work)],
+        cwd=CHECKOUT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout
+    assert holder.stdout.readline() == "holding\n", (work / "dockerd.log").read_text()
+    return holder
+
+
+def traces(work: Path) -> list[str]:
+    """Every process, mount, control group and file that there still is of the private engine in `work`."""
+    places = Places.of(work)
+    ids = private_engine._container_ids(places)
+    cgroups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if any(one in folder for one in ids)]
+    return [
+        *(f"process {pid}" for pid in [*private_engine._engine_pids(places), *private_engine._container_pids(ids)]),
+        *(f"mounted {mount}" for mount in private_engine._mounts_below(places.data, places.run)),
+        *(f"cgroup {folder}" for folder in cgroups),
+        *(f"file {folder}" for folder in (places.data, places.run) if folder.exists()),
+    ]
+
+
+def kinds(found: list[str]) -> set[str]:
+    return {trace.split()[0] for trace in found}
+
+
+def wait_until_gone(work: Path) -> None:
+    give_up = time.monotonic() + GONE_TIMEOUT_S
+    while found := traces(work):
+        assert time.monotonic() < give_up, found
+        time.sleep(0.05)
+
+
+def finish(holder: subprocess.Popen[str]) -> None:
+    holder.wait(GONE_TIMEOUT_S)
+    assert holder.stdout
+    holder.stdout.close()
+
+
+@pytest.mark.needs_docker
+def test_an_engine_that_answers_is_used_and_left_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", engine.base_url)
+
+    with docker_engine(Path("/nonexistent")) as found:
+        pass
+
+    assert found == Engine(base_url=engine.base_url, private=False, version=engine.version)
+    client = docker.DockerClient(base_url=engine.base_url)
+    assert client.ping()
+    client.close()
+
+
+@pytest.mark.needs_docker
+def test_an_engine_over_tcp_is_passed_by(engine: Engine) -> None:
+    socket = Path(engine.base_url.removeprefix("unix://"))
+
+    found = reachable_engine({"DOCKER_HOST": "tcp://127.0.0.1:2375"}, system_socket=socket)
+
+    assert found == Engine(base_url=engine.base_url, private=False, version=engine.version)
+
+
+def test_no_engine_says_where_it_was_looked_for(tmp_path: Path) -> None:
+    found = reachable_engine({}, system_socket=tmp_path / "docker.sock")
+
+    assert found == NoEngine(because=f"no Docker engine listens at {tmp_path}/docker.sock")
+
+
+def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
+    (tmp_path / "docker.sock").touch()
+
+    found = reachable_engine({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
+
+    assert isinstance(found, NoEngine)
+    assert f"the Docker engine at {tmp_path}/docker.sock does not answer as one" in found.because
+
+
+@pytest.mark.needs_docker
+@private
+def test_a_private_engine_runs_from_a_deep_folder_and_is_gone_afterwards(tmp_path: Path) -> None:
+    work = tmp_path / ("deep" * 20) / ("deeper" * 20)
+
+    with docker_engine(work) as found:
+        assert isinstance(found, Engine), found
+        during = traces(work)
+
+    assert found.private
+    assert {"process", "mounted", "file"} <= kinds(during)
+    assert traces(work) == []
+    assert "API listen on" in (work / "dockerd.log").read_text()
+
+
+@pytest.mark.needs_podman
+def test_a_private_podman_and_its_containers_are_gone_afterwards(tmp_path: Path) -> None:
+    with podman_engine(tmp_path) as found:
+        assert isinstance(found, Engine), found
+        client = docker.DockerClient(base_url=found.base_url)
+        name = worker_image.worker_image(client, extra={})
+        policy: Any = {"Name": "always"}
+        client.containers.run(name, ["sleep", "600"], detach=True, network_mode="none", restart_policy=policy)
+        client.close()
+        during = traces(tmp_path)
+
+    assert (found.kind, found.private) == ("podman", True)
+    assert {"process", "mounted", "cgroup", "file"} <= kinds(during)
+    assert traces(tmp_path) == []
+
+
+@pytest.mark.needs_docker
+@private
+def test_a_private_engine_is_gone_after_an_exception_though_a_container_runs(tmp_path: Path) -> None:
+    during: list[str] = []
+
+    def interrupted() -> None:
+        with docker_engine(tmp_path) as found:
+            assert isinstance(found, Engine), found
+            client = docker.DockerClient(base_url=found.base_url)
+            name = worker_image.worker_image(client, extra={})
+            client.containers.run(name, ["sleep", "600"], detach=True, network_mode="none")
+            client.close()
+            during.extend(traces(tmp_path))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert kinds(during) == {"process", "mounted", "cgroup", "file"}
+    assert traces(tmp_path) == []
+
+
+@pytest.mark.needs_docker
+@private
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_private_engine_is_gone_after_its_holder_was_ended_by(number: signal.Signals, tmp_path: Path) -> None:
+    holder = hold_an_engine(tmp_path)
+    assert kinds(traces(tmp_path)) == {"process", "mounted", "cgroup", "file"}
+
+    holder.send_signal(number)
+    finish(holder)
+
+    wait_until_gone(tmp_path)
+
+
+@pytest.mark.needs_docker
+@private
+def test_a_second_engine_works_where_a_first_was_killed_with_its_guardian(tmp_path: Path) -> None:
+    holder = hold_an_engine(tmp_path)
+    guardian = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
+    daemons = list(private_engine._engine_pids(Places.of(tmp_path)))
+    for pid in (guardian, holder.pid, *daemons):
+        os.kill(pid, signal.SIGKILL)
+    finish(holder)
+    assert {"process", "mounted", "cgroup", "file"} & kinds(traces(tmp_path)), "something was to be left behind"
+
+    with docker_engine(tmp_path) as found:
+        assert isinstance(found, Engine), found
+        client = docker.DockerClient(base_url=found.base_url)
+        containers = client.containers.list(all=True)
+        client.close()
+
+    assert containers == []
+    assert traces(tmp_path) == []
+
+
+@pytest.mark.needs_docker
+@private
+def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "bin/dockerd"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'failed to start daemon: no cgroups here'\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
+
+    with docker_engine(tmp_path / "work") as found:
+        pass
+
+    assert found == NoEngine(because="the private engine ended at once: failed to start daemon: no cgroups here")
+    assert traces(tmp_path / "work") == []

@@ -1,0 +1,336 @@
+"""A real PostgreSQL of one's own: whom it runs as, that it keeps its data, and that it is gone afterwards."""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+
+from deploy.standalone import debian_packages
+from testbed import postgres as module
+from testbed.postgres import NoPostgres, Postgres, PostgresFailed
+from testbed.postgres import postgres as postgres_server
+
+pytestmark = pytest.mark.needs_postgres
+
+CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
+GONE_TIMEOUT_S = 20
+HOLD_A_SERVER = """
+import sys, time
+from pathlib import Path
+from testbed.postgres import postgres
+with postgres(Path(sys.argv[1]), durable=sys.argv[2] == "durable") as server:
+    print(server.port, server.sockets.parent, flush=True)
+    time.sleep(600)
+"""
+
+root_only = pytest.mark.skipif("os.geteuid() != 0", reason="only root has to run PostgreSQL as someone else")
+
+
+def ask(server: Postgres, statement: str, database: str = "postgres") -> Any:
+    """The first value that a statement, committed by itself, answers with; None where it answers nothing."""
+    with closing(connect(server, database)) as connection:
+        cursor = connection.execute(statement.encode())
+        row = cursor.fetchone() if cursor.description else None
+        return row[0] if row else None
+
+
+def connect(server: Postgres, database: str = "postgres") -> psycopg.Connection:
+    return psycopg.connect(host="127.0.0.1", port=server.port, user="postgres", dbname=database, autocommit=True)
+
+
+def processes_in(folder: Path) -> set[int]:
+    """The processes that work in `folder`, as those of PostgreSQL do in its data."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.add(int(process.name))
+    return found
+
+
+@pytest.fixture(scope="session")
+def unpacked() -> Path:
+    """The checkout's room of PostgreSQL, fetched once for all test runs."""
+    part = debian_packages.PARTS["postgres"]
+    try:
+        return debian_packages.unpack(
+            part.room, part.packages, dependencies=True, without=part.without, finish=part.finish
+        )
+    except debian_packages.PartMissing as missing:
+        pytest.skip(f"Debian's packages cannot be fetched here: {missing}")
+
+
+@pytest.fixture
+def server(postgres: Postgres) -> Iterator[Postgres]:
+    """The run's server with a database `thing`; it runs again afterwards, whatever the test did to it."""
+    postgres.drop("thing")
+    postgres.create("thing")
+    yield postgres
+    postgres.start()
+    postgres.drop("thing")
+
+
+@pytest.fixture
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No PostgreSQL on PATH or where Debian would install it."""
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
+    monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "no-system")
+
+
+def test_a_server_answers_by_the_url_it_gives(server: Postgres) -> None:
+    engine = sqlalchemy.create_engine(server.url("thing"))
+    with engine.connect() as connection:
+        found = connection.execute(sqlalchemy.text("SELECT current_database(), 41 + 1")).one()
+    engine.dispose()
+
+    assert tuple(found) == ("thing", 42)
+
+
+def test_a_server_answers_through_its_socket(server: Postgres) -> None:
+    engine = sqlalchemy.create_engine(server.url("thing", sockets=str(server.sockets)))
+    with engine.connect() as connection:
+        found = connection.execute(sqlalchemy.text("SELECT inet_server_addr(), current_database()")).one()
+    engine.dispose()
+
+    assert tuple(found) == (None, "thing")
+
+
+def test_a_database_is_created_as_a_copy_of_another_one_and_dropped_under_its_clients(server: Postgres) -> None:
+    ask(server, "CREATE TABLE kept AS SELECT 7 AS number", "thing")
+
+    server.create('a "copy"', "thing")
+
+    with closing(connect(server, 'a "copy"')) as client:
+        assert client.execute("SELECT number FROM kept").fetchone() == (7,)
+        server.drop('a "copy"')
+        with pytest.raises(psycopg.OperationalError):
+            client.execute("SELECT 1")
+    server.drop('a "copy"')
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_what_was_committed_is_there_on_the_same_port_after(end: str, server: Postgres) -> None:
+    port = server.port
+    ask(server, "CREATE TABLE kept AS SELECT 7 AS number", "thing")
+
+    with closing(connect(server, "thing")) as client:
+        getattr(server, end)()
+        with pytest.raises(psycopg.OperationalError):
+            client.execute("SELECT 1")
+    with pytest.raises(psycopg.OperationalError, match="refused"):
+        connect(server)
+    server.start()
+
+    assert server.port == port
+    assert ask(server, "SELECT number FROM kept", "thing") == 7
+
+
+def test_ending_twice_and_starting_twice_changes_nothing(server: Postgres) -> None:
+    server.start()
+    began = ask(server, "SELECT pg_postmaster_start_time()")
+    server.start()
+    assert ask(server, "SELECT pg_postmaster_start_time()") == began
+
+    for end in (server.stop, server.stop, server.kill):
+        end()
+    server.start()
+
+    assert ask(server, "SELECT pg_postmaster_start_time()") > began
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_fsync_is_on_unless_durability_is_renounced(durable: bool, tmp_path: Path) -> None:
+    with postgres_server(tmp_path, durable=durable) as found:
+        assert isinstance(found, Postgres), found
+        fsync, jit = ask(found, "SHOW fsync"), ask(found, "SHOW jit")
+
+    assert (fsync, jit) == ("on" if durable else "off", "off")
+
+
+@pytest.mark.parametrize(
+    ("durable", "wanted_bytes", "in_memory"),
+    [
+        pytest.param(False, 0, True, id="they need not outlive the host"),
+        pytest.param(True, 0, False, id="they must outlive the host"),
+        pytest.param(False, 2**60, False, id="too little memory is free"),
+    ],
+)
+def test_data_are_kept_in_memory_unless(
+    durable: bool, wanted_bytes: int, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_BYTES", wanted_bytes)
+
+    with module._made_room(None, durable=durable) as room:
+        (room.data / "file").touch()
+        kept = [room.data, room.path]
+        assert (room.path / "data" / "file").exists()
+        assert room.data.is_relative_to(module.MEMORY) is in_memory
+
+    assert [folder for folder in kept if folder.exists()] == []
+
+
+def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -> None:
+    with postgres_server(tmp_path / "work") as found:
+        assert isinstance(found, Postgres), found
+        room = found.sockets.parent
+        during = processes_in(room / "data")
+
+    assert len(during) > 1
+    assert processes_in(room / "data") == set()
+    assert not room.exists()
+    assert "database system is shut down" in (tmp_path / "work/postgres.log").read_text()
+
+
+@pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, "durable"), (signal.SIGKILL, "not durable")])
+def test_a_server_ends_with_its_killed_caller_and_the_next_one_sweeps_its_room(
+    number: signal.Signals, kept: str, tmp_path: Path
+) -> None:
+    caller = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_SERVER, str(tmp_path), kept], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    )
+    assert caller.stdout
+    with caller.stdout:
+        room = Path(caller.stdout.readline().split()[1])
+    data = (room / "data").resolve()
+    assert len(processes_in(data)) > 1
+    caller.send_signal(number)
+    caller.wait(GONE_TIMEOUT_S)
+    give_up = time.monotonic() + GONE_TIMEOUT_S
+    while processes_in(data):
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    assert room.exists(), "a room was to be left behind"
+
+    with postgres_server(tmp_path / "next"):
+        pass
+
+    assert not room.exists()
+    assert not data.exists()
+
+
+def test_a_room_in_use_is_not_swept(server: Postgres, tmp_path: Path) -> None:
+    with postgres_server(tmp_path):
+        pass
+
+    assert server.sockets.exists()
+    with (server.sockets.parent / "lock").open("rb") as lock, pytest.raises(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@root_only
+def test_as_root_the_server_runs_as_someone_else_who_owns_the_data(server: Postgres) -> None:
+    pid = int((server.sockets.parent / "data/postmaster.pid").read_text().splitlines()[0])
+
+    assert Path(f"/proc/{pid}").stat().st_uid != 0
+    assert (server.sockets.parent / "data").stat().st_uid == Path(f"/proc/{pid}").stat().st_uid
+    assert "\nGroups:\t \n" in Path(f"/proc/{pid}/status").read_text()
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_an_unpacked_server_runs_on_the_libraries_beside_it(unpacked: Path, tmp_path: Path) -> None:
+    with postgres_server(tmp_path / "work") as found:
+        assert isinstance(found, Postgres), found
+        pid = int((found.sockets.parent / "data/postmaster.pid").read_text().splitlines()[0])
+        # As pmap(1) reads it: the sixth column is the file.
+        mapped = {line.split()[5] for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if ".so" in line}
+
+    elsewhere = {Path(file).name.split(".so")[0] for file in mapped if not file.startswith(f"{unpacked}/")}
+    assert any(file.startswith(f"{unpacked}/") for file in mapped)
+    assert elsewhere <= {"ld-linux-x86-64", "ld-linux-aarch64", "libc", "libm", "libresolv"}
+
+
+@root_only
+@pytest.mark.usefixtures("nothing_installed")
+def test_what_the_servers_user_may_not_reach_is_copied_for_it(unpacked: Path, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed/postgresql").symlink_to(unpacked)
+
+    with postgres_server(tmp_path / "work", parts_dir=tmp_path / "closed") as found:
+        assert isinstance(found, Postgres), found
+        answer = ask(found, "SELECT 41 + 1")
+        copied = (found.sockets.parent / "programs").is_dir()
+
+    assert (answer, copied) == (42, True)
+
+
+@pytest.mark.usefixtures("nothing_installed")
+def test_without_apt_get_the_answer_says_what_to_install(tmp_path: Path) -> None:
+    with postgres_server(tmp_path, parts_dir=tmp_path / "parts") as found:
+        pass
+
+    assert isinstance(found, NoPostgres)
+    assert "apt-get install postgresql" in found.because
+
+
+@root_only
+def test_a_temporary_folder_that_is_closed_to_the_server_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(closed))
+
+    with postgres_server(tmp_path / "work") as found:
+        pass
+
+    assert isinstance(found, NoPostgres)
+    assert "let $TMPDIR name a folder that everyone may enter" in found.because
+    assert list(closed.iterdir()) == []
+
+
+def test_a_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("initdb", "postgres"):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(module, "_may_run", lambda *_: False)
+
+    with postgres_server(tmp_path / "work") as found:
+        pass
+
+    assert isinstance(found, NoPostgres)
+    assert f"may not run {tmp_path}/bin/postgres: open that folder to everyone" in found.because
+
+
+def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Path(tempfile.mkdtemp(prefix="gpuwarden-test-"))
+    try:
+        room.chmod(0o755)
+        for name in ("initdb", "postgres"):
+            (room / name).write_text("#!/bin/sh\necho 'no space left here' >&2\nexit 1\n")
+            (room / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{room}:{os.environ['PATH']}")
+        with postgres_server(tmp_path) as found:
+            pass
+    finally:
+        shutil.rmtree(room)
+
+    assert found == NoPostgres(because="initdb ended with 1:\nno space left here")
+
+
+def test_a_start_that_fails_ends_with_what_was_logged(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.stop()
+    real = server._command
+    with monkeypatch.context() as broken:
+        broken.setattr(server, "_command", lambda: [*real(), "-c", "no_such_setting=1"])
+        with pytest.raises(PostgresFailed) as failed:
+            server.start()
+
+    assert "ended at once, with 1" in str(failed.value)
+    assert 'unrecognized configuration parameter "no_such_setting"' in str(failed.value)
+    server.start()
+    assert ask(server, "SELECT 1") == 1
