@@ -36,7 +36,7 @@ def settings_page() -> str:
         [
             "# Settings of the remediator",
             "",
-            "<!-- Written by `python -m remediator.reference`; change remediator/settings/settings.py, not this page. -->",
+            "<!-- Written by `python -m remediator.reference`; change remediator/settings, not this page. -->",
             "",
             "Two processes share one ledger: `gpuwarden remediator serve` receives alerts, and",
             "`gpuwarden remediator execute` acts on them. Each takes its settings as options or from the environment;",

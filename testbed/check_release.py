@@ -1,4 +1,4 @@
-"""`python -m testbed.check_release`: what ships beside the code is whole: alert rules, their tests and runbooks, shell scripts.
+"""`python -m testbed.check_release` checks what ships beside the code: alert rules, tests, runbooks, scripts.
 
 promtool passes a test that names a rule file or an alert that does not exist, so that is checked here. To add a check:
 a function that is given the checkout and returns what is wrong, and its line in CHECKS. `--but NAME` leaves one out,

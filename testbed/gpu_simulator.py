@@ -1,8 +1,8 @@
 """Simulated GPUs for demonstrations and tests: what jobs say they launched becomes the file of `--simulate-gpu`.
 
 A job body *launches* work by leaving `gpu-work.json` in its worker's state folder: busy until then, with so much memory
-(`testbed.demo.job_body.launch`). A process that stops launching, or dies, leaves its GPU idle, as with a real one. The pids
-are the ones that hold the workers' kernel locks, so that attribution goes the whole way from pid to container.
+(`testbed.demo.job_body.launch`). A process that stops launching, or dies, leaves its GPU idle, as with a real one. The
+pids are the ones that hold the workers' kernel locks, so that attribution goes the whole way from pid to container.
 """
 
 import json

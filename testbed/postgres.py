@@ -358,9 +358,8 @@ def _runnable(
     if not _may_run(server, account):
         if not ours or account is None:
             who = "this user" if account is None else f"the user {account.pw_name}, as whom root would run it,"
-            raise PostgresFailed(
-                f"{who} may not run {server}: open that folder to everyone, or {debian_packages.PARTS['postgres'].advice}"
-            )
+            advice = debian_packages.PARTS["postgres"].advice
+            raise PostgresFailed(f"{who} may not run {server}: open that folder to everyone, or {advice}")
         copy = room.path / "programs"
         shutil.copytree(unpacked, copy, symlinks=True)
         copy.chmod(0o755)

@@ -1,7 +1,7 @@
 """An engine of one's own, Docker or Podman, run by a guardian process that always cleans up after it.
 
-`python -m testbed.private_engine WORK dockerd|podman PROGRAM` (root only) sweeps what is left in WORK, starts dockerd or
-Podman's service of Docker's API in the environment that `testbed.private_podman` made, writes the line `started` and
+`python -m testbed.private_engine WORK dockerd|podman PROGRAM` (root only) sweeps what is left in WORK, starts dockerd
+or Podman's service of Docker's API in the environment that `testbed.private_podman` made, writes the line `started` and
 waits until its standard input ends, which the kernel sees to even when whoever holds the other end is killed. Then
 everything goes: the engine's daemons, shims and containers by SIGKILL, mounts, control groups, sockets and data.
 Nothing of such an engine is worth a graceful end, so the clean end, the end after a failure and the sweep of what

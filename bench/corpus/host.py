@@ -564,7 +564,7 @@ class Host:
         )
 
     def _cut(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
-        """A GPU in MIG mode, as `exporter.sources.gpu.nvml.gpus` tells it: who does what there its instances tell, if any."""
+        """A GPU in MIG mode, as the NVML source reads it: only its instances say what each process does."""
         used_mib = sum(
             self._used_mib(each, [life for life in self.lives if life.runs and each in life.program.gpus])
             for each in parts
@@ -585,7 +585,8 @@ class Host:
         return Gpu(
             uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
             memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
-            processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()), attribution=UNTOLD,
+            processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()),
+            attribution=UNTOLD,
             mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),
         )  # fmt: skip
 

@@ -257,7 +257,8 @@ def _prometheus(
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         with (work / "log").open("wb") as log:
-            command = [str(debian_packages.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={data}",
+            program = str(debian_packages.find("prometheus"))
+            command = [program, f"--config.file={config}", f"--storage.tsdb.path={data}",
                        f"--web.listen-address=127.0.0.1:{port}", "--log.format=json"]  # fmt: skip
             server = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=log, stderr=log)
         with httpx.Client(timeout=60, trust_env=False) as http:

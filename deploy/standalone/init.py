@@ -314,8 +314,8 @@ def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")
     parser.add_argument(
         "--docker",
-        help=f"the Docker engine's socket, or 'none' (default: unix://{docker_socket.SYSTEM_SOCKET} where that is there, "
-        "else none for the remediator, and auto for the exporter)",
+        help=f"the Docker engine's socket, or 'none' (default: unix://{docker_socket.SYSTEM_SOCKET} where that is "
+        "there, else none for the remediator, and auto for the exporter)",
     )
     add_units(parser)
     add_watchdog(parser)

@@ -9,7 +9,7 @@ from typing import Final
 
 from gpuwarden.docs_pages import RUNBOOKS
 
-_HERE: Final = Path(__file__).resolve().parent
+_HERE: Final = Path(__file__).resolve().parents[1]
 CHECKOUT: Final = _HERE.parent if (_HERE.parent / "pyproject.toml").is_file() else None
 """The checkout this code runs from; None where it is an installed package."""
 TEMPLATES: Final = _HERE / "templates"

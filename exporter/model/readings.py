@@ -276,7 +276,7 @@ class GpuReadings:
 
     @cached_property
     def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
-        """What each request comes to by these readings, as far as it was worked out (`exporter.evidence.container_history`)."""
+        """What each request resolves to, as far as `exporter.evidence.container_history` has worked it out."""
         return {}
 
     @cached_property

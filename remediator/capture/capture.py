@@ -7,11 +7,11 @@ written until then is kept. The document is a JSON object:
     took_s            how long it took, seconds
     cut_short         why it is not whole, as a sentence; null where it is
     left_out_bytes    how much was seen and not kept, as JSON, because of the bound of bytes
-    facts             what the host's exporter published at that moment (gpuwarden.evidence, without `gpu_pids`), or null
-    processes         each with pid, name, state and threads (their number), and `seen`: its threads as `bystander`
-                      writes them, with `python`, the thread's Python stack, where there is one
+    facts             what the host's exporter published then (gpuwarden.evidence), without `gpu_pids`, or null
+    processes         each with pid, name, state and threads (their number), and `seen`: its threads as `probe` writes
+                      them, with `python`, the thread's Python stack, where there is one
     logs              the last lines: source, lines
-    curves            what Prometheus has around the trip: see `curves.Curve`
+    curves            what Prometheus has around the trip: see `prometheus_range.Curve`
     notes             what was not seen, and why, a sentence each
 """
 

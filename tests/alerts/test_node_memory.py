@@ -49,7 +49,8 @@ def prometheus(work: Path, *, heard_s: int) -> Iterator[Callable[[str], dict[str
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [str(debian_packages.find("prometheus")), f"--config.file={config}", f"--storage.tsdb.path={work / 'data'}",
+    prometheus = str(debian_packages.find("prometheus"))
+    command = [prometheus, f"--config.file={config}", f"--storage.tsdb.path={work / 'data'}",
                f"--web.listen-address={address}"]  # fmt: skip
     with (
         (work / "log").open("wb") as log,

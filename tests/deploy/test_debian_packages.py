@@ -15,7 +15,7 @@ from tests.nvml import driver as nvidia
 
 CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
 FIND_SHELLCHECK = (
-    "import sys; from pathlib import Path; from deploy import parts;"
+    "import sys; from pathlib import Path; from deploy.standalone import debian_packages as parts;"
     " print(parts.find('shellcheck', parts_dir=Path(sys.argv[1])))"
 )
 

@@ -82,7 +82,7 @@ class PodContainer:
     restarts: int
     image: str | None = None
     gpu_wanted: bool | None = None
-    vram_budgets: Tenancy = field(default_factory=Tenancy)
+    tenancy: Tenancy = field(default_factory=Tenancy)
 
     @property
     def key(self) -> tuple[str, str, str]:

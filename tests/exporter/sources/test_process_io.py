@@ -129,7 +129,8 @@ def test_the_exporter_may_open_more_files_than_it_is_given_as_far_as_the_kernel_
     soft: int, hard: int | None, allowed: int
 ) -> None:
     program = (
-        "import resource, sys; from exporter.sources.process_io import allow_files; soft, hard = map(int, sys.argv[1:]);"
+        "import resource, sys; from exporter.sources.process_io import allow_files; "
+        "soft, hard = map(int, sys.argv[1:]);"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); allow_files();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

@@ -90,7 +90,7 @@ def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
 
 
 def test_programs_register_their_commands_without_the_library_importing_them() -> None:
-    look = "import sys; from gpuwarden import cli; print(sorted(cli._commands()))\n"
+    look = "import sys; from gpuwarden.cli.main import _commands; print(sorted(_commands()))\n"
     look += "assert not {'exporter', 'remediator', 'sqlalchemy'} & set(sys.modules)"
 
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

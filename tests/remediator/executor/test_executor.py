@@ -1697,7 +1697,8 @@ def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(
 @sqlite_only
 def test_another_process_is_refused_and_the_lock_ends_with_its_holder(ledger: Ledger, ledger_url: str) -> None:
     script = (
-        "import sys; from remediator.executor.executor import ExecutorLock; from remediator.ledger.ledger import Ledger\n"
+        "import sys; from remediator.executor.executor import ExecutorLock\n"
+        "from remediator.ledger.ledger import Ledger\n"
         "ExecutorLock(Ledger.open(sys.argv[1]), host='another')"
     )
     command = [sys.executable, "-c", script, ledger_url]

@@ -143,7 +143,8 @@ def test_a_payload_is_kept_not_at_all_when_the_disk_is_full(ledger: Ledger) -> N
 def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, ledger_url: str) -> None:
     """Killed between the commit and taking it up, with no chance to tidy."""
     script = (
-        "import os, signal, sys; from remediator.ledger.ledger import Ledger; from tests.remediator.builders import alert\n"
+        "import os, signal, sys; from remediator.ledger.ledger import Ledger\n"
+        "from tests.remediator.builders import alert\n"
         "Ledger.open(sys.argv[1]).accept([alert('a')], [], now=1.0); os.kill(os.getpid(), signal.SIGKILL)"
     )
     checkout = Path(__file__).parents[4]

@@ -375,7 +375,7 @@ def test_an_oversized_body_that_does_not_tell_its_length_is_refused_too(webhook:
         for _ in range(BODY_MAX_BYTES // 1024 + 1):
             yield b" " * 1024
 
-    assert webhook.post(content=debian_packages()).status_code == 413
+    assert webhook.post(content=parts()).status_code == 413
 
 
 def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:

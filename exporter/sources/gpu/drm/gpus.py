@@ -12,8 +12,7 @@ and programs, by the compute driver's topology (exporter/sources/gpu/drm/kfd.py)
                             power1_cap, millionths of a watt; AMD alone
 
 Sources: Documentation/ABI/testing/sysfs-devices-power and Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst of
-the kernel, and for units Documentation/hwmon/sysfs-interface.rst. Who uses them is in exporter/sources/gpu/drm/clients.py and
-kfd.py.
+the kernel, and for units Documentation/hwmon/sysfs-interface.rst. clients.py and kfd.py find the processes of a GPU.
 
 A process's part of the GPU's time is what its clients' engines did. What a process computes on an AMD GPU is counted by
 nobody, as long as it has a queue there. Then only two things together show that it does nothing: the whole GPU is 0 %

@@ -1,7 +1,6 @@
 """A process that asks a driver, as the exporter sees it: asked by lines, answered by lines, and killed when it hangs.
 
-When to ask it, how long to wait, and what becomes of one that does not answer: exporter/sources/gpu/isolated/supervisor.py. What
-it does itself: exporter/sources/gpu/isolated/server.py.
+supervisor.py decides when to ask it, how long to wait, and what to do if it does not answer. server.py runs in it.
 """
 
 import contextlib

@@ -8,7 +8,7 @@ many of those none is started any more, until one ends.
 
 Where the process says which GPU it asks about, the one in which it hung is left out by the next one, as hung, and is
 asked about by a process of its own, again and again, less and less often: once that has its answer the GPU is one of
-all again. So a GPU that hangs costs the others one deadline. Such a process is exporter/sources/gpu/isolated/process.py.
+all again. So a GPU that hangs costs the others one deadline. process.py is such a process.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Folders shaped like /sys and /proc of a host with AMD's and Intel's GPUs, as the kernel documents them.
 
-The sources of each format are named by the modules that read it: exporter/sources/gpu/drm/gpus.py, kfd.py and fdinfo.py.
+gpus.py, kfd.py and fdinfo.py in exporter/sources/gpu/drm name the source of each format.
 """
 
 import os

@@ -330,8 +330,8 @@ def test_two_sources_that_hang_are_waited_for_at_the_same_time(start: Start, tre
     assert time.monotonic() - began_s < 10
 
 
-NEEDLESS = {"docker", "email", "exporter.evidence.container_history", "gpuwarden.state_file", "http", "logging", "prometheus_client",
-            "pydantic", "requests", "socket", "structlog", "yaml"}  # fmt: skip
+NEEDLESS = {"docker", "email", "exporter.evidence.container_history", "gpuwarden.state_file", "http", "logging",
+            "prometheus_client", "pydantic", "requests", "socket", "structlog", "yaml"}  # fmt: skip
 
 
 @pytest.mark.parametrize(
