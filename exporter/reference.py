@@ -155,8 +155,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
     "gpuwarden_gpu_memory_returning_bytes": f"{NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "
-    "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one has left "
-    "with nobody knows how much, or a gap in which one may have",
+    "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one of "
+    "unknown size has left",
     "gpuwarden_gpu_unplaced_utilization_ratio": "the GPU's processes are not listed, or such a one is not measured; or "
     "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its processes are "
     "unknown",

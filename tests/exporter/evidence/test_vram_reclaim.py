@@ -60,7 +60,6 @@ def test_what_one_held_that_has_left_is_on_its_way_back_until_the_driver_counts_
     assert looks.at(holding(1007, (2, 200))) == 800
     assert looks.at(holding(507, (2, 200))) == 300
     assert looks.at(holding(207, (2, 200))) == 0
-    assert looks.at(holding(1007, (2, 200))) == 0
 
 
 def test_what_comes_back_at_once_never_counts_nor_what_somebody_takes_meanwhile() -> None:
@@ -153,24 +152,6 @@ def test_and_it_is_known_as_soon_as_ever_of_a_driver_that_was_known_so_from_the_
     assert [looks.at(TWO, after_s=6.0) for _ in range(4)] == [None, None, 0, 0]
 
 
-def test_what_nobody_holds_more_after_a_gap_may_be_of_whoever_came_and_went_in_it() -> None:
-    looks = settled(TWO)
-
-    assert looks.at(holding(1307, (1, 800), (2, 200)), after_s=5.0) == 0
-    assert looks.at(holding(1407, (1, 800), (2, 200)), after_s=5.5) == 100
-    assert looks.at(holding(1407, (1, 800), (2, 200)), after_s=10.0) == 0
-    assert looks.at(holding(1507, (2, 200)), after_s=6.0) == 900
-
-
-def test_where_it_is_not_known_of_all_what_left_in_a_gap_is_unknown() -> None:
-    looks = settled(TWO)
-
-    assert looks.at(holding(1007, (1, 800), (2, None)), after_s=6.0) is None
-    assert looks.history.unknown == {"GPU-0": "not_measured"}
-    assert looks.at(TWO, after_s=5.0) is None
-    assert looks.at(TWO, after_s=5.0) == 0
-
-
 @pytest.mark.parametrize("every", [5, 9, 12])
 def test_one_of_unknown_size_does_not_hide_what_another_held_that_ends_again_and_again(every: int) -> None:
     looks, told = Looks(), []
@@ -235,7 +216,6 @@ def test_no_more_of_it_counts_then_than_nobody_is_told_to_hold() -> None:
     known.at(holding(1007, (1, 800), (2, None), (3, 7)))
 
     assert known.at(holding(507, (2, None), (3, 7))) == 500
-    assert known.at(holding(1007, (2, None), (3, 7))) == 500
 
 
 def test_what_left_before_it_was_known_what_nobody_holds_is_all_due_until_it_is_seen_to_come_back() -> None:
@@ -301,7 +281,6 @@ def test_it_is_never_more_than_what_has_left_within_the_bound_nor_than_what_nobo
         used = beyond + sum(size or 0 for size in held.values())
         told = looks.at(holding(used, *held.items()), after_s=after_s)
         left += [(looks.now_s, size or 0) for pid, size in before.items() if pid not in held]
-        left += [(looks.now_s, beyond)] * (after_s > 5.0)  # whoever came and went in a gap
         before = held
         assert told is None or 0 <= told <= min(
             beyond, sum(size for at_s, size in left if looks.now_s - at_s < BOUND_S)

@@ -385,7 +385,7 @@ def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore,
 
 
 def test_the_page_about_files_shows_one_that_will_do() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "queue-commands.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "queue-commands.md").read_text(encoding="utf-8")
     example = page.partition("```json\n")[2].partition("```")[0]
 
     run_id, submissions, needs = parse(example)

@@ -147,7 +147,7 @@ def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, l
         "from tests.remediator.builders import alert\n"
         "Ledger.open(sys.argv[1]).accept([alert('a')], [], now=1.0); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    checkout = Path(__file__).parents[4]
+    checkout = Path(__file__).parents[3]
     killed = subprocess.run([sys.executable, "-c", script, ledger_url], cwd=checkout, check=False)
     assert killed.returncode == -signal.SIGKILL
 
