@@ -1,5 +1,6 @@
 """`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
 
+import fcntl
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,6 +82,8 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: it would end us
     if not settings.dir.is_dir():
         raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
+    if settings.state_dir is not None:
+        _take(settings.state_dir)
     host = host_key(settings.dir)
     door = Doorkeeper(settings.web_config_file)
     thresholds = settings.thresholds()
@@ -137,6 +141,23 @@ def serve(settings: Settings) -> None:
         engines.close()
         web.server_close()
         log.info("exporter stopped")
+
+
+def _take(folder: Path) -> None:
+    """Lock --state-dir until this process ends. A folder that cannot be written is reported where it is used.
+
+    Raises:
+        GpuwardenError: another exporter holds the lock.
+    """
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GpuwardenError(
+                f"another exporter runs with --state-dir {folder}: one per host is supported"
+            ) from None
 
 
 def engines_of(settings: Settings) -> dict[str, Listener]:

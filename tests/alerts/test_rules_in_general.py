@@ -45,7 +45,10 @@ SIGN_OF_LIFE: Final = re.compile(
 ASKED_BESIDES: Final = {
     ("GpuwardenJobStalled", "gpuwarden_job_beat_age_seconds"): "a job is armed by its first beat",
     ("GpuwardenSharedJobStalled", "gpuwarden_job_beat_age_seconds"): "likewise",
-    ("GpuwardenJobGpuLost", "gpuwarden_container_gpu_idle_seconds"): "a second exporter may measure every GPU",
+    (
+        "GpuwardenJobGpuLost",
+        "gpuwarden_container_gpu_idle_seconds",
+    ): "Prometheus repeats after it was down that a GPU is lost",
 }
 """The signs of life that a rule asks for besides how quiet the job is, and why."""
 

@@ -95,7 +95,6 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("remediator", "GpuwardenRemediatorDown", "gpuwarden:remediator_target:info"),
         )
     },
-    "remediator: GpuwardenRemediatorDown: min -> max": "what is left is 0 each",
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
     "remediator: GpuwardenRemediatorUnreached: count -> sum": _INFO_IS_1,
@@ -103,7 +102,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"remediator: GpuwardenUnmended: {change}": "an alert that fires is 1, and of no instance"
         for change in (
-            "max -> min",
             "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, trip, wedge"),
             "max_over_time -> min_over_time",
         )
@@ -126,9 +124,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"node: gpuwarden:host_heard:timestamp_seconds: {change}": why
         for change, why in (
-            ("max -> min", _SINGLE),
             ("by (host) -> by (host, instance)", _NO_INSTANCE),
-            ("max -> min, at its place 2", _INFO_IS_1),
             (
                 "by (host) -> by (host, instance), at its place 2",
                 "the newest of its exporters is taken of it, which is when any of them was there",
@@ -191,7 +187,6 @@ EQUIVALENT: Final[dict[str, str]] = {
             *(
                 (each, "it is asked whether there is any, and of whoever has none in ten minutes nothing is compared")
                 for each in (
-                    "max -> min, at its place 2",
                     "count_over_time -> sum_over_time, at its place 3",
                     "599999ms -> 1198s, at its place 2",
                 )
@@ -202,9 +197,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     "last_over_time(gpuwarden:nobody_heard:timestamp_seconds[5m])": "it ends when it is an hour old, and excuses for "
     "no longer than the bound, which is 490 s at most",
     "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
-    "node: GpuwardenNodeLost: max -> min, at its place 3": _INFO_IS_1,
     "node: GpuwardenNodeLost: count -> sum, at its place 4": _INFO_IS_1,
-    "node: GpuwardenNodeLost: max -> min, at its place 4": _INFO_IS_1,
     'node: GpuwardenNodeLost: up{host!=""} -> up{}': "there is no host without a name",
     f"node: GpuwardenNodeLost: {_HEARD} -> last_over_time({_HEARD}[5m]), at its place 2": "who is not known any "
     "more is not lost",
@@ -217,7 +210,6 @@ EQUIVALENT: Final[dict[str, str]] = {
             *((f"75 -> {other}", _ON_THE_GRID) for other in (74, 76)),
         )
     },
-    "faults: GpuwardenGpuMissing: max -> min": _INFO_IS_1,
     **{
         f"faults: {its}: {change}, at its place {place}": _ONLY_THERE
         for its, by, places in (
@@ -225,7 +217,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("GpuwardenGpuEccUncorrected", "host, gpu", (6, 7, 8, 9, 10)),
             ("GpuwardenDriverCallKilled", "host, collector", (6,)),
         )
-        for change in ("max -> min", f"by ({by}) -> by ({by}, instance)")
+        for change in (f"by ({by}) -> by ({by}, instance)",)
         for place in places
     },
     **{
@@ -261,11 +253,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
     'telemetry: GpuwardenTelemetryStale: gpuwarden_collector_success{collector="sampler"} -> '
     "gpuwarden_collector_success{}": "an exporter whose newest look is too old tells of nothing else",
-    "telemetry: GpuwardenWorkerUnseen: max -> min": _INFO_IS_1,
     "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
     "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
     "telemetry: GpuwardenHostMisnamed: max -> min": _INFO_IS_1,
-    "telemetry: GpuwardenHostMisnamed: max -> min, at its place 2": _ONLY_THERE,
     "telemetry: GpuwardenHostMisnamed: by (nodename) -> by (nodename, instance)": _ONLY_THERE,
     f"telemetry: GpuwardenHostMisnamed: {_INFOS} -> last_over_time({_INFOS}[5m])": (
         "who is told of lately and not now is on neither side, and it names each by one name alone"
@@ -273,8 +263,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
         for change, why in (
-            ("max -> min, at its place 4", _ONLY_THERE),
-            ("max -> min, at its place 6", _ONLY_THERE),
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),

@@ -75,6 +75,7 @@ _METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
 _JOINED: Final = r"\s*(?:(?:on|ignoring)\s*\([^()]*\)\s*)?(?:group_left\s*\([^()]*\)\s*)?"
 _IN_PARENTHESES: Final = re.compile(rf"{_JOINED}\(")
 _AGGREGATED: Final = re.compile(rf"{_JOINED}(?:min|max) by \([^()]*\) \(")
+_BY_HOST: Final = re.compile(r"\s+by \([^()]*\bhost\b")  # one exporter has one series: min and max find the same
 _RANGED: Final = re.compile(r"\s*(\[|offset\b)")
 
 
@@ -130,7 +131,8 @@ def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:
             if not _RANGED.match(text, ends, end):
                 yield begins, ends, f"last_over_time({word}[5m])"
         else:
-            yield from ((begins, ends, changed) for changed in SWAPPED.get(word, ()))
+            by_host = word in ("min", "max") and _BY_HOST.match(text, ends, end)
+            yield from ((begins, ends, changed) for changed in (() if by_host else SWAPPED.get(word, ())))
         if word in ("and", "unless") and (over := _operand(text, ends, end)):
             yield begins, over, ""
         if word in (">=", "<=", ">", "<") and (over := _operand(text, ends, end, aggregated=True)):
