@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx
 
-from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, versions, webhook
+from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
 from bench.figures import BenchError, Figure, Place, progress, say, table
@@ -41,7 +41,6 @@ def main(argv: list[str] | None = None) -> int:
     # What the rules are worth stands first: it needs no root and no machine at rest, and nothing before it can end it.
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "corpus": lambda _: corpus.measure(),
-        "versions": lambda places: versions.measure(places[0]),
         "step": step.measure,
         "exporter": lambda places: scrape.measure(places[0]),
         "host": lambda places: exporter.measure(places[0]),

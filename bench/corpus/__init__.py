@@ -1,7 +1,7 @@
 """What the rules make of a corpus of what really happens, beside what people use instead of them today.
 
-`scenario` says what a scenario is, `host` plays one and publishes it as the exporter would, `judge` asks promtool what
-fires, and `page` writes what came of it into docs/corpus.md.
+`scenario` says what a scenario is, `host` plays one and publishes it as the exporter would, and `judge` asks promtool
+what fires.
 """
 
 from collections.abc import Iterator, Sequence

@@ -169,10 +169,8 @@ def score(played: Sequence[Played], policy: str) -> Score:
     )
 
 
-def play(
-    scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None, *, promtool: Path | None = None
-) -> list[Played]:
-    """Play scenarios through promtool, this release's where none is given, by the rules that ship unless given others.
+def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> list[Played]:
+    """Play scenarios through promtool, by the rules that ship unless given others.
 
     Raises:
         PartMissing: there is no promtool.
@@ -182,7 +180,7 @@ def play(
     with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         began_s: dict[int, dict[str, float]] = {}
         files = list(_written(Path(folder), scenarios, rules, metrics(rules), began_s))
-        said = _said(promtool or debian_packages.find("promtool"), files, folder)
+        said = _said(debian_packages.find("promtool"), files, folder)
     if broken := _BROKEN.search(said):
         raise JudgeError(f"a rule fails in the corpus: {broken[0]}")
     answers = _ANSWER.findall(said)

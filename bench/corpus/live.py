@@ -37,12 +37,8 @@ UP_S: Final = 60
 """Within which it is to answer once it is started, and to scrape once it answers, seconds."""
 
 
-def play(
-    scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None, *, program: Path | None = None
-) -> Played:
+def play(scenario: Scenario, folder: Path, rules: Iterable[Path] | None = None) -> Played:
     """Play one in a folder of its own, by the rules that ship unless given others; it takes as long as it says.
-
-    `program` is the Prometheus, this release's where none is given.
 
     Raises:
         PartMissing: there is no Prometheus.
@@ -51,9 +47,7 @@ def play(
     rules = sorted(CHECKOUT.glob(RULES_GLOB)) if rules is None else list(rules)
     targets = _Targets(scenario, metrics(rules))
     with targets.served() as address:
-        prometheus = _Prometheus(
-            program or debian_packages.find("prometheus"), folder, scenario, rules, address, targets.names
-        )
+        prometheus = _Prometheus(debian_packages.find("prometheus"), folder, scenario, rules, address, targets.names)
         try:
             prometheus.start()
             began_s = targets.begin()

@@ -33,9 +33,6 @@ LOCK_TIMEOUT_S = 900
 """Longer than one fetch may take, so that a second process waits for the first rather than giving up on it."""
 BIN_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin")
 SYSTEM = Path("/")
-MIRROR = "http://deb.debian.org/debian"
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-"""What Debian signs its package lists with; of Debian's package debian-archive-keyring."""
 
 
 class PartMissing(Exception):  # noqa: N818 - it reads as what happened
@@ -211,20 +208,6 @@ def find(program: str, *, parts_dir: Path = PARTS_DIR, fetch: bool = True) -> Pa
     )
 
 
-def find_newer(program: str, package: str, *, suite: str = "sid", parts_dir: Path = PARTS_DIR) -> Path:
-    """A program of a newer Debian than this one, whatever version that has today: nothing here may depend on it.
-
-    It is unpacked alone, into a room that `env_for_parts` passes by, and is of that version until the room is removed.
-    Raises PartMissing.
-    """
-    if not KEYRING.is_file():
-        raise PartMissing(f"{KEYRING} is missing, so that {suite}'s lists cannot be trusted: debian-archive-keyring")
-    room = unpack(f"{package}-{suite}", (package,), suite=suite, parts_dir=parts_dir)
-    if found := _program_below(room, (program,), BIN_FOLDERS):
-        return found
-    raise PartMissing(f"{suite}'s package {package} (unpacked in {room}) does not hold {program}")
-
-
 def _program_below(root: Path, names: Sequence[str], folders: Sequence[str]) -> Path | None:
     """The first program of these names in these folders (patterns) of `root`; of several versions, the newest."""
     for name in names:
@@ -271,14 +254,13 @@ def unpack(
     dependencies: bool = False,
     without: frozenset[str] = frozenset(),
     finish: Callable[[Path], None] | None = None,
-    suite: str | None = None,
     parts_dir: Path = PARTS_DIR,
 ) -> Path:
     """Unpack `packages` into `.parts/<room>` unless that is there, and return it.
 
     With `dependencies`, all they depend on comes along, but for what matches a pattern of `without`. `finish` is
     given the folder once the packages are unpacked into it, before anyone else sees it. They are of the system's own
-    release unless a `suite` of Debian's is named. Raises PartMissing.
+    release. Raises PartMissing.
     """
     where = parts_dir / room
     for tool in ("apt-get", "dpkg-deb"):
@@ -293,7 +275,7 @@ def unpack(
         for abandoned in parts_dir.glob(".tmp-*"):
             shutil.rmtree(abandoned, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=parts_dir) as scratch:
-            apt = _Apt(parts_dir / (f"apt-{suite}" if suite else "apt"), suite=suite)
+            apt = _Apt(parts_dir / "apt")
             apt.refresh()
             wanted = apt.with_dependencies(packages, without=without) if dependencies else list(packages)
             _say(f"fetching {', '.join(wanted)}")
@@ -311,16 +293,11 @@ def unpack(
 
 
 class _Apt:
-    """apt-get with lists, cache and status of its own, and the system's proxy; its sources and keys, or a suite's."""
+    """apt-get with lists, cache and status of its own, and the system's sources, keys and proxy."""
 
-    def __init__(self, home: Path, *, suite: str | None = None) -> None:
+    def __init__(self, home: Path) -> None:
         self._home = home
         self._config = home / "apt.conf"
-        sources = ""
-        if suite is not None:
-            home.mkdir(parents=True, exist_ok=True)
-            (home / "sources.list").write_text(f"deb [signed-by={KEYRING}] {MIRROR} {suite} main\n", encoding="ascii")
-            sources = f'Dir::Etc::sourcelist "{home}/sources.list";\nDir::Etc::sourceparts "/dev/null";\n'
         for folder in (home / "lists/partial", home / "cache/archives/partial"):
             folder.mkdir(parents=True, exist_ok=True)
         # Nothing counts as installed: dependencies are then the same on every machine.
@@ -332,7 +309,6 @@ class _Apt:
             f'Dir::State::lists "{home}/lists";\nDir::State::status "{home}/status";\nDir::Cache "{home}/cache";\n'
             # As root, apt drops to a user who may not enter this checkout.
             'APT::Sandbox::User "root";\nDebug::NoLocking "true";\nAPT::Install-Recommends "false";\n'
-            f"{sources}"
             'Acquire::Retries "3";\nAcquire::http::Timeout "30";\nAcquire::https::Timeout "30";\n'
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as bench
-from bench import corpus, versions
+from bench import corpus, step
 from bench.figures import BenchError, Figure, figure
 from deploy.standalone.debian_packages import PartMissing
 from gpuwarden import logs
@@ -38,18 +38,18 @@ def test_a_part_that_cannot_go_on_says_so_and_the_others_go_on(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(corpus, "measure", lambda: ends(error))
-    monkeypatch.setattr(versions, "measure", lambda *_: measured("versions"))
+    monkeypatch.setattr(step, "measure", lambda *_: measured("step"))
 
-    status = bench.main(["--only", "corpus,versions", "--json", str(tmp_path / "found")])
+    status = bench.main(["--only", "corpus,step", "--json", str(tmp_path / "found")])
 
     told = capsys.readouterr()
     assert status == 1
     assert f"bench: corpus: cannot go on: {error}\n" in told.err
     assert told.err.endswith("bench: not measured to its end: corpus\n")
     assert "what half measures" in told.out, "what it had measured by then is told"
-    assert "what versions measures" in told.out
+    assert "what step measures" in told.out
     written = json.loads((tmp_path / "found").read_text())
-    assert [each["part"] for each in written["figures"]] == ["half", "versions"]
+    assert [each["part"] for each in written["figures"]] == ["half", "step"]
 
 
 def test_all_parts_that_go_on_to_their_end_are_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +60,12 @@ def test_all_parts_that_go_on_to_their_end_are_a_success(monkeypatch: pytest.Mon
 
 def test_who_interrupts_it_ends_every_part(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(corpus, "measure", lambda: ends(KeyboardInterrupt()))
-    monkeypatch.setattr(versions, "measure", lambda *_: measured("versions"))
+    monkeypatch.setattr(step, "measure", lambda *_: measured("step"))
 
-    status = bench.main(["--only", "corpus,versions"])
+    status = bench.main(["--only", "corpus,step"])
 
     assert status == 130
-    assert "what versions measures" not in capsys.readouterr().out
+    assert "what step measures" not in capsys.readouterr().out
 
 
 def test_what_tells_of_the_rules_comes_first_and_all_but_the_long_ones_run_where_nothing_is_chosen(
@@ -75,5 +75,5 @@ def test_what_tells_of_the_rules_comes_first_and_all_but_the_long_ones_run_where
         bench.main(["--help"])
 
     asked = "".join(capsys.readouterr().out.partition("--only")[2].split())
-    assert "ofcorpus,versions,step," in asked
+    assert "ofcorpus,step," in asked
     assert ";andchaos,soak" in asked

@@ -1,12 +1,11 @@
 """The soak keeps its own books right, and finds what grows and what lingers."""
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from bench.exporter import churn, page, soak
+from bench.exporter import churn, soak
 from bench.exporter.soak import STALE_S, Sample, Turnover, grown
 from bench.figures import Place
 from exporter.sources import workers as state_files
@@ -39,14 +38,6 @@ def test_flat_is_told_of_the_start_the_middle_and_the_end() -> None:
     assert [each.median for each in memory] == [100, 102, 104], "the first five are the start of the program"
     assert [each.ratio for each in memory] == [None, 1.02, 1.04]
     assert lines["flat: what grew most, for a bound of 1.05"].median == 1.04
-
-
-def test_the_page_tells_of_each_that_could_grow_and_the_verdict() -> None:
-    rows = list(page.soak({each.what: asdict(each) for each in grown(samples(*[100] * 95, *[104] * 10))}))
-
-    assert rows[2] == "| resident memory | 100 MiB | 100 MiB (1.00) | 104 MiB (1.04) |"
-    assert rows[3] == "| open files | 40 | 40 (1.00) | 40 (1.00) |"
-    assert rows[-1] == "flat: what grew most, for a bound of 1.05: 1.040"
 
 
 def test_what_grows_by_more_than_the_bound_is_not_flat() -> None:

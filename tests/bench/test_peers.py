@@ -6,13 +6,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from bench.exporter import page, peers, turns
+from bench.exporter import peers, turns
 from bench.exporter.host import MARK, Box, Crowd
 from bench.exporter.peers import Peer, PeerMissing, Sign, process_groups, running
 from bench.exporter.subject import Page, Subject
@@ -200,26 +199,6 @@ def test_a_ratio_is_to_ours_and_a_series_costs_its_part() -> None:
     assert lines["one scrape, a series of it, other"].ratio == 1
     assert lines["CPU with a scrape each 5 s, 1000 series, ours"].median == 20
     assert lines["resident memory, a series, ours"].median == pytest.approx(20.48)
-
-
-def test_the_page_has_a_column_for_each_that_was_measured_and_a_ratio_for_each_but_ours() -> None:
-    def found(times: float, **but: list[float]) -> Found:
-        one = [2.0 * times]
-        told = dict.fromkeys(("took_ms", "scrape_cpu_ms", "idle_percent", "watched_percent", "resident_mib"), one)
-        return Found(**{**told, "page_kib": one, "series": [1000.0], **but})
-
-    figures = compared({"ours": found(1, took_ms=[2.0] * 100), "other": found(2, idle_percent=[0.0])})
-    rows = list(page.peers({each.what: asdict(each) for each in figures}))
-
-    assert rows[:5] == [
-        "| median (ratio to ours) | ours | other |",
-        "| --- | --- | --- |",
-        "| series | 1,000 | 1,000 |",
-        "| one scrape: median, p99 | 2.0 ms, 2.0 ms | 4.0 ms (2.00) |",
-        "| a series of it | 2.0 µs | 4.0 µs (2.00) |",
-    ]
-    assert "| CPU without a scrape | 2.0 % | 0.00 % (0.00) |" in rows
-    assert "| 1000 series of it | 2.0 % | 4.0 % (2.00) |" in rows
 
 
 def test_what_an_exporter_has_started_is_measured_with_it() -> None:

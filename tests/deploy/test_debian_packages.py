@@ -235,25 +235,3 @@ def test_the_command_prints_where_each_program_lies_and_fails_when_one_is_missin
     assert capsys.readouterr().out.split() == ["promtool", str(on_path)]
     assert debian_packages.main(["promtool", "nonsense"]) == 1
     assert "'nonsense' is no part" in capsys.readouterr().err
-
-
-@pytest.mark.needs_parts
-@pytest.mark.usefixtures("package_lists")
-def test_a_program_of_another_release_comes_from_lists_of_its_own_and_is_on_nobodys_path(tmp_path: Path) -> None:
-    found = debian_packages.find_newer("busybox", "busybox-static", suite="stable", parts_dir=tmp_path)
-
-    assert found.is_relative_to(tmp_path / "busybox-static-stable")
-    assert subprocess.run([found, "true"], check=False).returncode == 0
-    assert not (tmp_path / "apt").exists()
-    lists = [listed.name for listed in (tmp_path / "apt-stable" / "lists").glob("*_Packages*")]
-    assert ["_stable_" in name for name in lists] == [True]
-    assert str(tmp_path) not in debian_packages.env_for_parts(parts_dir=tmp_path)["PATH"]
-
-
-def test_a_program_of_another_release_is_missing_without_the_keys_that_its_lists_are_signed_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(debian_packages, "KEYRING", tmp_path / "none.gpg")
-
-    with pytest.raises(debian_packages.PartMissing, match=r"none\.gpg is missing"):
-        debian_packages.find_newer("busybox", "busybox-static", parts_dir=tmp_path)
