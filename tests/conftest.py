@@ -1,8 +1,10 @@
 """What all tests share: PostgreSQL, commands, groups of tests, and `--no-skips`: a skip is a failure, as in CI."""
 
 import gc
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -15,6 +17,10 @@ from testbed.postgres import postgres as postgres_server
 hypothesis.settings.register_profile("day", deadline=None, print_blob=True, max_examples=25)
 hypothesis.settings.register_profile("nightly", hypothesis.settings.get_profile("day"), max_examples=200)
 hypothesis.settings.load_profile("day")
+
+# What tests start imports this checkout, whichever checkout the virtual environment was made for.
+CHECKOUT = Path(__file__).resolve().parent.parent
+os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 Cli = Callable[..., tuple[int, str, str]]
 

@@ -51,6 +51,16 @@ def test_ci_checks_all_but_what_a_test_does() -> None:
     assert re.findall(r"--but (\S+)", checks) == [check_release.rules_pass_their_tests.__name__]
 
 
+def test_a_program_that_a_test_starts_imports_this_checkout(tmp_path: Path) -> None:
+    program = "import gpuwarden; print(gpuwarden.__file__)"
+    # Without -S the virtual environment's own link to a checkout would do.
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert Path(done.stdout.strip()) == CHECKOUT / "gpuwarden" / "__init__.py"
+
+
 TOOL = """\
 #!/bin/sh
 case "$0 $*" in *"$FAILS"*) echo "$FAILS failed"; exit 1;; esac
