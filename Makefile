@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
-.PHONY: help demo test teeth check collected coverage covered tested ci nightly bench up setup lock fmt clean
+.PHONY: help demo test mutation check collected coverage covered tested ci nightly bench up setup lock fmt clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -40,7 +40,7 @@ test: .venv/.ready  ## the tests that a change needs first, through real Prometh
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not slow and not nightly" $(PYTEST_ARGS)
 
-teeth: .venv/.ready  ## plant thousands of faults: which does no test catch? MUTATION_ARGS="--rules FILE" for one rule file
+mutation: .venv/.ready  ## plant thousands of faults: which does no test catch? MUTATION_ARGS="--rules FILE" for one rule file
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
@@ -80,7 +80,7 @@ nightly: .venv/.ready  ## everything: the checks, every test, the planted faults
 	@$(MAKE) --no-print-directory check coverage COVERAGE_ARGS="--hypothesis-profile=nightly"
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(PYTEST) -m "not pure" --hypothesis-profile=nightly --no-skips --junit-xml=.work/nightly.xml $(PYTEST_ARGS)
-	@$(BIN)/python -m tools.mutation
+	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
 bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
