@@ -198,7 +198,11 @@ def test_incarnations_that_ended_make_room_and_those_that_are_there_do_not(kept:
     )
 
 
-@pytest.mark.parametrize("found", [b"{", render(["c@1"], now=replace(clock.stamp(), boot_id="x"))])
+@pytest.mark.parametrize(
+    "found",
+    [b"{", render(["c@1"], now=replace(clock.stamp(), boot_id="x"))],
+    ids=["half a file", "of another boot"],  # the same in each process of a run
+)
 def test_a_file_that_tells_nothing_is_told_and_written_anew(
     kept: AnsweredFile, logged: LogCapture, found: bytes
 ) -> None:
