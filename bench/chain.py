@@ -146,7 +146,7 @@ def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
     if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
         raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
     first = {f"{entry.act} {entry.step}": entry.at for entry in reversed(whole.entries)}
-    progress(f"  {next(entry.because for entry in whole.entries if entry.step == 'begin')}")
+    progress(f"  {next(entry.message for entry in whole.entries if entry.step == 'begin')}")
     accepted = "SELECT min(received_at) FROM alerts WHERE episode_id = ?"
     times = {ACCEPTED: _time(scene.chain.ledger_url, accepted, whole.episode_id)}
     times.update({name: first[each] for name, each in ENTRIES.items()})

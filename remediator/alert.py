@@ -88,7 +88,7 @@ class Refusal:
     """One alert that will not be acted on, with the reason: a fixed word for a metric, a sentence for people."""
 
     reason: str
-    because: str
+    message: str
     fingerprint: str
     labels: Mapping[str, str]
 
@@ -115,8 +115,8 @@ def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], l
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(ascii(str(each))[1:-1][:80] for each in first["loc"])
-            because = f"alert {position}: {where or 'it'}: {first['msg']}"
-            refusals.append(Refusal(reason="malformed", because=because, fingerprint="", labels={}))
+            message = f"alert {position}: {where or 'it'}: {first['msg']}"
+            refusals.append(Refusal(reason="malformed", message=message, fingerprint="", labels={}))
         else:
             alerts.append(
                 Alert(
@@ -187,16 +187,16 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
     if not found:
-        reason, because = "no_host", "it names no host: `host` must be a target label of the scrape configuration"
+        reason, message = "no_host", "it names no host: `host` must be a target label of the scrape configuration"
     elif found not in hosts:
         known = ", ".join(sorted(hosts)[:10])
-        reason, because = "other_host", f"it is for host {_short(found)}; this ledger is worked by {known} alone"
+        reason, message = "other_host", f"it is for host {_short(found)}; this ledger is worked by {known} alone"
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
-        reason, because = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
+        reason, message = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
     elif labels.get("trip") not in remedies[remedy].trips:
         known = ", ".join(sorted(remedies[remedy].trips))
-        reason, because = (
+        reason, message = (
             "unknown_trip",
             f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
         )
@@ -207,26 +207,26 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     elif remedies[remedy].subject is not Subject.WORKER:
         return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
-        because = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
+        message = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
         reason = "no_worker"
     else:
         return None
-    return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+    return Refusal(reason=reason, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
     """A container is told from a worker by the label that is missing, and from its next life by its incarnation."""
     labels = alert.labels
     if labels.get("worker"):
-        reason, because = "no_server", f"remedy {remedy} is for a container without workers, and it names one"
+        reason, message = "no_server", f"remedy {remedy} is for a container without workers, and it names one"
     elif not is_text(labels.get("container", "")) or not is_text(labels.get("incarnation", "")):
         reason = "no_container"
-        because = (
+        message = (
             f"remedy {remedy} needs the labels `container` and `incarnation`, 1 to {NAME_MAX} printable characters"
         )
     else:
         return None
-    return Refusal(reason=reason, because=because, fingerprint=alert.fingerprint, labels=labels)
+    return Refusal(reason=reason, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
@@ -234,8 +234,8 @@ def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
     labels = alert.labels
     if is_text(labels.get("run", "")) and is_text(labels.get("worker", "")):
         return None
-    because = f"remedy {remedy} needs the labels `run` and `worker`, 1 to {NAME_MAX} printable characters"
-    return Refusal(reason="no_run", because=because, fingerprint=alert.fingerprint, labels=labels)
+    message = f"remedy {remedy} needs the labels `run` and `worker`, 1 to {NAME_MAX} printable characters"
+    return Refusal(reason="no_run", message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
@@ -243,8 +243,8 @@ def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
     labels = alert.labels
     if not labels.get("worker") and not labels.get("container"):
         return None
-    because = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
-    return Refusal(reason="no_host_alone", because=because, fingerprint=alert.fingerprint, labels=labels)
+    message = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
+    return Refusal(reason="no_host_alone", message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _short(value: object) -> str:

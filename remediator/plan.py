@@ -290,7 +290,7 @@ class Wait:
     """
 
     reason: str
-    because: str
+    message: str
     asks: str | None = None
     about: str = ""
 
@@ -300,14 +300,14 @@ class Close:
     """The episode is over."""
 
     outcome: Outcome
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class WouldAct:
     """Dry run: everything is confirmed and nothing is done but this record."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +326,7 @@ class Begin:
     container_name: str
     settle_key: str | None
     worker_incarnation: str
-    because: str
+    message: str
     gpus: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     cgroup: str | None = None
@@ -336,14 +336,14 @@ class Begin:
 class Withdraw:
     """Take back the intents that are only planned: nothing was done for them. The episode is considered anew."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warn:
     """Signal the worker's own process, and leave it time for a checkpoint; nothing is taken from it yet."""
 
-    because: str
+    message: str
     signal: str
     listener: ProcessId
 
@@ -352,28 +352,28 @@ class Warn:
 class Fence:
     """Take the job from the attempt."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop the container, and that incarnation of it only."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """Start the container again."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
     """Take GPUs out of use: those of the free that are `lost`; else all, for a process on them cannot be killed."""
 
-    because: str
+    message: str
     lost: tuple[str, ...] = ()
 
 
@@ -381,7 +381,7 @@ class Quarantine:
 class Requeue:
     """Queue the fenced job again; for `avoid_s` seconds not on the GPUs it was taken from, if others can run it."""
 
-    because: str
+    message: str
     avoid_s: float
 
 
@@ -389,14 +389,14 @@ class Requeue:
 class Fail:
     """End the fenced job for good."""
 
-    because: str
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
     """Mark these jobs as a lost host's, each only if it runs still: nobody else gets them, nor their GPUs."""
 
-    because: str
+    message: str
     jobs: tuple[HeldJob, ...]
 
 
@@ -404,7 +404,7 @@ class Lose:
 class Return:
     """Have these jobs of a host that is back run again, for as long as a lease, each only if it is still lost."""
 
-    because: str
+    message: str
     jobs: tuple[HeldJob, ...]
 
 
@@ -414,7 +414,7 @@ class LockWorker:
 
     host: str
     worker: str
-    because: str
+    message: str
     tell: Literal["administrator"] = "administrator"
 
     @property
@@ -429,7 +429,7 @@ class Migrate:
 
     host: str
     worker: str
-    because: str
+    message: str
     tell: None = None
 
     @property
@@ -442,7 +442,7 @@ class Migrate:
 class BlockRun:
     """Let nobody claim the run's jobs, and take those that run from their workers."""
 
-    because: str
+    message: str
     tell: Literal["submitter"] = "submitter"
 
     @property
@@ -467,7 +467,7 @@ class Advance:
 
     kind: Kind
     stage: Stage
-    because: str
+    message: str
     unspent: bool = False
 
 

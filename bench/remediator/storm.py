@@ -70,14 +70,14 @@ def _try_to_begin(ledger: Ledger, host: str) -> str:
         container_name=host,
         settle_key=None,
         worker_incarnation="",
-        because="measured",
+        message="measured",
     )
     instead = ledger.begin(episode, step, safeguards=Safeguards(), now=ledger.now())
     match instead:
         case Wait(reason=reason):
             return reason
-        case Close(because=because):
-            raise BenchError(f"the episode of {host} is to be closed: {because}")
+        case Close(message=message):
+            raise BenchError(f"the episode of {host} is to be closed: {message}")
     return "begun"
 
 

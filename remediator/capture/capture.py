@@ -59,7 +59,7 @@ class Captured:
     document: Mapping[str, Any]
 
     @property
-    def because(self) -> str:
+    def message(self) -> str:
         """In one sentence."""
         of = self.document
         threads = [thread for process in of["processes"] for thread in process["seen"]]

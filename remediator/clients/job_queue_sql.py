@@ -96,7 +96,7 @@ class BuiltinQueue:
         def still(run: RunTally) -> bool:
             return stands(run, verdict, rules)
 
-        because = f"wrangled, run {run_id}: {verdict.because}"
+        because = f"wrangled, run {run_id}: {verdict.message}"
         if isinstance(verdict, BlockRun):
             because = f"{because} (blocked by {who}, {stamp(now)})"
             return bool(self._store.block_run(run_id, still=still, because=because, now=now))

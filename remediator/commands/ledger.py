@@ -38,11 +38,11 @@ def lines(story: Story) -> list[str]:
     job = "no job" if story.job_id is None else f"job {story.job_id} attempt {story.attempt}"
     heading = (
         f"episode {story.episode_id}: {story.trip} of {plain(story.worker)} on {story.host}, {job}: "
-        f"{story.outcome or 'open'}" + (f" ({plain(story.because)})" if story.because else "")
+        f"{story.outcome or 'open'}" + (f" ({plain(story.message)})" if story.message else "")
     )
     return [heading] + [
         f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {plain(entry.step):18} {_elsewhere(entry, story)}"
-        f"{plain(entry.because)}"
+        f"{plain(entry.message)}"
         for entry in story.entries
     ]
 
@@ -98,11 +98,11 @@ def _story(ledger: Ledger, episode_id: int) -> Story:
 
 
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    for at, reason, because, labels in ledger.refused(last=arguments.last):
+    for at, reason, message, labels in ledger.refused(last=arguments.last):
         if arguments.json:
-            print(json.dumps({"at": at, "reason": reason, "because": because, "labels": dict(labels)}))
+            print(json.dumps({"at": at, "reason": reason, "message": message, "labels": dict(labels)}))
         else:
-            print(f"{when(at)}  {reason:14} {plain(because)}")
+            print(f"{when(at)}  {reason:14} {plain(message)}")
     return 0
 
 
@@ -117,7 +117,7 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     for each in told.would:
         state = "still open" if each.outcome is None else each.outcome
         print(f"  would have acted on {plain(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
-        print(f"    {when(each.at)}  {plain(each.because)}")
+        print(f"    {when(each.at)}  {plain(each.message)}")
     for title, counts in (
         ("done", told.did), ("failed", told.failed), ("closed", told.outcomes), ("open and waiting", told.waiting)
     ):  # fmt: skip

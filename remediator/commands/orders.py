@@ -271,15 +271,15 @@ def _open(ledger: Ledger, order: Order) -> list[Episode]:
     return [each for each in ledger.open_episodes(order.host) if order.remedy in (None, each.remedy)]
 
 
-def _line(held: Held, because: str) -> str:
-    return f"episode {held.episode_id}: {plain(held.worker)} on {held.host}: {plain(because)}"
+def _line(held: Held, message: str) -> str:
+    return f"episode {held.episode_id}: {plain(held.worker)} on {held.host}: {plain(message)}"
 
 
 def _would(ledger: Ledger, held: Held) -> str:
     """What a dry run said it would do; one that was begun before a disarming says how far it came."""
     story = ledger.story(held.episode_id)
-    would = [entry.because for entry in story.entries if entry.act == "would"] if story else []
-    return would[-1] if would else held.because
+    would = [entry.message for entry in story.entries if entry.act == "would"] if story else []
+    return would[-1] if would else held.message
 
 
 def _check_host(ledger: Ledger, host: str | None) -> None:

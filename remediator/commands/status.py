@@ -142,7 +142,7 @@ class Report:
         if dry:
             found.append(f"{dry} wedged and not armed: `gpuwarden arm` shows them and asks")
         found += [
-            f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.because}"
+            f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.message}"
             for each in self.episodes
             if each.reason == "approval"
         ]
@@ -152,12 +152,12 @@ class Report:
             for each in self.quarantined
         ]
         found += [
-            f"episode {number} of {worker} on {host} ended without a mend: {because}; `gpuwarden ledger show {number}`"
-            for number, worker, host, because in self.unmended
+            f"episode {number} of {worker} on {host} ended without a mend: {message}; `gpuwarden ledger show {number}`"
+            for number, worker, host, message in self.unmended
         ]
         found += [
             f"episode {each.episode_id} of {each.worker} on {each.host} is open for {ago(self.at - each.opened_at)}: "
-            f"{each.because or 'at work'}; `gpuwarden ledger show {each.episode_id}`"
+            f"{each.message or 'at work'}; `gpuwarden ledger show {each.episode_id}`"
             for each in self.episodes
             if each.reason not in _PASSES and self.at - each.opened_at > LONG_S
         ]
@@ -219,7 +219,7 @@ def page(report: Report) -> Iterator[str]:
         since = ago(report.at - held.since)
         yield (
             f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'at work'} for {since}: "
-            f"{plain(held.because)}"
+            f"{plain(held.message)}"
         )
     for host, name, at in report.freed_lately:
         yield f"  {plain(name)} on {host} was freed {ago(report.at - at)} ago"
@@ -250,7 +250,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.maintenances = orders.maintenances(host=wanted.host, now=report.at)
     report.freed_lately = ledger.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
-        (each.episode_id, each.worker, each.host, each.because or "")
+        (each.episode_id, each.worker, each.host, each.message or "")
         for each in ledger.stories_since(report.at - LATELY_S, host=wanted.host)
         if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
     ]

@@ -16,7 +16,7 @@ class Would:
     at: float
     host: str
     worker: str
-    because: str
+    message: str
     outcome: str | None
 
 
@@ -55,7 +55,7 @@ def summarize(stories: Sequence[Story], *, since: float, now: float) -> Summary:
                     at=wished[0].at,
                     host=story.host,
                     worker=story.worker,
-                    because=wished[0].because,
+                    message=wished[0].message,
                     outcome=story.outcome,
                 )
             )

@@ -52,7 +52,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
             print(json.dumps(told))
         else:
             besides = f"{_tell(verdict)}{_cap(run, verdict, rules)}"
-            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.because)}{besides}")
+            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.message)}{besides}")
     return 0
 
 
@@ -63,12 +63,12 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
         raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
     verdict = judge(run, rules)
     if isinstance(verdict, Leave | Wait):
-        print(f"gpuwarden wrangle: nothing is done: {plain(verdict.because)}", file=sys.stderr)
+        print(f"gpuwarden wrangle: nothing is done: {plain(verdict.message)}", file=sys.stderr)
         return 1
     if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=who(), now=store.now()):
         print("gpuwarden wrangle: nothing is done: it has just changed; look again", file=sys.stderr)
         return 1
-    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.because)}{_tell(verdict)}")
+    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.message)}{_tell(verdict)}")
     return 0
 
 

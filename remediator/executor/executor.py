@@ -519,8 +519,8 @@ class Executor:
             return
         until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
         for host, count in self._ledger.abandon(before=before, now=now).items():
-            because = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
-            log.error("accepted alerts abandoned", host=host, count=count, because=because)
+            message = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
+            log.error("accepted alerts abandoned", host=host, count=count, because=message)
         while self._ledger.forget(before=before) and time.monotonic() < until_s:
             pass
 
@@ -591,7 +591,7 @@ class Executor:
         tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
         armed = not isinstance(step, plan.WouldAct)
         captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
-        log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.because)
+        log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.message)
         self._ledger.keep(episode, captured, now=self._ledger.now())
         return True
 
@@ -624,7 +624,7 @@ class Executor:
             )
             if isinstance(step, plan.Wait):
                 # Every host looks on while one settles its own: that is no part of the story.
-                log.debug("not ours to settle yet", episode=episode.episode_id, host=episode.host, because=step.because)
+                log.debug("not ours to settle yet", episode=episode.episode_id, host=episode.host, because=step.message)
             elif clock.boottime_s() - read_at_s <= FACTS_S:
                 self._perform(episode, step)
         except GpuwardenError as error:
@@ -785,7 +785,7 @@ class Executor:
         if self._waits.get(episode.episode_id) != told:
             self._waits[episode.episode_id] = told
             self._watches.setdefault(episode.episode_id, _Watch()).waited = told
-            log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.because)
+            log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.message)
             self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
     # --- facts
@@ -920,20 +920,20 @@ class Executor:
     def _perform(self, episode: Episode, step: plan.Step) -> None:
         """Do one step. No policy here: what to do was decided, and facts are read anew after it."""
         name = type(step).__name__.lower()
-        log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.because)
+        log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.message)
         match step:
-            case plan.Close(outcome=outcome, because=because):
-                self._ledger.close_episode(episode.episode_id, outcome, because, now=self._ledger.now())
-            case plan.WouldAct(because=because):
-                self._ledger.would_act(episode.episode_id, because, now=self._ledger.now())
+            case plan.Close(outcome=outcome, message=message):
+                self._ledger.close_episode(episode.episode_id, outcome, message, now=self._ledger.now())
+            case plan.WouldAct(message=message):
+                self._ledger.would_act(episode.episode_id, message, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
-            case plan.Withdraw(because=because):
-                self._ledger.withdraw(episode.episode_id, because, now=self._ledger.now())
-            case plan.Advance(kind=kind, stage=stage, because=because, unspent=unspent):
+            case plan.Withdraw(message=message):
+                self._ledger.withdraw(episode.episode_id, message, now=self._ledger.now())
+            case plan.Advance(kind=kind, stage=stage, message=message, unspent=unspent):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
-                    self._advance(episode, intent, stage, f"{kind}: {stage}", because, act="saw", unspent=unspent)
+                    self._advance(episode, intent, stage, f"{kind}: {stage}", message, act="saw", unspent=unspent)
             case plan.Warn():
                 self._warn(episode, step)
             case plan.Fence() | plan.Requeue() | plan.Fail():
@@ -955,7 +955,7 @@ class Executor:
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):
             if instead.reason == "brake":
-                log.error("the brake is latched: nothing is begun until a person releases it", because=instead.because)
+                log.error("the brake is latched: nothing is begun until a person releases it", because=instead.message)
             self._wait(episode, instead)
 
     def _settle(self, episode: Episode, step: plan.Fence | plan.Requeue | plan.Fail) -> None:
@@ -975,17 +975,17 @@ class Executor:
                 job = queue.job(job_id)
                 if job is None or job.state is not State.FENCING or job.attempt != attempt:
                     return  # the job moved meanwhile; the next look decides anew
-            self._advance(episode, intent, Stage.FENCED, "fence", step.because)
+            self._advance(episode, intent, Stage.FENCED, "fence", step.message)
         elif isinstance(step, plan.Requeue):
             gpus = () if episode.free is None else tuple(episode.free.data.get("gpus", ()))
             avoid = Slot(host=episode.host, worker=episode.worker, gpus=gpus)
             its |= {"avoid": avoid, "avoid_s": step.avoid_s}
             if self._taken(episode, "requeue", lambda: queue.requeue(job_id, now=queue.now(), **its)):
-                self._advance(episode, intent, Stage.DONE, "requeue", step.because)
+                self._advance(episode, intent, Stage.DONE, "requeue", step.message)
         else:
-            its = {"attempt": attempt, "because": step.because}
+            its = {"attempt": attempt, "because": step.message}
             if self._taken(episode, "fail", lambda: queue.fail(job_id, now=queue.now(), **its)):
-                self._advance(episode, intent, Stage.DONE, "fail", step.because)
+                self._advance(episode, intent, Stage.DONE, "fail", step.message)
                 queue.tend(now=queue.now())
 
     def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
@@ -1002,8 +1002,8 @@ class Executor:
             watch.refused_at_s = time.monotonic()
             log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
             if step not in watch.refusals:
-                because = f"the queue takes nothing, and it is tried again: {error}"
-                self._ledger.record(episode.episode_id, "failed", step, because, now=self._ledger.now())
+                message = f"the queue takes nothing, and it is tried again: {error}"
+                self._ledger.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
                 watch.refusals.add(step)
             else:
                 self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
@@ -1021,7 +1021,7 @@ class Executor:
         stage = Stage.STARTING if isinstance(step, plan.Start) else Stage.STOPPING
         tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
         if isinstance(step, plan.Start):
-            if self._advance(episode, intent, stage, "start", step.because, act="decided", data={"tries": tries}):
+            if self._advance(episode, intent, stage, "start", step.message, act="decided", data={"tries": tries}):
                 self._tell(episode, "start", *self._try(lambda: actuator.start(handle)))
             return
         before = actuator.look(handle)
@@ -1034,7 +1034,7 @@ class Executor:
             "cgroup": before.cgroup or intent.data.get("cgroup"),
             "tries": tries,
         }
-        if self._advance(episode, intent, stage, "stop", step.because, act="decided", data=data):
+        if self._advance(episode, intent, stage, "stop", step.message, act="decided", data=data):
             # The commit may have taken its time, and an engine stops whatever bears the handle by now.
             still = actuator.look(handle)
             if still is None or still.incarnation != intent.key:
@@ -1051,16 +1051,16 @@ class Executor:
             raise AssertionError("a warning without a free was decided")
         tries = 1 + int(intent.data.get("warned", {}).get("tries", 0))
         decided = {"warned": {"signal": step.signal, "pid": step.listener.pid, "tries": tries, "done": False}}
-        if not self._advance(episode, intent, intent.stage, "warn", step.because, act="decided", data=decided):
+        if not self._advance(episode, intent, intent.stage, "warn", step.message, act="decided", data=decided):
             return
-        act, because = self._try(lambda: signal_worker.send(step.listener, step.signal))
+        act, message = self._try(lambda: signal_worker.send(step.listener, step.signal))
         intent = replace(intent, data={**intent.data, **decided})
         # Whom no signal reached has no grace to wait for.
         done = {"warned": {**decided["warned"], "done": True, "before": act == "failed"}}
-        self._advance(episode, intent, intent.stage, "warn", because, act=act, data=done)
+        self._advance(episode, intent, intent.stage, "warn", message, act=act, data=done)
 
     def _quarantine(self, episode: Episode, step: plan.Quarantine) -> None:
-        intent, because = episode.free, step.because
+        intent, message = episode.free, step.message
         if intent is None:
             raise AssertionError("a quarantine without a free was decided")
         if not self._ledger.hold(intent, for_s=self._act_s(Kind.FREE)):
@@ -1068,25 +1068,25 @@ class Executor:
         gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._hands.queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
-        its = {"host": self._host, "worker": slot, "because": because}
+        its = {"host": self._host, "worker": slot, "because": message}
         if not self._taken(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
             return
-        log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=because)
+        log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=message)
         data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
-        self._advance(episode, intent, intent.stage, "quarantine", because, data=data)
+        self._advance(episode, intent, intent.stage, "quarantine", message, data=data)
 
     def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
         """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
         losing, queue = isinstance(step, plan.Lose), self._hands.queue
         name, move = (_LOSE, queue.lose) if losing else ("return", queue.find)
         if not self._ledger.announce(
-            episode.episode_id, name, step.because, now=self._ledger.now(), for_s=SETTLE_HELD_S
+            episode.episode_id, name, step.message, now=self._ledger.now(), for_s=SETTLE_HELD_S
         ):
             return  # another host is at it
         for job in step.jobs:
             if move(job.job_id, attempt=job.attempt, now=queue.now()):
-                because = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
-                self._ledger.record(episode.episode_id, "did", name, because, now=self._ledger.now())
+                message = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
+                self._ledger.record(episode.episode_id, "did", name, message, now=self._ledger.now())
                 if losing:
                     log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
 
@@ -1101,7 +1101,7 @@ class Executor:
         if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
             tell = f"; the {step.tell} is to be told" if step.tell else ""
             self._ledger.record(episode.episode_id, "did", name, f"{step.deed}{tell}", now=self._ledger.now())
-            log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.because)
+            log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.message)
 
     def _act_s(self, kind: Kind) -> float:
         """For how long an intent is held while something is done for it, seconds.
@@ -1116,7 +1116,7 @@ class Executor:
         intent: Intent,
         stage: Stage,
         step: str,
-        because: str,
+        message: str,
         *,
         act: str = "did",
         data: Mapping[str, object] | None = None,
@@ -1130,7 +1130,7 @@ class Executor:
             episode_id=episode.episode_id,
             act=act,
             step=step,
-            because=because,
+            message=message,
             now=self._ledger.now(),
             for_s=self._act_s(intent.kind),
             data=data,
@@ -1146,10 +1146,10 @@ class Executor:
             return "failed", str(error)
         return "did", f"took {time.monotonic() - started_s:.1f} s"
 
-    def _tell(self, episode: Episode, step: str, act: str, because: str) -> None:
-        self._ledger.record(episode.episode_id, act, step, because, now=self._ledger.now())
+    def _tell(self, episode: Episode, step: str, act: str, message: str) -> None:
+        self._ledger.record(episode.episode_id, act, step, message, now=self._ledger.now())
         if act == "failed":
-            log.warning("act failed", episode=episode.episode_id, step=step, because=because)
+            log.warning("act failed", episode=episode.episode_id, step=step, because=message)
             self._closing.wait(self._pace.look_again_s)
 
     def _retire(self, episode: Episode) -> None:

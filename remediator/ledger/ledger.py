@@ -122,7 +122,7 @@ class Entry:
     at: float
     act: str
     step: str
-    because: str
+    message: str
     host: str | None = None
 
 
@@ -140,7 +140,7 @@ class Story:
     opened_at: float
     closed_at: float | None
     outcome: str | None
-    because: str | None
+    message: str | None
     entries: tuple[Entry, ...] = ()
 
 
@@ -176,7 +176,7 @@ class Held:
     remedy: str
     opened_at: float
     reason: str
-    because: str
+    message: str
     since: float
 
 
@@ -282,7 +282,7 @@ class Ledger:
                 "starts_at": "",
                 "state": "refused",
                 "reason": refusal.reason,
-                "because": refusal.because,
+                "message": refusal.message,
             }
             for refusal in refusals
         ]
@@ -324,13 +324,13 @@ class Ledger:
                     update(ALERTS)
                     .where(ALERTS.c.alert_id == row.alert_id)
                     .values(
-                        state=state, episode_id=episode_id, because=None if episode_id else "nothing was open for it"
+                        state=state, episode_id=episode_id, message=None if episode_id else "nothing was open for it"
                     )
                 )
                 if episode_id is not None:
                     status = "firing" if row.firing else "resolved"
-                    because = row.annotations.get("summary") or row.labels.get("alertname", "")
-                    self._write(connection, episode_id, "saw", f"alert {status}", because, now)
+                    message = row.annotations.get("summary") or row.labels.get("alertname", "")
+                    self._write(connection, episode_id, "saw", f"alert {status}", message, now)
                 taken.append(row)
             if any(not row.firing for row in taken):
                 retention.keep_newest(connection, "idle")
@@ -411,7 +411,7 @@ class Ledger:
                 claimed = {"incarnation": step.worker_incarnation}
                 _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
-            self._write(connection, episode.episode_id, "decided", "begin", step.because, now)
+            self._write(connection, episode.episode_id, "decided", "begin", step.message, now)
             return None
 
     def set_about(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
@@ -424,7 +424,7 @@ class Ledger:
             self._alone(connection)
             if not _is_open(connection, episode.episode_id):
                 return _CLOSED_MEANWHILE
-            name, because = _promise_of(step), f"{step.deed}: {step.because}"
+            name, message = _promise_of(step), f"{step.deed}: {step.message}"
             newest = _newest_of(connection, episode.episode_id)
             promised = newest is not None and (newest.act, newest.step) == ("decided", name)
             orders = _orders(connection, now)
@@ -434,13 +434,13 @@ class Ledger:
             if isinstance(verdict, Latch):
                 return self._latch(connection, verdict, now)
             if verdict is None and not promised:
-                self._write(connection, episode.episode_id, "decided", name, because, now)
+                self._write(connection, episode.episode_id, "decided", name, message, now)
             return verdict
 
     def _latch(self, connection: Connection, found: Latch, now: float) -> Wait:
         who = f"the executor of {self._host}"
-        self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=found.because))
-        return Wait(reason="brake", because=f"the brake was latched here: {found.because}")
+        self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=found.message))
+        return Wait(reason="brake", message=f"the brake was latched here: {found.message}")
 
     # --- orders
 
@@ -489,12 +489,12 @@ class Ledger:
             if row is None:
                 raise NotAskedError(f"the ledger has no episode {episode_id}: `gpuwarden status` names those that ask")
             if row.closed_at is not None:
-                raise NotAskedError(f"episode {episode_id} is over ({row.outcome}: {row.because}): nothing is asked")
+                raise NotAskedError(f"episode {episode_id} is over ({row.outcome}: {row.message}): nothing is asked")
             (held,) = (each for each in _held(connection, row.host) if each.episode_id == episode_id)
             free = _episode(connection, row).free
             if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
                 waits = f"waits for something else ({held.reason})" if held.reason else "is at work"
-                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}: {held.because}")
+                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}: {held.message}")
             order = Order(
                 act=act,
                 at=now,
@@ -507,7 +507,7 @@ class Ledger:
                 key=row.asked,
             )
             self._give(connection, order)
-            return order, held.because
+            return order, held.message
 
     def orders_given(self, *, since: float) -> list[Order]:
         """Every order since then, oldest first: who armed what, and when."""
@@ -584,7 +584,7 @@ class Ledger:
         episode_id: int,
         act: str,
         step: str,
-        because: str,
+        message: str,
         now: float,
         for_s: float,
         data: Mapping[str, Any] | None = None,
@@ -613,14 +613,14 @@ class Ledger:
         with writing(self._engine) as connection:
             if connection.execute(move).rowcount != 1:
                 return False
-            self._write(connection, episode_id, act, step, because, now, tally)
+            self._write(connection, episode_id, act, step, message, now, tally)
             if stage in OVER and intent.stage not in OVER:
                 whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
                 tally.over(connection.scalars(whose).one(), intent.kind, stage)
             tally.keep(connection)
             return True
 
-    def withdraw(self, episode_id: int, because: str, *, now: float) -> None:
+    def withdraw(self, episode_id: int, message: str, *, now: float) -> None:
         """Take back an episode's intents that are only planned: the keys are free, and the episode has neither.
 
         Nothing while another executor has one of them: it may be acting on it.
@@ -633,20 +633,20 @@ class Ledger:
             if not taken or not all(row.free for row in taken):
                 return
             connection.execute(update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now))
-            self._write(connection, episode_id, "decided", "withdraw", because, now)
+            self._write(connection, episode_id, "decided", "withdraw", message, now)
             tally = Tally()
             for row in taken:
                 tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
             tally.keep(connection)
 
-    def record(self, episode_id: int, act: str, step: str, because: str, *, now: float) -> None:
+    def record(self, episode_id: int, act: str, step: str, message: str, *, now: float) -> None:
         """Add a line to an episode's account."""
         tally = Tally()
         with writing(self._engine) as connection:
-            self._write(connection, episode_id, act, step, because, now, tally)
+            self._write(connection, episode_id, act, step, message, now, tally)
             tally.keep(connection)
 
-    def announce(self, episode_id: int, step: str, because: str, *, now: float, for_s: float) -> bool:
+    def announce(self, episode_id: int, step: str, message: str, *, now: float, for_s: float) -> bool:
         """Write ahead what is to be done for an episode that any host may work on, as whoever comes first.
 
         False, and nothing is written, where another host announced the same within `for_s` seconds, or it is closed.
@@ -665,7 +665,7 @@ class Ledger:
             )
             if connection.scalar(select(JOURNAL.c.entry_id).where(theirs).limit(1)) is not None:
                 return False
-            self._write(connection, episode_id, "decided", step, because, now)
+            self._write(connection, episode_id, "decided", step, message, now)
             return True
 
     def has_told(self, episode_id: int, act: str, steps: Collection[str]) -> bool:
@@ -700,14 +700,14 @@ class Ledger:
                 its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
                 connection.execute(its.values(asked=step.asks))
             if not (once and _waits_for(connection, episode_id) == step.reason):
-                self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.because, now)
+                self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.message, now)
 
-    def would_act(self, episode_id: int, because: str, *, now: float) -> None:
+    def would_act(self, episode_id: int, message: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
         tally = Tally()
         with writing(self._engine) as connection:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
-            self._write(connection, episode_id, "would", "act", because, now, tally)
+            self._write(connection, episode_id, "would", "act", message, now, tally)
             tally.keep(connection)
 
     def is_captured(self, episode: Episode) -> bool:
@@ -727,10 +727,10 @@ class Ledger:
             closed = exists().where(EPISODES.c.episode_id == CAPTURES.c.episode_id, EPISODES.c.closed_at.is_not(None))
             newest = select(CAPTURES.c.capture_id).order_by(CAPTURES.c.capture_id.desc()).limit(CAPTURES_MAX)
             connection.execute(delete(CAPTURES).where(CAPTURES.c.capture_id.not_in(newest), closed))
-            self._write(connection, episode.episode_id, "saw", "capture", captured.because, now)
+            self._write(connection, episode.episode_id, "saw", "capture", captured.message, now)
             return True
 
-    def close_episode(self, episode_id: int, outcome: Outcome, because: str, *, now: float) -> None:
+    def close_episode(self, episode_id: int, outcome: Outcome, message: str, *, now: float) -> None:
         """The episode is over. Firing alerts that accuse another attempt than its own, a host or a run go back.
 
         They came while it was open, and Alertmanager does not send them again within hours: the inbox has them again.
@@ -739,12 +739,12 @@ class Ledger:
             closed = (
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
-                .values(closed_at=now, outcome=outcome, because=_storable(because))
+                .values(closed_at=now, outcome=outcome, message=_storable(message))
             )
             if connection.execute(closed).rowcount != 1:
                 return
             row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
-            self._write(connection, episode_id, "decided", f"close: {outcome}", because, now)
+            self._write(connection, episode_id, "decided", f"close: {outcome}", message, now)
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             tally = Tally()
             tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
@@ -760,11 +760,11 @@ class Ledger:
         episode_id: int,
         act: str,
         step: str,
-        because: str,
+        message: str,
         now: float,
         tally: Tally | None = None,
     ) -> None:
-        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "because": _storable(because[:2000])}
+        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "message": _storable(message[:2000])}
         connection.execute(insert(JOURNAL).values(**entry, host=self._host))
         if tally is not None and self._host is not None:
             tally.step(self._host, act, step)
@@ -839,7 +839,7 @@ class Ledger:
         its = ALERTS.c.state.in_(("refused", "abandoned"))
         with reading(self._engine) as connection:
             rows = connection.execute(select(ALERTS).where(its).order_by(ALERTS.c.alert_id.desc()).limit(last))
-            return [(row.received_at, row.reason, row.because, row.labels) for row in rows]
+            return [(row.received_at, row.reason, row.message, row.labels) for row in rows]
 
     def totals(self, host: str) -> Totals:
         """Counts of one host's share of the ledger."""
@@ -964,9 +964,9 @@ class Ledger:
 
 _LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
 
-_CLOSED_MEANWHILE: Final = Close(outcome=Outcome.SUPERSEDED, because="it was closed meanwhile")
+_CLOSED_MEANWHILE: Final = Close(outcome=Outcome.SUPERSEDED, message="it was closed meanwhile")
 
-_FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, because="that incarnation of the container was freed already")
+_FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, message="that incarnation of the container was freed already")
 
 _NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
 """Stages of a free at which nothing was done to its container."""
@@ -1122,7 +1122,7 @@ def _newest_of(connection: Connection, episode_id: int) -> Row[Any] | None:
 def _held(connection: Connection, host: str | None) -> list[Held]:
     newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, _TOLD)
     found = (
-        select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.because.label("said"))
+        select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.message.label("said"))
         .outerjoin(JOURNAL, JOURNAL.c.entry_id == newest.correlate(EPISODES).scalar_subquery())
         .where(EPISODES.c.closed_at.is_(None))
     )
@@ -1139,7 +1139,7 @@ def _held(connection: Connection, host: str | None) -> list[Held]:
                 remedy=row.remedy,
                 opened_at=row.opened_at,
                 reason=row.step.removeprefix("wait: ") if waits else "",
-                because=row.said or "",
+                message=row.said or "",
                 since=row.opened_at if row.at is None else row.at,
             )
         )
@@ -1157,7 +1157,7 @@ def _row(alert: Alert, now: float) -> dict[str, Any]:
         "starts_at": alert.starts_at,
         "state": "new",
         "reason": None,
-        "because": None,
+        "message": None,
     }
 
 
@@ -1311,7 +1311,7 @@ def _captured_for(episode: Episode) -> list[ColumnElement[bool]]:
 
 
 def _entry(line: Row[Any]) -> Entry:
-    return Entry(at=line.at, act=line.act, step=line.step, because=line.because, host=line.host)
+    return Entry(at=line.at, act=line.act, step=line.step, message=line.message, host=line.host)
 
 
 def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
@@ -1326,6 +1326,6 @@ def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
         opened_at=row.opened_at,
         closed_at=row.closed_at,
         outcome=row.outcome,
-        because=row.because,
+        message=row.message,
         entries=entries,
     )

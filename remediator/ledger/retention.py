@@ -92,14 +92,14 @@ def untaken(connection: Connection, *, before: float) -> list[int]:
 
 def abandon_some(connection: Connection, *, before: float, now: float) -> Counter[str]:
     """Abandon a bite of them; how many of each host. One that an executor takes meanwhile is that one's."""
-    because = (
+    message = (
         f"its host's executor did not take it up within {(now - before) / 86400:g} days: where the host is there "
         "still, start `gpuwarden remediator execute` on it, and Alertmanager tells again what fires"
     )
     abandon = (
         update(ALERTS)
         .where(ALERTS.c.alert_id.in_(untaken(connection, before=before)), ALERTS.c.state == "new")
-        .values(state="abandoned", reason="abandoned", because=because)
+        .values(state="abandoned", reason="abandoned", message=message)
     )
     return Counter(connection.scalars(abandon.returning(ALERTS.c.host)))
 

@@ -40,7 +40,7 @@ EPISODES = Table(
     Column("asked", String),  # the container's incarnation that a person was last asked about
     Column("closed_at", Float),
     Column("outcome", String),
-    Column("because", String),
+    Column("message", String),
     Index("episodes_by_close", "closed_at"),
 )
 Index(
@@ -67,7 +67,7 @@ ALERTS = Table(
     Column("starts_at", String, nullable=False),
     Column("state", String, nullable=False),  # new | linked | idle | refused | abandoned
     Column("reason", String),  # of one that is not taken up: a fixed word
-    Column("because", String),
+    Column("message", String),
     Column("episode_id", ForeignKey("episodes.episode_id")),
     Index("alerts_by_state", "state", "alert_id"),
     Index("alerts_by_episode", "episode_id", "alert_id"),
@@ -111,7 +111,7 @@ JOURNAL = Table(
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("act", String, nullable=False),  # saw | decided | did | failed | would | ordered
     Column("step", String, nullable=False),
-    Column("because", String, nullable=False),
+    Column("message", String, nullable=False),
     Column("host", String),  # where it was seen, decided or done
     Index("journal_by_episode", "episode_id", "entry_id"),
 )

@@ -226,7 +226,7 @@ class Wish:
     remedy: str
     handle: str
     key: str
-    because: str
+    message: str
     gpus: frozenset[str] = frozenset()
     condemns: str | None = None
 
@@ -270,7 +270,7 @@ class Silence:
 class Latch:
     """This one would be a storm: the brake is to be latched, and holds everything that has not begun."""
 
-    because: str
+    message: str
 
 
 def wish(episode: Episode, step: Step) -> Wish:
@@ -289,7 +289,7 @@ def wish(episode: Episode, step: Step) -> Wish:
         remedy=episode.remedy,
         handle=handle,
         key=key,
-        because=step.because,
+        message=step.message,
         gpus=_gpus_freed_for(episode, step),
         condemns=_condemns(episode, step),
     )
@@ -326,19 +326,19 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
         return held
     ago_s = recent.freed_s_ago
     if ago_s is not None and abs(ago_s) < safeguards.cooldown_s:
-        because = (
+        message = (
             f"it was freed {max(0.0, ago_s):.0f} s ago and cools down for {safeguards.cooldown_s:.0f} s: "
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
-        return Wait(reason="cooldown", because=because)
+        return Wait(reason="cooldown", message=message)
     ago_s = recent.gpu_freed_s_ago
     if ago_s is not None and (ago_s == 0 or abs(ago_s) < safeguards.vram_cooldown_s):
         told = f"was freed {max(0.0, ago_s):.0f} s ago" if ago_s else "is promised to be freed, or is being freed"
-        because = (
+        message = (
             f"another container on its GPU {told}: one goes at a time, and what is free is measured anew "
             f"{safeguards.vram_cooldown_s:.0f} s afterwards"
         )
-        return Wait(reason="gpu_cooldown", because=because)
+        return Wait(reason="gpu_cooldown", message=message)
     return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
 
 
@@ -346,7 +346,7 @@ def _disarmed(wish: Wish, orders: Orders) -> Wait | None:
     if orders.armed(host=wish.host, remedy=wish.remedy):
         return None
     order = orders.arming(host=wish.host, remedy=wish.remedy)
-    return Wait(reason="dry_run", because=f"disarmed just now: {_told(order)}")
+    return Wait(reason="dry_run", message=f"disarmed just now: {_told(order)}")
 
 
 def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
@@ -354,18 +354,18 @@ def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
     fleet = "an unknown number of" if recent.fleet is None else f"{recent.fleet}"
     count, above = len(recent.targets | {wish.target}), safeguards.storm_above(recent.fleet)
     if count > above:
-        because = (
+        message = (
             f"{count} containers to be freed within {safeguards.storm_window_s:.0f} s, with {fleet} workers; above "
             f"{above} they have one cause, which no restart mends"
         )
-        return Latch(because=because)
+        return Latch(message=message)
     frees, frees_above = recent.frees + 1, safeguards.frees_above(recent.fleet)
     if frees > frees_above:
-        because = (
+        message = (
             f"{frees} frees within {RATE_WINDOW_S:.0f} s, with {fleet} workers; above {frees_above} the same things "
             "wedge again and again, which no restart mends"
         )
-        return Latch(because=because)
+        return Latch(message=message)
     return None
 
 
@@ -373,20 +373,20 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     """Whether what is only promised may be begun in earnest: `None`, or why not."""
     brake = orders.brake()
     if brake is not None:
-        because = f"the brake is latched: {brake.because}; `gpuwarden brake release` once a person has looked"
-        return Wait(reason="brake", because=because)
+        message = f"the brake is latched: {brake.because}; `gpuwarden brake release` once a person has looked"
+        return Wait(reason="brake", message=message)
     pauses = orders.pauses(host=host, now=now)
     if pauses:
         return Wait(
-            reason="paused", because=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it"
+            reason="paused", message=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it"
         )
     window = orders.maintenance(host=host, now=now)
     if window is not None:
-        because = (
+        message = (
             f"maintenance {window.order_id}: {_told(window)}; it ends in {_ends_s(window, now):.0f} s, and "
             f"`gpuwarden maintenance end {window.order_id}` ends it"
         )
-        return Wait(reason="maintenance", because=because)
+        return Wait(reason="maintenance", message=message)
     return None
 
 
@@ -399,7 +399,7 @@ def may_hold(wish: Wish, orders: Orders, recent: Recent, *, by: str, now: float)
     if (held := may_go_on(orders, host=wish.host, now=now)) is not None:
         return held
     if (held := may_go_on(orders, host=by, now=now)) is not None:
-        return replace(held, because=f"on {by}, which would hold its jobs: {held.because}")
+        return replace(held, message=f"on {by}, which would hold its jobs: {held.message}")
     return is_approved(wish, orders, recent, now=now)
 
 
@@ -420,11 +420,11 @@ def may_wrangle(
     count, above = len(recent.condemned | {wish.condemns}), safeguards.storm_above(recent.fleet)
     if count <= above:
         return None
-    because = (
+    message = (
         f"{count} workers to be locked and runs to be blocked within {safeguards.storm_window_s:.0f} s; above {above} "
         "they have one cause, which no lock mends"
     )
-    return Latch(because=because)
+    return Latch(message=message)
 
 
 def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun: bool = False) -> Wait | None:
@@ -435,18 +435,18 @@ def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun
     """
     answer = recent.answer if recent.answer is not None and recent.answer.key == wish.key else None
     if answer is not None and answer.act is Act.DECLINE:
-        because = f"declined {_told(answer)}; `gpuwarden approve {wish.episode_id}` if it is to be done after all"
-        return Wait(reason="declined", because=because)
+        message = f"declined {_told(answer)}; `gpuwarden approve {wish.episode_id}` if it is to be done after all"
+        return Wait(reason="declined", message=message)
     if not orders.asks(host=wish.host, remedy=wish.remedy):
         return None
     if answer is not None and (begun or answer.until is None or answer.until > now):
         return None
     late = "" if answer is None else "an approval ran out before it could be begun; "
-    because = (
+    message = (
         f"{late}a person is asked: `gpuwarden approve {wish.episode_id}` or `gpuwarden decline {wish.episode_id}`: "
-        f"{wish.because}"
+        f"{wish.message}"
     )
-    return Wait(reason="approval", because=because, asks=wish.key)
+    return Wait(reason="approval", message=message, asks=wish.key)
 
 
 def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> Wait | None:
@@ -456,11 +456,11 @@ def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> W
     """
     if silences:
         told = "; ".join(f"{each.silence_id} by {each.by or '?'}: {each.comment or '?'}" for each in silences)
-        because = f"silenced in Alertmanager: {told}; taken up again by itself when the silence ends"
-        return Wait(reason="silenced", because=because)
+        message = f"silenced in Alertmanager: {told}; taken up again by itself when the silence ends"
+        return Wait(reason="silenced", message=message)
     if unknown and safeguards.unknown_holds:
-        because = f"whether it is silenced is unknown, and --silences-unknown says hold: {unknown}"
-        return Wait(reason="silences_unknown", because=because)
+        message = f"whether it is silenced is unknown, and --silences-unknown says hold: {unknown}"
+        return Wait(reason="silences_unknown", message=message)
     return None
 
 

@@ -31,7 +31,7 @@ class Choice:
     """Whose container on one GPU is to be recycled, by incarnation, `None` for nobody's; and why, with the ranking."""
 
     victim: str | None
-    because: str
+    message: str
 
 
 def decide(facts: Facts) -> Step:
@@ -41,7 +41,7 @@ def decide(facts: Facts) -> Step:
     free, seen = facts.episode.free, facts.server
     if isinstance(step, Advance) and step.stage is Stage.DEAD and free is not None and seen is not None:
         rooms = [_room(card) for card in seen.cards or () if card.gpu in free.data.get("gpus", ())]
-        return replace(step, because="; ".join([step.because, *rooms]))
+        return replace(step, message="; ".join([step.message, *rooms]))
     return step
 
 
@@ -51,21 +51,21 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
         return False, "the exporter tells of no GPU's memory"
     held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
     choices = [choose(card, accused=accused) for card in held]
-    confirmed = [choice.because for choice in choices if choice.victim == accused]
+    confirmed = [choice.message for choice in choices if choice.victim == accused]
     unlisted = [gpu for gpu in restart_without_job.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
     unlisted += seen.nameless_gpus or []
     if confirmed and seen.nameless_gpus is None:
-        because = "the exporter does not tell whether it has other GPUs that are missing: it is of an older version"
-        return False, f"{because}; {'; '.join(confirmed)}"
+        message = "the exporter does not tell whether it has other GPUs that are missing: it is of an older version"
+        return False, f"{message}; {'; '.join(confirmed)}"
     if confirmed and seen.unseen != []:
         return False, f"{_unseen(seen.unseen)}; {'; '.join(confirmed)}"
     if confirmed and unlisted:
-        because = f"the driver does not list the processes of {', '.join(unlisted)}: it could not be seen dead there"
-        return False, f"{because}; {'; '.join(confirmed)}"
+        message = f"the driver does not list the processes of {', '.join(unlisted)}: it could not be seen dead there"
+        return False, f"{message}; {'; '.join(confirmed)}"
     if confirmed:
         simulated = ", simulated GPU" if seen.gpu_simulated else ""
         return True, "; ".join(confirmed) + simulated
-    return False, "; ".join(choice.because for choice in choices) or "it holds no memory of any GPU"
+    return False, "; ".join(choice.message for choice in choices) or "it holds no memory of any GPU"
 
 
 def _unseen(names: Sequence[str] | None) -> str:
@@ -83,24 +83,24 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     has picked already, which keeps it from going to and fro between two, else the greatest, else the first by name.
     """
     if card.free_bytes is None:
-        return Choice(victim=None, because=f"how much memory of {card.gpu} is free is unknown: nothing is done")
+        return Choice(victim=None, message=f"how much memory of {card.gpu} is free is unknown: nothing is done")
     short = f"{_room(card)}; {_ranking(card.tenants)}"
     if card.free_bytes >= card.floor_bytes:
-        return Choice(victim=None, because=f"there is room: {short}")
+        return Choice(victim=None, message=f"there is room: {short}")
     if card.returning_bytes is None:
-        because = "whether memory of processes that have ended is on its way back is unknown: nothing is done"
-        return Choice(victim=None, because=f"{because}: {short}")
+        message = "whether memory of processes that have ended is on its way back is unknown: nothing is done"
+        return Choice(victim=None, message=f"{message}: {short}")
     if card.free_bytes + card.returning_bytes >= card.floor_bytes:
-        because = f"there is room once {_mib(card.returning_bytes)} are back that processes held which have ended"
-        return Choice(victim=None, because=f"{because}: {short}")
+        message = f"there is room once {_mib(card.returning_bytes)} are back that processes held which have ended"
+        return Choice(victim=None, message=f"{message}: {short}")
     unknown = [each.container for each in _candidates(card.tenants) if each.used_bytes is None]
     if unknown:
-        because = f"what {', '.join(sorted(unknown)[:RANKED_MAX])} holds is unknown, so nobody is known to hold most"
-        return Choice(victim=None, because=f"{because}: {short}")
+        message = f"what {', '.join(sorted(unknown)[:RANKED_MAX])} holds is unknown, so nobody is known to hold most"
+        return Choice(victim=None, message=f"{message}: {short}")
     over = {each.incarnation: (_over(each) or 0, each) for each in _candidates(card.tenants)}
     most = max((by for by, _ in over.values()), default=0)
     if most <= 0:
-        return Choice(victim=None, because=f"nobody that may be recycled is over budget: {short}")
+        return Choice(victim=None, message=f"nobody that may be recycled is over budget: {short}")
     level = sorted(
         (each.incarnation != accused, -by, each.container, each.incarnation)
         for by, each in over.values()
@@ -108,7 +108,7 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     )
     _, below, name, victim = level[0]
     why = "is most over its budget" if len(level) == 1 else f"is one of {len(level)} level at most over their budgets"
-    return Choice(victim=victim, because=f"{name} {why}, by {_mib(-below)}: {short}")
+    return Choice(victim=victim, message=f"{name} {why}, by {_mib(-below)}: {short}")
 
 
 def _candidates(tenants: Sequence[TenantFacts]) -> list[TenantFacts]:

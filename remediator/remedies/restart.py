@@ -56,7 +56,7 @@ def go_on(
     else it is: what was fenced has nothing left to lose.
     """
     if not facts.container_known:
-        return Wait(reason="engine_silent", because=f"the container engine does not answer: {facts.unknown}")
+        return Wait(reason="engine_silent", message=f"the container engine does not answer: {facts.unknown}")
     if free.stage is Stage.PLANNED and is_up(facts, free):
         return stop()
     if free.stage is Stage.PLANNED and ended is not None:
@@ -72,23 +72,23 @@ def _start_again(facts: Facts, free: Intent) -> Step:
     """It is seen dead and its job is settled. Nobody's container is started that we did not end."""
     container = facts.container
     if container is None:
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start")
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container is gone; there is nothing to start")
     if container.running:
         goes_on = container.incarnation == free.key
-        because = "goes on with another worker in it" if goes_on else "was started by someone else"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"the container {because}")
+        message = "goes on with another worker in it" if goes_on else "was started by someone else"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=f"the container {message}")
     if container.incarnation not in ("", free.key):  # an empty one: see `_see_up`
-        because = "the container was started by someone else, and has ended since: it is left as it is"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=because)
+        message = "the container was started by someone else, and has ended since: it is left as it is"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=message)
     if container.left_down and not _tries(free):
-        because = "it is left down: its engine restarts whatever ends, and was told to stop it, not by us"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=because)
+        message = "it is left down: its engine restarts whatever ends, and was told to stop it, not by us"
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=message)
     settle = facts.episode.settle
     settled = settle is not None and settle.stage is Stage.DONE
     # What was fenced ends by itself: that end is our doing as much as a stop, and is given back as one.
     if not facts.armed and not _tries(free) and not settled:
-        return Wait(reason="dry_run", because="disarmed since it began, and it was not we who ended the container")
-    return Start(because="it is seen dead" + (" and its job is settled" if settled else ""))
+        return Wait(reason="dry_run", message="disarmed since it began, and it was not we who ended the container")
+    return Start(message="it is seen dead" + (" and its job is settled" if settled else ""))
 
 
 def _see_up(facts: Facts, free: Intent) -> Step:
@@ -96,24 +96,24 @@ def _see_up(facts: Facts, free: Intent) -> Step:
     container, seen_s = facts.container, facts.limits.start_seen_s
     if container is not None and container.running:
         if container.starting and late(facts, facts.free_for_s):
-            because = f"{container.name} was started, and its start does not come to an end: a person must look"
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+            message = f"{container.name} was started, and its start does not come to an end: a person must look"
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
         if container.starting:
-            return Wait(reason="starting", because=f"{container.name} was started, and is not up yet")
+            return Wait(reason="starting", message=f"{container.name} was started, and is not up yet")
         if facts.runs_for_s < seen_s:
             return Wait(
-                reason="started", because=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"
+                reason="started", message=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"
             )
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, because=f"{container.name} runs again")
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=f"{container.name} runs again")
     # An empty one is of what nobody knows any more what ran in it: systemd forgets that of a service that is down.
     if container is not None and container.incarnation not in ("", free.key):
-        because = f"{container.name} was started, and has ended by itself since: a person must look"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+        message = f"{container.name} was started, and has ended by itself since: a person must look"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
     if container is None or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look")
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look")
     if _may_try(facts, free):
-        return Start(because="it does not run yet")
-    return Wait(reason="starting", because=f"it does not run yet, after {_tries(free)} tries")
+        return Start(message="it does not run yet")
+    return Wait(reason="starting", message=f"it does not run yet, after {_tries(free)} tries")
 
 
 def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
@@ -127,23 +127,23 @@ def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
         return act
     if warned is None or not (warned["done"] or warned["tries"] >= WARNINGS_MAX):
         if warned is None and not facts.container_known:
-            because = f"it is to be warned first, and the container engine does not answer: {facts.unknown}"
-            return Wait(reason="engine_silent", because=because)
+            message = f"it is to be warned first, and the container engine does not answer: {facts.unknown}"
+            return Wait(reason="engine_silent", message=message)
         if facts.listener is not None:
-            because = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
-            return Warn(signal=limits.warn_signal, listener=facts.listener, because=because)
+            message = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
+            return Warn(signal=limits.warn_signal, listener=facts.listener, message=message)
         if warned is None:
-            return replace(act, because=f"{act.because}; not warned: {facts.deaf}")
+            return replace(act, message=f"{act.message}; not warned: {facts.deaf}")
     if not warned.get("before") and facts.warned_for_s < limits.warn_grace_s:
-        return Wait(reason="warned", because=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint")
+        return Wait(reason="warned", message=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint")
     return act
 
 
-def doubt(facts: Facts, reason: str, because: str) -> Step:
+def doubt(facts: Facts, reason: str, message: str) -> Step:
     """Not enough to act on: wait while the alert fires, let go when it ends."""
     if facts.episode.firing:
-        return Wait(reason=reason, because=because)
-    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended; {because}")
+        return Wait(reason=reason, message=message)
+    return Close(outcome=Outcome.UNCONFIRMED, message=f"the alert ended; {message}")
 
 
 def is_up(facts: Facts, free: Intent) -> bool:
@@ -162,9 +162,9 @@ def close(free: Intent, settle: Intent | None) -> Step:
     if free.stage is Stage.DONE:
         settled = settle is not None and settle.stage is Stage.DONE
         job = "its job is settled" if settled else "held no job that was its to settle"
-        return Close(outcome=Outcome.MENDED, because=f"the container is free and {job}")
+        return Close(outcome=Outcome.MENDED, message=f"the container is free and {job}")
     parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
-    return Close(outcome=Outcome.PARTLY, because=parts)
+    return Close(outcome=Outcome.PARTLY, message=parts)
 
 
 def down(facts: Facts) -> str:
@@ -189,8 +189,8 @@ def see_dead(facts: Facts, free: Intent) -> Step:
         if spent:
             return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
         if _may_stop(facts, free):
-            return _if_armed(facts, Stop(because="it still runs"))
-        return Wait(reason="dying", because=f"it still runs, after {_tries(free)} tries")
+            return _if_armed(facts, Stop(message="it still runs"))
+        return Wait(reason="dying", message=f"it still runs, after {_tries(free)} tries")
     container, had = facts.container, _had(free)
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
@@ -198,23 +198,23 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     left = sorted(container.pids if ours or forgotten else container.pids & had) if container else []
     lingers: Wait | None
     if left:
-        lingers = Wait(reason="dying", because=f"processes {left} are still in its cgroup")
+        lingers = Wait(reason="dying", message=f"processes {left} are still in its cgroup")
         if ours and not spent and free.stage is Stage.STOPPING and _may_stop(facts, free):
-            return _if_armed(facts, Stop(because=f"it does not run, but {lingers.because}"))
+            return _if_armed(facts, Stop(message=f"it does not run, but {lingers.message}"))
     elif facts.worker_ended and (container is None or not container.running):
-        because = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
-        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+        message = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
     elif not _fresh(facts):
-        because = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
+        message = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
         if facts.worker_ended and late(facts, facts.free_for_s):  # it does answer, and knows no such worker any more
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
-        return Wait(reason="driver_silent", because=because)
+            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{message}: a person must look")
+        return Wait(reason="driver_silent", message=message)
     else:
         lingers = on_gpus(facts, free)
         if lingers is None:
-            because = f"{down(facts)}, its cgroup is empty, {_unlisted(facts, free)}"
-            return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
-    return _give_up(facts, free, lingers.because) if given_up else lingers
+            message = f"{down(facts)}, its cgroup is empty, {_unlisted(facts, free)}"
+            return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
+    return _give_up(facts, free, lingers.message) if given_up else lingers
 
 
 def was_refused_lately(facts: Facts) -> bool:
@@ -241,7 +241,7 @@ def take_lost(facts: Facts, free: Intent) -> Step | None:
     lost = tuple(gpu for gpu in _lost(facts) if gpu in free.data.get("gpus", []) and gpu not in taken)
     if not lost:
         return None
-    return Quarantine(because=f"{', '.join(lost)} is lost, and out of use until a person releases it", lost=lost)
+    return Quarantine(message=f"{', '.join(lost)} is lost, and out of use until a person releases it", lost=lost)
 
 
 def _lost(facts: Facts) -> list[str]:
@@ -262,9 +262,9 @@ def on_gpus(facts: Facts, free: Intent) -> Wait | None:
     without = _lost(facts) if _was_looked_into(facts, free) else []
     silent = [gpu for gpu, pids in listed.items() if pids is None and gpu not in without]
     if held:
-        return Wait(reason="dying", because=f"the driver still lists its processes {held}")
+        return Wait(reason="dying", message=f"the driver still lists its processes {held}")
     if silent:
-        return Wait(reason="driver_silent", because=f"the driver does not list the processes of {', '.join(silent)}")
+        return Wait(reason="driver_silent", message=f"the driver does not list the processes of {', '.join(silent)}")
     return None
 
 
@@ -312,12 +312,12 @@ def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
     """Disarmed in the middle: nothing more is taken from anybody. What was taken is still given back."""
     if facts.armed:
         return step
-    return Wait(reason="dry_run", because=f"disarmed since it began, and left as it is: {step.because}")
+    return Wait(reason="dry_run", message=f"disarmed since it began, and left as it is: {step.message}")
 
 
-def _give_up(facts: Facts, free: Intent, because: str) -> Step:
+def _give_up(facts: Facts, free: Intent, message: str) -> Step:
     """What cannot be killed may hold its GPUs for ever: nobody else is sent there before a person has looked."""
     if free.data.get("gpus") and not free.data.get("quarantined"):
-        because = f"{because}: its GPUs are out of use until a person releases them"
-        return _if_armed(facts, Quarantine(because=because))
-    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{because}: a person must look")
+        message = f"{message}: its GPUs are out of use until a person releases them"
+        return _if_armed(facts, Quarantine(message=message))
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{message}: a person must look")

@@ -51,7 +51,7 @@ def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
 
 def adopt(_: Facts) -> Step:
     """Nothing is owed for another host: there is no job to settle."""
-    return Wait(reason="settled", because="it has no job; its container waits for its own host")
+    return Wait(reason="settled", message="it has no job; its container waits for its own host")
 
 
 def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
@@ -64,12 +64,12 @@ def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
     if seen.container_incarnation is None:
         return _unlisted(facts)
     if seen.container_incarnation != accused:
-        return Close(outcome=Outcome.SUPERSEDED, because="the incarnation that was accused has been replaced since")
+        return Close(outcome=Outcome.SUPERSEDED, message="the incarnation that was accused has been replaced since")
     if seen.workers is None:
         return restart.doubt(facts, "unconfirmed", "whether workers live in it is unknown")
     if seen.workers:
-        because = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
-        return Close(outcome=Outcome.REFUSED, because=because)
+        message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
+        return Close(outcome=Outcome.REFUSED, message=message)
     confirmed, figures = confirm(seen)
     if not confirmed:
         return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
@@ -84,10 +84,10 @@ def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
 def _unlisted(facts: Facts) -> Step:
     """The exporter does not list it: a listing may miss what is there, and its engine has the last word."""
     if not facts.container_known:
-        because = (
+        message = (
             f"the exporter does not list it, and its engine does not tell: {facts.unknown or 'it cannot be asked'}"
         )
-        return restart.doubt(facts, "no_container", because)
+        return restart.doubt(facts, "no_container", message)
     if _is_over(facts):
         return _ended(facts)
     return restart.doubt(facts, "no_container", "the exporter does not list it, and its engine says that it runs")
@@ -100,23 +100,23 @@ def _is_over(facts: Facts) -> bool:
 
 
 def _ended(facts: Facts) -> Close:
-    return Close(outcome=Outcome.SUPERSEDED, because=f"{restart.down(facts)}: its incarnation ended without us")
+    return Close(outcome=Outcome.SUPERSEDED, message=f"{restart.down(facts)}: its incarnation ended without us")
 
 
 def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
     if not container.managed:
-        because = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, because=because)
+        message = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, message=message)
     if container.vanishes:
-        because = f"container {container.name} is removed when it ends (--rm), and could not be started again"
-        return Close(outcome=Outcome.REFUSED, because=because)
+        message = f"container {container.name} is removed when it ends (--rm), and could not be started again"
+        return Close(outcome=Outcome.REFUSED, message=message)
     if container.paused:
-        because = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, "container_paused", because)
+        message = f"container {container.name} is paused: whoever did that goes on with it"
+        return restart.doubt(facts, "container_paused", message)
     if not facts.armed:
         if facts.episode.would_act:
-            return Wait(reason="dry_run", because="dry run: would act, and does nothing")
-        return WouldAct(because=f"would stop {container.name} and start it: {figures}")
+            return Wait(reason="dry_run", message="dry run: would act, and does nothing")
+        return WouldAct(message=f"would stop {container.name} and start it: {figures}")
     return Begin(
         trip=trip,
         free_key=container.incarnation,
@@ -125,7 +125,7 @@ def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFact
         container_name=container.name,
         settle_key=None,
         worker_incarnation="",
-        because=figures,
+        message=figures,
         gpus=gpus_of(seen),
         pids=container.pids,
         cgroup=container.cgroup,
@@ -136,12 +136,12 @@ def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
     """Facts are read again before the act: what is not so any more is left alone."""
     confirmed, figures = _still_so(facts, free, confirm)
     if confirmed and not facts.armed:
-        return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
+        return Wait(reason="dry_run", message="disarmed since it began: nothing is stopped")
     if confirmed:
-        return Stop(because=figures)
+        return Stop(message=figures)
     if restart.late(facts, facts.free_for_s):
-        return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
-    return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
+        return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
+    return Wait(reason="unconfirmed", message=f"not stopped, for it is not confirmed any more: {figures}")
 
 
 def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
@@ -154,9 +154,9 @@ def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
     if confirmed:
         return None
     if restart.late(facts, facts.free_for_s):
-        because = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because, unspent=True)
-    return Wait(reason="unconfirmed", because=f"not stopped again, for it is not confirmed any more: {figures}")
+        message = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message, unspent=True)
+    return Wait(reason="unconfirmed", message=f"not stopped again, for it is not confirmed any more: {figures}")
 
 
 def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
@@ -176,7 +176,7 @@ def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
 
 def _ended_without_us(facts: Facts) -> Step:
     """Nothing was done yet, and the incarnation is over: what became of it is its owner's, and is not started by us."""
-    return Withdraw(because=f"{restart.down(facts)}, before anything was done")
+    return Withdraw(message=f"{restart.down(facts)}, before anything was done")
 
 
 def gpus_of(seen: ServerFacts) -> tuple[str, ...]:

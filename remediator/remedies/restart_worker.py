@@ -67,12 +67,12 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
     if not free.over:
         return restart.go_on(facts, free, stop=lambda: _stop_if_still_wedged(facts, free))
     if settle is not None and not settle.over:
-        because = "the container was not seen dead; settling "
+        message = "the container was not seen dead; settling "
         if not facts.armed:
-            return Wait(reason="dry_run", because=f"{because}once armed")
+            return Wait(reason="dry_run", message=f"{message}once armed")
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
-            return Wait(reason="not_seen_dead", because=_HELD)
-        return Wait(reason="bound", because=f"{because}after {facts.limits.settle_bound_s:.0f} s")
+            return Wait(reason="not_seen_dead", message=_HELD)
+        return Wait(reason="bound", message=f"{message}after {facts.limits.settle_bound_s:.0f} s")
     return restart.close(free, settle)
 
 
@@ -80,22 +80,22 @@ def adopt(facts: Facts) -> Step:
     """The next step of a settle whose host's own executor shows no life: any remediator may do it, after the bound."""
     settle, job, attempt = facts.episode.settle, facts.job, facts.episode.attempt
     if settle is None or settle.over:
-        return Wait(reason="settled", because="nothing is owed")
+        return Wait(reason="settled", message="nothing is owed")
     if not facts.job_known:
-        return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
+        return Wait(reason="queue_silent", message=f"the queue does not answer: {facts.unknown}")
     # What the queue says counts: the host may have died between fencing the job and noting it.
     if job is None or job.attempt != attempt or job.state not in (State.FENCING, *MOVES[Move.FENCE].sources):
-        return Wait(reason="settled", because="it is settled; its own host has only to note it")
+        return Wait(reason="settled", message="it is settled; its own host has only to note it")
     if job.state is not State.FENCING:
-        return Wait(reason="not_fenced", because="nothing was taken from its attempt yet; its own lease holds")
+        return Wait(reason="not_fenced", message="nothing was taken from its attempt yet; its own lease holds")
     if facts.settle_for_s < facts.limits.settle_bound_s:
-        return Wait(reason="bound", because=f"the remediator of {facts.episode.host} may yet come back")
+        return Wait(reason="bound", message=f"the remediator of {facts.episode.host} may yet come back")
     if not facts.armed:
-        return Wait(reason="dry_run", because="dry run: nothing is settled for another host")
+        return Wait(reason="dry_run", message="dry run: nothing is settled for another host")
     free = facts.episode.free
     seen_dead = free is not None and free.stage in restart.SEEN_DEAD
     if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
-        return Wait(reason="not_seen_dead", because=_HELD)
+        return Wait(reason="not_seen_dead", message=_HELD)
     seen = "seen dead" if seen_dead else "not seen dead"
     silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
     return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
@@ -122,8 +122,8 @@ def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
     after_s, beat_age_s = evidence.stuck_after_s, evidence.beat_age_s
     if silent or after_s is None or beat_age_s is None or beat_age_s < after_s:
         return silent, figures
-    stuck, because = _stuck(evidence)
-    return stuck, because if stuck else f"{figures}; {because}"
+    stuck, message = _stuck(evidence)
+    return stuck, message if stuck else f"{figures}; {message}"
 
 
 def _gang_stuck(evidence: WorkerFacts) -> tuple[bool, str]:
@@ -346,17 +346,17 @@ def _consider(facts: Facts) -> Step:
     if evidence is None:
         return restart.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        because = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
-        return restart.doubt(facts, "stale_evidence", because)
+        message = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+        return restart.doubt(facts, "stale_evidence", message)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
-        return Close(outcome=Outcome.SUPERSEDED, because="the worker that was accused has been replaced since")
+        return Close(outcome=Outcome.SUPERSEDED, message="the worker that was accused has been replaced since")
     if _speaks_of_another(facts, evidence):
         return _another(facts, evidence)
     trip, figures = _confirmed(evidence, facts)
     if trip is None:
         return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
     if (excuse := _excuse(facts, evidence)) is not None:
-        return Close(outcome=Outcome.SUPERSEDED, because=excuse)
+        return Close(outcome=Outcome.SUPERSEDED, message=excuse)
     container = facts.container
     if container is None or evidence.container_incarnation is None:
         return restart.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
@@ -364,9 +364,9 @@ def _consider(facts: Facts) -> Step:
         return unfit
     if not facts.armed:
         if episode.would_act:
-            return Wait(reason="dry_run", because="dry run: would act, and does nothing")
+            return Wait(reason="dry_run", message="dry run: would act, and does nothing")
         acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
-        return WouldAct(because=f"would fence job {episode.job_id}, {acts}: {figures}")
+        return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {figures}")
     return Begin(
         trip=trip,
         free_key=container.incarnation,
@@ -375,7 +375,7 @@ def _consider(facts: Facts) -> Step:
         container_name=container.name,
         settle_key=None if episode.job_id is None else f"{episode.job_id}/{episode.attempt}",
         worker_incarnation=evidence.worker_incarnation,
-        because=figures,
+        message=figures,
         gpus=tuple(evidence.gpus or ()),
         pids=container.pids,
         cgroup=container.cgroup,
@@ -385,13 +385,13 @@ def _consider(facts: Facts) -> Step:
 def _another(facts: Facts, evidence: WorkerFacts) -> Step:
     """The evidence speaks of another attempt, or of none: then the job file may only be unreadable for one look."""
     if evidence.job_id is None and not facts.job_known:
-        because = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
-        return restart.doubt(facts, "queue_silent", because)
+        message = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
+        return restart.doubt(facts, "queue_silent", message)
     if evidence.job_id is None and _holds(facts, evidence):
         attempt = facts.episode.attempt
-        because = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
-        return restart.doubt(facts, "unconfirmed", because)
-    return Close(outcome=Outcome.SUPERSEDED, because="the attempt that was accused is over")
+        message = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
+        return restart.doubt(facts, "unconfirmed", message)
+    return Close(outcome=Outcome.SUPERSEDED, message="the attempt that was accused is over")
 
 
 def _speaks_of_another(facts: Facts, evidence: WorkerFacts) -> bool:
@@ -424,22 +424,22 @@ def _excuse(facts: Facts, evidence: WorkerFacts) -> str | None:
 def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
     """Why nothing is done to a container though its worker is wedged or gone."""
     if not container.managed:
-        because = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, because=because)
+        message = f"container {container.name} did not opt in; nothing is done to it"
+        return Close(outcome=Outcome.REFUSED, message=message)
     if container.paused:
-        because = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, "container_paused", because)
+        message = f"container {container.name} is paused: whoever did that goes on with it"
+        return restart.doubt(facts, "container_paused", message)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if count is None:
-        because = f"how many workers live in container {container.name} is unknown"
-        return restart.doubt(facts, "unconfirmed", because)
+        message = f"how many workers live in container {container.name} is unknown"
+        return restart.doubt(facts, "unconfirmed", message)
     if count != own:
         others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
-        because = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
-        return Close(outcome=Outcome.REFUSED, because=because)
+        message = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
+        return Close(outcome=Outcome.REFUSED, message=message)
     if not own and not facts.job_known:
-        because = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
-        return restart.doubt(facts, "queue_silent", because)
+        message = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
+        return restart.doubt(facts, "queue_silent", message)
     # What died with its worker is down, and is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
         return restart.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
@@ -457,22 +457,22 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         if settle.stage is Stage.FENCED and (not facts.job_known or restart.was_refused_lately(facts)):
             return None  # what is fenced is ended whatever the queue says, or takes, now
     if not facts.job_known:
-        return Wait(reason="queue_silent", because=f"the queue does not answer: {facts.unknown}")
+        return Wait(reason="queue_silent", message=f"the queue does not answer: {facts.unknown}")
     if job is None:
-        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because="the queue has no such job")
+        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message="the queue has no such job")
     ours = job.attempt == attempt
     if settle.stage is Stage.PLANNED:
         if ours and job.state is State.FENCING:
-            return Fence(because=f"attempt {attempt} is fenced already; nothing of it is accepted any more")
+            return Fence(message=f"attempt {attempt} is fenced already; nothing of it is accepted any more")
         if ours and job.state in MOVES[Move.FENCE].sources:
             if job.claimed_by != settle.data["incarnation"]:
-                because = f"attempt {attempt} is held by another worker than the one that is wedged"
-                return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=because)
+                message = f"attempt {attempt} is held by another worker than the one that is wedged"
+                return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message=message)
             return _fence_if_still_wedged(facts, free)
-        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, because=_over(job.state, job.attempt, attempt))
+        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message=_over(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
         return Advance(
-            kind=Kind.SETTLE, stage=Stage.DONE, because=f"found settled: {_over(job.state, job.attempt, attempt)}"
+            kind=Kind.SETTLE, stage=Stage.DONE, message=f"found settled: {_over(job.state, job.attempt, attempt)}"
         )
     seen_dead = free.stage in restart.SEEN_DEAD
     if not seen_dead and (
@@ -488,13 +488,13 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
 def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:
     trip, limits = facts.episode.trip, facts.limits
     if not job.retried:
-        return Fail(because=f"{trip}: jobs of its class are not retried ({ground})")
+        return Fail(message=f"{trip}: jobs of its class are not retried ({ground})")
     if job.attempt >= job.attempts_max:
-        return Fail(because=f"{trip}: all {job.attempts_max} attempts are used ({ground})")
+        return Fail(message=f"{trip}: all {job.attempts_max} attempts are used ({ground})")
     if job.watchdog_retries >= limits.retries_max:
-        return Fail(because=f"{trip}: all {limits.retries_max} retries are used ({ground})")
+        return Fail(message=f"{trip}: all {limits.retries_max} retries are used ({ground})")
     tries = f"retry {job.watchdog_retries + 1} of {limits.retries_max}"
-    return Requeue(because=f"{trip}: {tries} ({ground})", avoid_s=limits.avoid_s)
+    return Requeue(message=f"{trip}: {tries} ({ground})", avoid_s=limits.avoid_s)
 
 
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -505,12 +505,12 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
         if restart.late(facts, facts.settle_for_s):
-            return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
-        return Wait(reason="unconfirmed", because=f"not fenced, for it is not confirmed any more: {figures}")
+            return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
+        return Wait(reason="unconfirmed", message=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
-        return Wait(reason="dry_run", because="disarmed since it began: nothing is fenced")
-    because = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
-    return restart.warned_first(facts, free, Fence(because=because))
+        return Wait(reason="dry_run", message="disarmed since it began: nothing is fenced")
+    message = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
+    return restart.warned_first(facts, free, Fence(message=message))
 
 
 def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -518,24 +518,24 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     evidence, settle = facts.evidence, facts.episode.settle
     fenced = _is_fenced(facts)
     if evidence is not None and not fenced and (excuse := _excuse(facts, evidence)) is not None:
-        return Withdraw(because=f"{excuse}, and nothing was done")
+        return Withdraw(message=f"{excuse}, and nothing was done")
     if fenced and _is_succeeded(facts, free):
         return _see_succeeded(facts, free)
     wedged, figures = _still_wedged(facts, free)
     if wedged and not facts.armed:
-        return Wait(reason="dry_run", because="disarmed since it began: nothing is stopped")
+        return Wait(reason="dry_run", message="disarmed since it began: nothing is stopped")
     if wedged:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
-        step = Stop(because=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        step = Stop(message=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
         return step if fenced else restart.warned_first(facts, free, step)
     if evidence is not None and _goes_on(facts, free, evidence):
-        because = "the attempt that was accused is over and its worker goes on"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=because)
+        message = "the attempt that was accused is over and its worker goes on"
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
     if restart.late(facts, facts.free_for_s):
         if settle is None:
-            return Withdraw(because=f"no longer confirmed, and nothing was done: {figures}")
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"no longer confirmed: {figures}")
-    return Wait(reason="unconfirmed", because=f"not stopped, for it is not confirmed any more: {figures}")
+            return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"no longer confirmed: {figures}")
+    return Wait(reason="unconfirmed", message=f"not stopped, for it is not confirmed any more: {figures}")
 
 
 def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
@@ -580,10 +580,10 @@ def _see_succeeded(facts: Facts, free: Intent) -> Step:
     """The fenced worker ended by itself, and something in its container started the next: nothing is to be stopped."""
     lingers = restart.on_gpus(facts, free)
     if lingers is None:
-        because = "its worker has ended by itself, for another one holds its lock in the same container"
-        return Advance(kind=Kind.FREE, stage=Stage.DEAD, because=because)
+        message = "its worker has ended by itself, for another one holds its lock in the same container"
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
     if restart.late(facts, facts.free_for_s):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{lingers.because}: a person must look")
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{lingers.message}: a person must look")
     return lingers
 
 

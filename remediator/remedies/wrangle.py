@@ -57,7 +57,7 @@ class Rules:
 class Leave:
     """Nobody is accused, or nobody may be judged."""
 
-    because: str
+    message: str
     about: str = ""
 
 
@@ -68,28 +68,28 @@ def decide(facts: Facts) -> Step:
     """The next step of one episode, by the executor of the host that it is on."""
     found = facts.run
     if found is None:
-        return Wait(reason="queue_silent", because=f"how its items went is unknown: {facts.unknown}")
+        return Wait(reason="queue_silent", message=f"how its items went is unknown: {facts.unknown}")
     if found.tally is None:
-        return _nothing(facts, found, Wait(reason="no_run", because=f"the queue has no run {facts.episode.worker!r}"))
+        return _nothing(facts, found, Wait(reason="no_run", message=f"the queue has no run {facts.episode.worker!r}"))
     verdict = judge(found.tally, rules(facts.limits), host=facts.episode.host)
     if isinstance(verdict, Wait):
         return verdict
     if isinstance(verdict, Leave):
-        return _nothing(facts, found, Wait(reason="nothing_due", because=verdict.because, about=verdict.about))
+        return _nothing(facts, found, Wait(reason="nothing_due", message=verdict.message, about=verdict.about))
     if not isinstance(verdict, BlockRun) and verdict.host != facts.episode.host:
-        because = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.because}"
-        return _nothing(facts, found, Wait(reason="elsewhere", because=because, about=verdict.deed))
+        message = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.message}"
+        return _nothing(facts, found, Wait(reason="elsewhere", message=message, about=verdict.deed))
     if facts.armed:
         return verdict
     if facts.episode.would_act:
-        because = f"dry run: would {verdict.deed}, and does nothing"
-        return Wait(reason="dry_run", because=because, about=verdict.deed)
-    return WouldAct(because=f"would {verdict.deed}: {verdict.because}")
+        message = f"dry run: would {verdict.deed}, and does nothing"
+        return Wait(reason="dry_run", message=message, about=verdict.deed)
+    return WouldAct(message=f"would {verdict.deed}: {verdict.message}")
 
 
 def adopt(_: Facts) -> Step:
     """Nothing is owed for another host: what is done is done in one transaction."""
-    return Wait(reason="settled", because="there is nothing to settle")
+    return Wait(reason="settled", message="there is nothing to settle")
 
 
 def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
@@ -97,11 +97,11 @@ def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
     if facts.episode.firing:
         return wait
     if found.done:
-        return Close(outcome=Outcome.MENDED, because=f"the alert ended: {wait.because}")
+        return Close(outcome=Outcome.MENDED, message=f"the alert ended: {wait.message}")
     if found.decided:
-        because = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
-        return Close(outcome=Outcome.PARTLY, because=f"the alert ended, and {because}")
-    return Close(outcome=Outcome.UNCONFIRMED, because=f"the alert ended, and nothing was done: {wait.because}")
+        message = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
+        return Close(outcome=Outcome.PARTLY, message=f"the alert ended, and {message}")
+    return Close(outcome=Outcome.UNCONFIRMED, message=f"the alert ended, and nothing was done: {wait.message}")
 
 
 def rules(limits: Limits) -> Rules:
@@ -126,24 +126,24 @@ def judge(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict:
     Of workers that are faulty by themselves the worst of those that it may lock comes first; a run has one worst.
     """
     if (kept_from := _kept_from(run)) is not None:
-        return Leave(because=kept_from, about=kept_from)
+        return Leave(message=kept_from, about=kept_from)
     accused = [each for each in run.workers if each.done == 0 and each.failed > rules.activation]
     if not accused:
-        return Leave(because=f"no worker has failed more than {rules.activation} of its items and finished none")
+        return Leave(message=f"no worker has failed more than {rules.activation} of its items and finished none")
     done = sum(each.done for each in run.workers)
     if done:
         may_lock = [each for each in accused if each.spent is None and host in (None, each.host)]
         worst = max(may_lock or accused, key=_guilt)
-        because = f"{worst} has failed {worst.failed} items and finished none, and others have finished {done}"
-        return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
+        message = f"{worst} has failed {worst.failed} items and finished none, and others have finished {done}"
+        return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
     if run.unsettled:
-        because = f"{run.unsettled} of its jobs are fenced or on hosts that seem lost: who runs them is not known"
-        return Wait(reason="unsettled", because=because)
+        message = f"{run.unsettled} of its jobs are fenced or on hosts that seem lost: who runs them is not known"
+        return Wait(reason="unsettled", message=message)
     at_it = [each for each in accused if each.runs_for_s is not None]
     if not at_it:
         worst = max(accused, key=_guilt)
-        because = f"nobody has finished any, and {worst}, which failed {worst.failed}, runs it no more"
-        return Leave(because=because, about=str(worst))
+        message = f"nobody has finished any, and {worst}, which failed {worst.failed}, runs it no more"
+        return Leave(message=message, about=str(worst))
     worst = max(at_it, key=_guilt)
     others = [each for each in run.workers if each.runs_for_s is not None and each is not worst]
     return _among_others(worst, others, rules) if others else _alone(run, worst, rules)
@@ -169,28 +169,28 @@ def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -
     told = f"nobody has finished any, and {worst} has failed {worst.failed} items"
     silent = [each for each in others if each.failed == 0]
     if not silent:
-        because = f"{told}; the {len(others)} that run it beside fail too"
-        return BlockRun(because=because)
+        message = f"{told}; the {len(others)} that run it beside fail too"
+        return BlockRun(message=message)
     patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.patience_s]
     if not patient:
-        because = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
-        return Wait(reason="undecided", because=because, about=str(worst))
-    because = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
-    return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, because=because))
+        message = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
+        return Wait(reason="undecided", message=message, about=str(worst))
+    message = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
+    return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
 
 
 def _alone(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
     """Nobody else runs it now."""
     told = f"nobody has finished any, and {worst}, alone with it, has failed {worst.failed} items"
     if run.migrations < rules.migrations_max:
-        because = f"{told}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
-        return _if_not_spent(worst, Migrate(host=worst.host, worker=worst.worker, because=because))
-    because = f"{told}, after {run.migrations} moves of at most {rules.migrations_max}: it is the job"
-    return BlockRun(because=because)
+        message = f"{told}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
+        return _if_not_spent(worst, Migrate(host=worst.host, worker=worst.worker, message=message))
+    message = f"{told}, after {run.migrations} moves of at most {rules.migrations_max}: it is the job"
+    return BlockRun(message=message)
 
 
 def _if_not_spent(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
     """What is at a cap would fail for being taken from its worker, and its run with it."""
     if worst.spent is None:
         return verdict
-    return Wait(reason="spent", because=f"{verdict.because}; but {worst.spent}", about=verdict.deed)
+    return Wait(reason="spent", message=f"{verdict.message}; but {worst.spent}", about=verdict.deed)

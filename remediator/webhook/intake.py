@@ -97,5 +97,5 @@ class Inbox:
 def _told(refused: Sequence[alerts.Refusal]) -> int:
     """How many they are, once each is in the log."""
     for refusal in refused:
-        log.warning("alert refused", reason=refusal.reason, because=refusal.because)
+        log.warning("alert refused", reason=refusal.reason, because=refusal.message)
     return len(refused)

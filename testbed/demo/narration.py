@@ -151,7 +151,7 @@ class Story:
             for entry in entries[told:]:
                 if f"{entry.act} {entry.step}" in _TOLD_BY_WHAT_FOLLOWS:
                     continue
-                text = f"{summary.worker}: {entry.act} {entry.step}: {entry.because}"
+                text = f"{summary.worker}: {entry.act} {entry.step}: {entry.message}"
                 tone = "act" if entry.act == "did" else ("bad" if entry.act == "failed" else "")
                 yield Event(at_s=entry.at - self._began_at, part="remediator", text=text, tone=tone)
 

@@ -83,7 +83,7 @@ def test_a_job_that_wedges_after_its_load_and_before_its_first_step_is_mended_to
     title = "wedges after its load"
 
     assert _broken(played, title) == []
-    figures = [entry.because for entry in _entries(played, title) if entry.step == "begin"]
+    figures = [entry.message for entry in _entries(played, title) if entry.step == "begin"]
     assert "phase step, step 0" in figures[0]
 
 

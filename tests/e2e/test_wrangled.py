@@ -110,7 +110,7 @@ class Farm:
     def did(self, run_id: str) -> list[str]:
         """What was done about a run, by the ledger."""
         found = [self.ledger.story(each.episode_id) for each in self.ledger.stories() if each.worker == run_id]
-        return [entry.because for story in found if story for entry in story.entries if entry.act == "did"]
+        return [entry.message for story in found if story for entry in story.entries if entry.act == "did"]
 
     def locked(self) -> list[str]:
         return [each.worker for each in self.store.workers(now=self.store.now()) if each.locked_at is not None]

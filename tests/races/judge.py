@@ -349,7 +349,7 @@ class Judge:
         waited_s = self.world.clocks.steady_s - (held.fenced_s or self.world.clocks.steady_s)
         process = held.process
         dead = not process.lives or not self.is_newest(process)
-        said = "" if actor.step is None else actor.step.because
+        said = "" if actor.step is None else actor.step.message
         self.must(dead or waited_s >= self.limits.settle_bound_s, ALONE, f"{process} lives: {what}")
         self.must(dead or "not seen dead" in said, ALONE, f"{process} lives, and the ledger says {said}")
         if row.state is State.FAILED:
@@ -415,7 +415,7 @@ class Judge:
         intents = see.execute("SELECT intent_id, kind, key, stage FROM intents").fetchall()
         found += [f"intent {each[0]} ({each[1]} {each[2]}) is {each[3]}" for each in intents if each[3] not in OVER]
         untold = see.execute(
-            "SELECT intent_id FROM intents WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.because <> '' "
+            "SELECT intent_id FROM intents WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.message <> '' "
             "AND journal.episode_id = intents.episode_id AND journal.act NOT IN ('saw', 'ordered'))"
         ).fetchall()
         found += [f"intent {number} has no account" for (number,) in untold]

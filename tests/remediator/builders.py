@@ -192,7 +192,7 @@ def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
 
 def wish(**changed: Any) -> Wish:
     """That the free of container c1 may begin."""
-    default = Wish(episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, because="silent for 130 s")
+    default = Wish(episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, message="silent for 130 s")
     return replace(default, **changed)
 
 

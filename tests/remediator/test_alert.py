@@ -133,8 +133,8 @@ def test_one_bad_alert_costs_itself_only(bad: Any, where: str) -> None:
     assert [each.fingerprint for each in alerts] == ["a", "c"]
     assert len(refusals) == 1
     assert refusals[0].reason == "malformed"
-    assert refusals[0].because.startswith(f"alert 1: {where}: ")
-    refusals[0].because.encode()
+    assert refusals[0].message.startswith(f"alert 1: {where}: ")
+    refusals[0].message.encode()
 
 
 def test_what_is_just_within_every_limit_is_accepted() -> None:
@@ -216,7 +216,7 @@ def test_what_alertmanagers_api_lists_is_read_as_what_it_would_have_delivered() 
         [("a", True)],
         [("c", True)],
     ]
-    assert [[each.because.split(": ")[:2] for each in refusals] for _, refusals in read] == [[["alert 1", "it"]], []]
+    assert [[each.message.split(": ")[:2] for each in refusals] for _, refusals in read] == [[["alert 1", "it"]], []]
     assert list(listed([])) == []
 
 
@@ -242,8 +242,8 @@ def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text:
     refusal = admit(alert(**labels), hosts={HOST}, remedies=ONE)
 
     assert refusal is not None
-    assert refusal.because.isprintable()
-    assert len(refusal.because) < 250
+    assert refusal.message.isprintable()
+    assert len(refusal.message) < 250
 
 
 JSON = st.recursive(
@@ -263,7 +263,7 @@ def test_whatever_json_comes_each_alert_is_read_or_refused_and_can_be_stored(ale
         kept.encode()
         assert "\0" not in kept
     for refusal in refusals:
-        refusal.because.encode()
+        refusal.message.encode()
 
 
 ADMIT = {
@@ -321,7 +321,7 @@ def test_which_server_is_admitted(found: Any, reason: str | None) -> None:
     refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
 
     assert (refusal.reason if refusal else None) == reason
-    assert refusal is None or refusal.because.isprintable()
+    assert refusal is None or refusal.message.isprintable()
 
 
 ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
@@ -340,7 +340,7 @@ def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
     refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
 
     assert (refusal.reason if refusal else None) == reason
-    assert refusal is None or refusal.because.isprintable()
+    assert refusal is None or refusal.message.isprintable()
 
 
 ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
@@ -360,7 +360,7 @@ def test_which_run_is_admitted(found: Any, reason: str | None) -> None:
     refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
 
     assert (refusal.reason if refusal else None) == reason
-    assert refusal is None or refusal.because.isprintable()
+    assert refusal is None or refusal.message.isprintable()
 
 
 def test_an_alert_is_about_the_worker_it_names_else_its_container_else_its_host() -> None:
@@ -379,7 +379,7 @@ def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
     refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=ONE)
 
     assert isinstance(refusal, Refusal)
-    assert refusal.because == "its remedy is 'reboot_host'; known are: restart_worker"
+    assert refusal.message == "its remedy is 'reboot_host'; known are: restart_worker"
     assert (refusal.fingerprint, refusal.labels["worker"]) == ("f1", "w1")
 
 
@@ -389,7 +389,7 @@ def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted(
     assert admit(alert(host="box2"), hosts=hosts, remedies=ONE) is None
     refusal = admit(alert(host="box3"), hosts=hosts, remedies=ONE)
     assert refusal is not None
-    assert (refusal.reason, refusal.because) == (
+    assert (refusal.reason, refusal.message) == (
         "other_host",
         "it is for host 'box3'; this ledger is worked by box1, box2 alone",
     )

@@ -47,7 +47,7 @@ def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
         free(self, episode, step)
         now = self._ledger.episode(episode.episode_id)
         if not isinstance(step, Start) and now is not None and now.free is not None:
-            free(self, now, Start(because="in one breath"))
+            free(self, now, Start(message="in one breath"))
 
     monkeypatch.setattr(Executor, "_free", stop_and_start)
 
@@ -66,7 +66,7 @@ def attempt_not_checked_by_trips(monkeypatch: pytest.MonkeyPatch) -> None:
         return settle(facts, free, intent)
 
     monkeypatch.setattr(restart_worker, "_settle", careless)
-    monkeypatch.setattr(restart_worker, "_fence_if_still_wedged", lambda *_: Fence(because="planned"))
+    monkeypatch.setattr(restart_worker, "_fence_if_still_wedged", lambda *_: Fence(message="planned"))
 
 
 def _of_any_attempt(act: Callable[..., bool]) -> Callable[..., bool]:
@@ -129,7 +129,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def trusting(facts: Facts) -> Step:
         if not facts.episode.firing:
-            return Close(outcome=Outcome.MENDED, because="the alert ended")
+            return Close(outcome=Outcome.MENDED, message="the alert ended")
         return decide(facts)
 
     remedy = replace(REMEDIES["restart_worker"], decide=trusting)

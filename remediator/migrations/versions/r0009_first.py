@@ -32,7 +32,7 @@ def upgrade() -> None:
         sa.Column("asked", sa.String),
         sa.Column("closed_at", sa.Float),
         sa.Column("outcome", sa.String),
-        sa.Column("because", sa.String),
+        sa.Column("message", sa.String),
     )
     op.create_index("episodes_by_close", "episodes", ["closed_at"])
     _unique_where("one_open_episode_per_subject", "episodes", ["host", "subject", "worker"], "closed_at IS NULL")
@@ -48,7 +48,7 @@ def upgrade() -> None:
         sa.Column("starts_at", sa.String, nullable=False),
         sa.Column("state", sa.String, nullable=False),
         sa.Column("reason", sa.String),
-        sa.Column("because", sa.String),
+        sa.Column("message", sa.String),
         sa.Column("episode_id", _ID, sa.ForeignKey("episodes.episode_id")),
     )
     op.create_index("alerts_by_state", "alerts", ["state", "alert_id"])
@@ -79,7 +79,7 @@ def upgrade() -> None:
         sa.Column("episode_id", _ID, sa.ForeignKey("episodes.episode_id"), nullable=False),
         sa.Column("act", sa.String, nullable=False),
         sa.Column("step", sa.String, nullable=False),
-        sa.Column("because", sa.String, nullable=False),
+        sa.Column("message", sa.String, nullable=False),
         sa.Column("host", sa.String),
     )
     op.create_index("journal_by_episode", "journal", ["episode_id", "entry_id"])

@@ -84,7 +84,7 @@ def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_
     }
     (story,) = of_consequence(scene.ledger.stories())
     assert (story.worker, story.outcome) == (LOSER, "mended")
-    told = {entry.step: entry.because for entry in scene.account(LOSER)}
+    told = {entry.step: entry.message for entry in scene.account(LOSER)}
     assert told["begin"].startswith("GPU lost ")
     assert told["quarantine"] == f"{LOST} is lost, and out of use until a person releases it"
     assert [each.gpu for each in scene.store.quarantined()] == [LOST]

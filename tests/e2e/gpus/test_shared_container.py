@@ -109,7 +109,7 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
     assert (done.state, done.attempt) == (State.COMPLETED, 1)
     assert story.opened_at > done.ended_at
     assert (story.worker, story.trip, story.outcome) == (WEDGES, "stall", "refused")
-    assert story.because is not None
-    assert story.because.startswith(f"container {name} holds 2 live workers")
+    assert story.message is not None
+    assert story.message.startswith(f"container {name} holds 2 live workers")
     assert (wedged.state, wedged.attempt) == (State.RUNNING, 1)
     assert after == before

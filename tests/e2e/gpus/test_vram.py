@@ -89,7 +89,7 @@ class Scene:
         return [story for story in self.stage.ledger.stories() if story.worker == named(name)]
 
     def told(self, name: str) -> str:
-        return "\n".join(f"{entry.act} {entry.step}: {entry.because}" for entry in self.stage.account(named(name)))
+        return "\n".join(f"{entry.act} {entry.step}: {entry.message}" for entry in self.stage.account(named(name)))
 
     def end(self, name: str, kept_gib: float) -> None:
         """Have a tenant end by itself, its GPU's driver counting so much as in use still that it held."""

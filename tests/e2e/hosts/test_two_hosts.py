@@ -153,7 +153,7 @@ def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_oth
     assert '"attempt": 2' in hosts.right.fleet.logs(RESCUER)
     settled = [entry for entry in hosts.entries() if entry.step == "requeue"]
     assert [entry.host for entry in settled] == ["right"]
-    assert "the remediator of left has been silent" in settled[0].because
+    assert "the remediator of left has been silent" in settled[0].message
     assert settled[0].at - showed_life_at >= BOUND_S
     assert "did start" not in [f"{entry.act} {entry.step}" for entry in hosts.entries()]
 

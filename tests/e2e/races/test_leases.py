@@ -161,7 +161,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
     scene.until(lambda: "did quarantine" in scene.acts(worker), "the GPU is in quarantine")
     scene.until(lambda: not scene.stage.ledger.open_episodes(), "the episode is over")
     assert [found["gpu"] for found in listed(scene)] == [gpu(worker)]
-    assert [entry.because for entry in scene.stage.account(worker) if entry.step == "requeue"] == [
+    assert [entry.message for entry in scene.stage.account(worker) if entry.step == "requeue"] == [
         f"stall: retry 1 of 3 (not seen dead within {BOUND_S:.0f} s)"
     ]
     assert scene.happened(worker) == ["start", "die", "stop"]

@@ -121,7 +121,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
 
     scene.closed("rules", episodes=1)
     scene.completed(job_id)
-    seen = [entry.because for entry in scene.stage.account(worker_of("rules")) if entry.step == "alert firing"]
+    seen = [entry.message for entry in scene.stage.account(worker_of("rules")) if entry.step == "alert firing"]
     assert [text for text in seen if "is dead" in text]
     assert [text for text in seen if "is wedged" in text]
     assert [(story.outcome, story.attempt) for story in scene.stories("rules")] == [("mended", 1)]

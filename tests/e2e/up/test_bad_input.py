@@ -59,7 +59,7 @@ def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not
     )
     story = next(story for story in of_consequence(scene.ledger.stories()) if story.worker == UNMANAGED)
     assert story.outcome == "refused"
-    assert "did not opt in" in (story.because or "")
+    assert "did not opt in" in (story.message or "")
     assert scene.fleet.incarnation(UNMANAGED) == before
     assert scene.store.job(job_id).state is State.RUNNING
     eventually(
@@ -194,7 +194,7 @@ def test_a_bad_webhook_call_gets_a_clear_answer_and_a_metric(
 
 def _account(scene: Stage, job_id: int) -> list[str]:
     stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories() if story.job_id == job_id]
-    return [entry.because for story in stories if story for entry in story.entries]
+    return [entry.message for story in stories if story for entry in story.entries]
 
 
 def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, tmp_path: Path) -> None:

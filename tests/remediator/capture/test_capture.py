@@ -203,7 +203,7 @@ def test_a_look_that_hangs_is_killed_at_the_deadline_with_all_it_started_and_wha
 
         assert 3.0 <= captured.took_s < 4.0
         assert captured.document["cut_short"] == "it was cut short after 3 s"
-        assert captured.because.endswith("; it was cut short after 3 s")
+        assert captured.message.endswith("; it was cut short after 3 s")
         assert main_thread(captured, pid)["wchan"]
         left = int((tmp_path / "pid").read_text(encoding="ascii"))
         eventually(lambda: not Path(f"/proc/{left}").exists() or state(left) == "Z", "what it started is gone")

@@ -121,7 +121,7 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
         turn(works, ledger)
         assert told(ledger)[-1] == "decided wait: silenced"
         assert told(ledger).count("decided wait: silenced") == 1
-        because = story(ledger).entries[-1].because
+        because = story(ledger).entries[-1].message
         assert because.startswith(f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; taken up again")
         assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
         assert ledger.open_episodes()[0].free is None
@@ -252,7 +252,7 @@ def test_where_the_setting_says_hold_it_waits_until_one_answers(ledger: Ledger, 
         works = with_silences(executor(ledger, store, world), asks, unknown_holds=True)
         turn(works, ledger)
         assert told(ledger)[-1] == "decided wait: silences_unknown"
-        assert "secret" not in story(ledger).entries[-1].because
+        assert "secret" not in story(ledger).entries[-1].message
         assert world.boxes["w1"].calls == []
     with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
         to_the_end(with_silences(works, asks, unknown_holds=True), ledger)

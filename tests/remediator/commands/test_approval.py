@@ -47,7 +47,7 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     world = asked(ledger, store, cli)
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
-    assert "`gpuwarden approve 1` or `gpuwarden decline 1`: silent 130.0 s" in story(ledger).entries[-1].because
+    assert "`gpuwarden approve 1` or `gpuwarden decline 1`: silent 130.0 s" in story(ledger).entries[-1].message
     capsys.readouterr()
 
     assert cli("approve", "1", "--because", "I looked at it") == 0
@@ -56,7 +56,7 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     assert first.startswith("approved: episode 1 on box1, by ann@")
     assert "silent 130.0 s" in second
     assert told(ledger)[-1] == "ordered approve"
-    assert story(ledger).entries[-1].because.endswith(": I looked at it")
+    assert story(ledger).entries[-1].message.endswith(": I looked at it")
     to_the_end(executor(ledger, store, world), ledger)
     assert (world.boxes["w1"].calls, store.job(1).watchdog_retries) == (["stop", "start"], 1)
     assert story(ledger).outcome == "mended"
@@ -120,7 +120,7 @@ def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
     go_on(ledger, store, world)
 
     assert told(ledger)[-1] == "decided wait: approval"
-    assert story(ledger).entries[-1].because.startswith("an approval ran out before it could be begun; a person is")
+    assert story(ledger).entries[-1].message.startswith("an approval ran out before it could be begun; a person is")
     assert world.boxes["w1"].calls == []
 
 
@@ -145,7 +145,7 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
     ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert("a"), alert("b", worker="w2"))
     first, second = ledger.open_episodes()
-    ledger.wait(first.episode_id, Wait(reason="approval", because="asks", asks=BEGIN.free_key), now=NOW)
+    ledger.wait(first.episode_id, Wait(reason="approval", message="asks", asks=BEGIN.free_key), now=NOW)
     ledger.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
     found = ledger.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)

@@ -41,7 +41,7 @@ def test_a_line_holds_everything_of_its_episode(
     assert first["alerts"] == [
         {
             "received_at": NOW, "host": HOST, "fingerprint": "f1", "firing": True, "labels": dict(alert().labels),
-            "annotations": {"summary": "wedged"}, "starts_at": "2026-01-01T00:02:10Z", "because": None,
+            "annotations": {"summary": "wedged"}, "starts_at": "2026-01-01T00:02:10Z", "message": None,
         }
     ]  # fmt: skip
     assert [(intent["kind"], intent["key"], intent["stage"]) for intent in first["intents"]] == [

@@ -89,7 +89,7 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
         "at": NOW + 3.25,
         "act": "did",
         "step": "stop",
-        "because": "took 1.2 s",
+        "message": "took 1.2 s",
         "host": HOST,
     }
 
@@ -97,7 +97,7 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
 def test_refused_alerts_are_listed_with_why(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusal = Refusal(reason="no_host", because="it names no host", fingerprint="f", labels={"worker": "w1"})
+    refusal = Refusal(reason="no_host", message="it names no host", fingerprint="f", labels={"worker": "w1"})
     ledger.accept([], [refusal], now=NOW)
 
     (line,) = said(capsys, "--ledger", ledger_url, "refused")
@@ -105,7 +105,7 @@ def test_refused_alerts_are_listed_with_why(
 
     assert line.endswith("  no_host        it names no host")
     assert json.loads(found) == {
-        "at": NOW, "reason": "no_host", "because": "it names no host", "labels": {"worker": "w1"},
+        "at": NOW, "reason": "no_host", "message": "it names no host", "labels": {"worker": "w1"},
     }  # fmt: skip
 
 

@@ -153,7 +153,7 @@ def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
     assert told(ledger)[-1] == "ordered arm"
     story = ledger.story(1)
     assert story is not None
-    assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].because)
+    assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].message)
     assert told(ledger, 2) == ["saw alert firing"]
 
 
@@ -472,7 +472,7 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
         episode_id=kept.episode_id,
         act="decided",
         step="stop",
-        because="b",
+        message="b",
         now=now,
         for_s=1.0,
     )
@@ -524,7 +524,7 @@ def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_an
         step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
         found = ledger.begin(episode, step, safeguards=safeguards, now=now)
         ledger.close_episode(episode.episode_id, Outcome.PARTLY, "b", now=now)
-        return found.because if isinstance(found, Wait) else "begun"
+        return found.message if isinstance(found, Wait) else "begun"
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
     assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")

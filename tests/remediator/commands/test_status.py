@@ -261,7 +261,7 @@ def latched(ledger: Ledger) -> None:
 def asked(ledger: Ledger) -> None:
     accept(ledger, alert())
     ledger.wait(
-        1, Wait(reason="approval", because="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
+        1, Wait(reason="approval", message="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
     )
 
 

@@ -46,7 +46,7 @@ def test_a_summary_counts_what_was_done_and_tells_what_would_have_been(ledger: L
         {"dry_run": 1, "cooldown": 1},
     )
     (would,) = found.would
-    assert (would.episode_id, would.worker, would.because, would.outcome) == (
+    assert (would.episode_id, would.worker, would.message, would.outcome) == (
         1,
         "w1",
         "would stop c1: silent 130 s",
@@ -75,7 +75,7 @@ def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_ag
 def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
     story = Story(
         episode_id=1, remedy="r", trip="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
-        closed_at=None, outcome=None, because=None,
+        closed_at=None, outcome=None, message=None,
     )  # fmt: skip
 
     assert summary.summarize([story], since=NOW, now=NOW).waiting == {"at work": 1}

@@ -523,7 +523,7 @@ def test_what_cannot_be_seen_is_waited_for(
 
     turn(executor(ledger, store, world), ledger)
 
-    assert says in story(ledger).entries[-1].because
+    assert says in story(ledger).entries[-1].message
     assert store.job(1).state is State.RUNNING
 
 
@@ -533,7 +533,7 @@ def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, s
 
     turn(works, ledger)
 
-    assert "no hands for containers of kind docker" in story(ledger).entries[-1].because
+    assert "no hands for containers of kind docker" in story(ledger).entries[-1].message
 
 
 def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> None:
@@ -555,7 +555,7 @@ def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger:
 
     turn(works, ledger)
     assert told(ledger)[-2:] == ["decided stop", "failed stop"]
-    assert story(ledger).entries[-1].because == "it does not die"
+    assert story(ledger).entries[-1].message == "it does not die"
     assert world.boxes["w1"].calls == ["stop"]
 
     world.boxes["w1"].unkillable = False
@@ -576,7 +576,7 @@ def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_els
     account = told(ledger)
     assert account.index("did quarantine") < account.index("saw free: abandoned")
     assert account.count("did quarantine") == 1
-    assert "not seen dead within" in next(e.because for e in story(ledger).entries if e.step == "requeue")
+    assert "not seen dead within" in next(e.message for e in story(ledger).entries if e.step == "requeue")
     assert story(ledger).outcome == "partly_mended"
     assert "start" not in world.boxes["w1"].calls
     (out_of_use,) = store.quarantined()
@@ -862,11 +862,11 @@ def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
     asked = itertools.count()
     begin = Begin(
         trip=Trip.STALL, free_key="k", container_kind="docker", container_handle="h", container_name="n",
-        settle_key=None, worker_incarnation="i1", because="b",
+        settle_key=None, worker_incarnation="i1", message="b",
     )  # fmt: skip
 
     def restless(_: Facts) -> Step:
-        return WouldAct(because="a") if next(asked) % 2 else begin
+        return WouldAct(message="a") if next(asked) % 2 else begin
 
     monkeypatch.setattr(
         "remediator.executor.executor.REMEDIES",
@@ -889,8 +889,8 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
         if held.free and held.free.stage is Stage.DEAD:
             break
 
-    works._perform(held, Start(because="first"))
-    works._perform(held, Start(because="second, of the same reading"))
+    works._perform(held, Start(message="first"))
+    works._perform(held, Start(message="second, of the same reading"))
 
     assert world.boxes["w1"].calls.count("start") == 1
 
@@ -902,14 +902,14 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
     (episode,) = ledger.open_episodes()
 
     for step in (
-        plan.Fence(because="no settle"),
-        plan.Stop(because="no free"),
-        plan.Quarantine(because="no free"),
-        plan.Wait(reason="r", because="b"),
+        plan.Fence(message="no settle"),
+        plan.Stop(message="no free"),
+        plan.Quarantine(message="no free"),
+        plan.Wait(reason="r", message="b"),
     ):
         with pytest.raises(AssertionError):
             works._perform(episode, step)
-    works._perform(episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, because="no free either"))
+    works._perform(episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, message="no free either"))
 
     assert told(ledger) == ["saw alert firing"]
     assert world.boxes["w1"].calls == []
@@ -941,7 +941,7 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
 
     account = told(ledger)
     assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
-    assert "not fenced yet" in next(entry.because for entry in story(ledger).entries if entry.step == "stop")
+    assert "not fenced yet" in next(entry.message for entry in story(ledger).entries if entry.step == "stop")
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 

@@ -162,7 +162,7 @@ def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert "never heard of" in story(ledger).entries[-1].because
+        assert "never heard of" in story(ledger).entries[-1].message
 
 
 @pytest.mark.parametrize("disarmed", [HOST, "box2"])

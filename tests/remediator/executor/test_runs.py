@@ -94,10 +94,10 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
     assert told(ledger) == DONE
     decided, did = story(ledger).entries[1:]
     assert (
-        decided.because
+        decided.message
         == "lock bad on box1: bad on box1 has failed 6 items and finished none, and others have finished 1"
     )
-    assert did.because == "lock bad on box1; the administrator is to be told"
+    assert did.message == "lock bad on box1; the administrator is to be told"
 
     judge(works, ledger)
     assert told(ledger) == [*DONE, "decided wait: nothing_due"], "it is done once, and waits for the end of its alert"
@@ -163,7 +163,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     assert told(ledger)[4:] == ["saw alert firing", "decided block", "did block"], (
         "one episode for the run on this host"
     )
-    assert story(ledger).entries[-1].because == "block it; the submitter is to be told"
+    assert story(ledger).entries[-1].message == "block it; the submitter is to be told"
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
     assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
@@ -371,8 +371,8 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
     judge(works, ledger)
 
     first, second = (each for each in story(ledger).entries if each.step == "wait: elsewhere")
-    assert first.because.startswith("worst on box3 comes first")
-    assert second.because.startswith("worse on box2 comes first")
+    assert first.message.startswith("worst on box3 comes first")
+    assert second.message.startswith("worse on box2 comes first")
 
 
 @pytest.fixture
@@ -440,7 +440,7 @@ def test_a_queue_that_does_not_answer_is_waited_for(
         patch.setattr(JobStore, "tally", silent)
         judge(works, ledger)
     assert told(ledger)[-1] == "decided wait: queue_silent"
-    assert story(ledger).entries[-1].because.endswith("the server has gone")
+    assert story(ledger).entries[-1].message.endswith("the server has gone")
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]

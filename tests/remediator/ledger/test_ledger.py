@@ -33,7 +33,7 @@ from tests.waiting import eventually
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
-REFUSAL = Refusal(reason="other_host", because="it is for box2", fingerprint="f9", labels={"host": "box2"})
+REFUSAL = Refusal(reason="other_host", message="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     trip=Trip.STALL,
     free_key=KEY,
@@ -42,7 +42,7 @@ BEGIN = Begin(
     container_name="c1",
     settle_key="7/1",
     worker_incarnation="i1",
-    because="silent",
+    message="silent",
     gpus=("GPU-0",),
     pids=frozenset({4001}),
     cgroup="/cgroup",
@@ -96,7 +96,7 @@ def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
 
 def advance(ledger: Ledger, intent: Intent, stage: Stage, *, now: float = NOW, **data: Any) -> bool:
     return ledger.advance(
-        intent, stage, episode_id=1, act="did", step="s", because="b", now=now, for_s=60.0, data=data or None
+        intent, stage, episode_id=1, act="did", step="s", message="b", now=now, for_s=60.0, data=data or None
     )
 
 
@@ -346,7 +346,7 @@ def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False))
 
     assert ledger.open_episodes() == []
-    assert rows(ledger, "SELECT state, because FROM alerts") == [("idle", "nothing was open for it")]
+    assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "nothing was open for it")]
 
 
 def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:
@@ -592,7 +592,7 @@ def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(
     assert advance(ledger, free, Stage.STOPPING)
     acted = read(ledger, first).free
     assert acted is not None
-    its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "because": "it answers again"}
+    its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "message": "it answers again"}
     assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, for_s=60.0, unspent=True)
     ledger.close_episode(first.episode_id, Outcome.PARTLY, "it answers again", now=NOW)
 
@@ -667,7 +667,7 @@ def test_an_episode_closes_once(ledger: Ledger) -> None:
     ledger.close_episode(episode.episode_id, Outcome.PARTLY, "late", now=NOW + 1)
 
     assert ledger.episode(episode.episode_id) is None
-    assert (story(ledger).outcome, story(ledger).because, story(ledger).closed_at) == ("mended", "done", NOW)
+    assert (story(ledger).outcome, story(ledger).message, story(ledger).closed_at) == ("mended", "done", NOW)
     assert ledger.totals(HOST).outcomes == {("mended", "stall"): 1}
 
 
@@ -676,7 +676,7 @@ def test_a_story_tells_every_entry_in_order_and_bounds_each(ledger: Ledger) -> N
     ledger.record(episode.episode_id, "failed", "stop", "x" * 5000, now=NOW + 1)
 
     assert [entry.act for entry in story(ledger).entries] == ["saw", "failed"]
-    assert len(story(ledger).entries[1].because) == 2000
+    assert len(story(ledger).entries[1].message) == 2000
     assert ledger.story(99) is None
 
 
@@ -874,8 +874,8 @@ def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger
     ledger.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
     ledger.close_episode(episode.episode_id, Outcome.PARTLY, "a\x00b", now=NOW)
 
-    assert story(ledger).entries[1].because == "a\\x00b\\ud800c"
-    assert story(ledger).because == "a\\x00b"
+    assert story(ledger).entries[1].message == "a\\x00b\\ud800c"
+    assert story(ledger).message == "a\\x00b"
 
 
 # --- its tables

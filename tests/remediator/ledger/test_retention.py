@@ -63,7 +63,7 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
     assert ledger.keep(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
     for intent in (episode.free, episode.settle):
-        its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "because": "b"}
+        its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
         assert ledger.advance(intent, Stage.DONE, **its, now=at, for_s=60.0)
     ledger.close_episode(episode.episode_id, Outcome.MENDED, "", now=at)
     return episode.episode_id
@@ -266,7 +266,7 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
 
     again = opened(ledger)
     assert ledger.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
-        outcome=Outcome.SUPERSEDED, because="that incarnation of the container was freed already"
+        outcome=Outcome.SUPERSEDED, message="that incarnation of the container was freed already"
     )
     assert ledger.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
     (begun_again,) = ledger.open_episodes()

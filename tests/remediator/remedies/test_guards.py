@@ -37,7 +37,7 @@ REMEDY = "restart_worker"
 SAFEGUARDS = Safeguards()
 BEGIN = Begin(
     trip=build.episode().trip, free_key=KEY, container_kind="docker", container_handle=HANDLE, container_name="c1",
-    settle_key="7/1", worker_incarnation="i1", because="silent",
+    settle_key="7/1", worker_incarnation="i1", message="silent",
 )  # fmt: skip
 
 
@@ -285,9 +285,9 @@ def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
     assert guards.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
 
 
-FENCE, STOP = Fence(because="wedged"), Stop(because="wedged")
-WARN = Warn(because="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
-SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, because="it does not run")
+FENCE, STOP = Fence(message="wedged"), Stop(because="wedged")
+WARN = Warn(message="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
+SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, message="it does not run")
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
 
@@ -324,7 +324,7 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
             id="whose job was taken is stopped: what was begun is finished",
         ),
         pytest.param(STOP, build.facts(build.free(Stage.STOPPING)), False, id="a stop is tried again"),
-        pytest.param(Start(because="dead"), build.facts(build.free(Stage.DEAD)), False, id="a stopped one is started"),
+        pytest.param(Start(message="dead"), build.facts(build.free(Stage.DEAD)), False, id="a stopped one is started"),
         pytest.param(
             SEEN_DEAD,
             build.facts(build.free(Stage.PLANNED), build.settle(Stage.ABANDONED)),
@@ -406,18 +406,18 @@ HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
 
 @pytest.mark.parametrize(("given", "recent", "reason"), HOLD.values(), ids=HOLD)
 def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: Recent, reason: str | None) -> None:
-    step = Lose(because="no word of it", jobs=(build.held_job(),))
+    step = Lose(message="no word of it", jobs=(build.held_job(),))
     wanted = guards.wish(build.host_facts().episode, step)
 
     held = guards.may_hold(wanted, orders(*given), recent, by="box2", now=NOW)
 
-    assert (wanted.handle, wanted.key, wanted.because) == ("", HOST, "no word of it")
+    assert (wanted.handle, wanted.key, wanted.message) == ("", HOST, "no word of it")
     assert (None if held is None else held.reason) == reason
 
 
-LOCK = LockWorker(host=HOST, worker="w1", because="it fails")
-MOVE = Migrate(host=HOST, worker="w1", because="it fails")
-BLOCK = BlockRun(because="all fail")
+LOCK = LockWorker(host=HOST, worker="w1", message="it fails")
+MOVE = Migrate(host=HOST, worker="w1", message="it fails")
+BLOCK = BlockRun(message="all fail")
 YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
 WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] = {
     "armed and quiet": (LOCK, (ARM,), Recent(), None),
@@ -459,7 +459,7 @@ def test_what_may_be_done_about_a_run(
 
     found = guards.may_wrangle(wanted, orders(*given), recent, SAFEGUARDS, now=NOW)
 
-    assert (wanted.handle, wanted.key, wanted.because) == ("", step.deed, step.because)
+    assert (wanted.handle, wanted.key, wanted.message) == ("", step.deed, step.message)
     assert ("storm" if isinstance(found, Latch) else found and found.reason) == verdict
 
 
@@ -469,7 +469,7 @@ def test_a_silence_is_named_with_who_made_it_and_why() -> None:
     found = guards.heed(silences, "", SAFEGUARDS)
 
     assert found is not None
-    assert found.because.startswith("silenced in Alertmanager: s1 by ann: new driver; s2 by ?: ?; taken up again")
+    assert found.message.startswith("silenced in Alertmanager: s1 by ann: new driver; s2 by ?: ?; taken up again")
 
 
 def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
@@ -479,29 +479,29 @@ def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_
 
 
 def test_every_refusal_says_who_and_why_and_what_ends_it() -> None:
-    def because(*given: Order, recent: Recent = Recent()) -> str:  # noqa: B008 - frozen
+    def message(*given: Order, recent: Recent = Recent()) -> str:  # noqa: B008 - frozen
         found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
         assert isinstance(found, plan.Wait | Latch)
-        return found.because
+        return found.message
 
-    assert because() == "disarmed just now: nobody armed it"
-    assert because(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
-    assert because(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
-    assert "`gpuwarden brake release`" in because(ARM, BRAKE)
-    assert because(ARM, WINDOW) == (
+    assert message() == "disarmed just now: nobody armed it"
+    assert message(ARM, DISARM) == "disarmed just now: by ann@box1: a drill"
+    assert message(ARM, order(Act.PAUSE, because="")).startswith("paused: by ann@box1; it ends by itself")
+    assert "`gpuwarden brake release`" in message(ARM, BRAKE)
+    assert message(ARM, WINDOW) == (
         "maintenance 4: by ann@box1: a drill; it ends in 90 s, and `gpuwarden maintenance end 4` ends it"
     )
-    asked = because(ASK)
+    asked = message(ASK)
     assert asked == "a person is asked: `gpuwarden approve 1` or `gpuwarden decline 1`: silent for 130 s"
     late = order(Act.APPROVE, key=KEY, until=NOW)
-    assert because(ASK, recent=Recent(answer=late)) == f"an approval ran out before it could be begun; {asked}"
-    assert because(ASK, recent=Recent(answer=NO)).startswith("declined by ann@box1: a drill; `gpuwarden approve 1` if")
-    assert "was freed 12 s ago and cools down for 300 s" in because(ARM, recent=Recent(freed_s_ago=12.0))
-    assert because(ARM, recent=Recent(targets=others(3), fleet=4)).startswith(
+    assert message(ASK, recent=Recent(answer=late)) == f"an approval ran out before it could be begun; {asked}"
+    assert message(ASK, recent=Recent(answer=NO)).startswith("declined by ann@box1: a drill; `gpuwarden approve 1` if")
+    assert "was freed 12 s ago and cools down for 300 s" in message(ARM, recent=Recent(freed_s_ago=12.0))
+    assert message(ARM, recent=Recent(targets=others(3), fleet=4)).startswith(
         "4 containers to be freed within 600 s, with 4 workers; above 3"
     )
-    assert "with an unknown number of workers" in because(ARM, recent=Recent(targets=others(3)))
-    assert because(ARM, recent=Recent(frees=6, fleet=2)).startswith("7 frees within 3600 s, with 2 workers; above 6")
+    assert "with an unknown number of workers" in message(ARM, recent=Recent(targets=others(3)))
+    assert message(ARM, recent=Recent(frees=6, fleet=2)).startswith("7 frees within 3600 s, with 2 workers; above 6")
 
 
 def test_an_orders_scope_reads_as_words() -> None:

@@ -76,7 +76,7 @@ def test_it_waits_when(given: Facts, reason: str, says: str) -> None:
 
     assert isinstance(step, Wait)
     assert step.reason == reason
-    assert says in step.because
+    assert says in step.message
 
 
 ACTS: dict[str, tuple[Facts, Step]] = {
@@ -84,7 +84,7 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(RUNS),
         Lose(
             jobs=(RUNS,),
-            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
+            message="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
             "may run still",
         ),
     ),
@@ -92,7 +92,7 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(replace(RUNS, heard_s_ago=BOUND_S), silent_for_s=BOUND_S),
         Lose(
             jobs=(replace(RUNS, heard_s_ago=BOUND_S),),
-            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 180 s ago); held for it, for they "
+            message="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 180 s ago); held for it, for they "
             "may run still",
         ),
     ),
@@ -100,14 +100,14 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(HEARD, RUNS, UNHEARD, LOST, accused=1, alive=1),
         Lose(
             jobs=(RUNS,),
-            because="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
+            message="no word of box1 for 180 s or longer: job 7 (attempt 1, heard of 200 s ago); held for it, for they "
             "may run still",
         ),
     ),
     "in a dry run": (
         host_facts(RUNS, armed=False),
         WouldAct(
-            because="would hold its jobs as those of a lost node: no word of box1 for 180 s or longer: job 7 "
+            message="would hold its jobs as those of a lost node: no word of box1 for 180 s or longer: job 7 "
             "(attempt 1, heard of 200 s ago)"
         ),
     ),
@@ -115,27 +115,27 @@ ACTS: dict[str, tuple[Facts, Step]] = {
         host_facts(LOST, HEARD, firing=False, shows_life=True, taken=True),
         Return(
             jobs=(LOST,),
-            because="box1 is back: job 7 (attempt 1, heard of 200 s ago); each has the time of a lease to be heard of",
+            message="box1 is back: job 7 (attempt 1, heard of 200 s ago); each has the time of a lease to be heard of",
         ),
     ),
     "it is back, and that its alert ended has not been heard": (
         host_facts(LOST, HEARD, shows_life=True, taken=True),
         Return(
             jobs=(LOST,),
-            because="box1 is back: job 7 (attempt 1, heard of 200 s ago); each has the time of a lease to be heard of",
+            message="box1 is back: job 7 (attempt 1, heard of 200 s ago); each has the time of a lease to be heard of",
         ),
     ),
     "it is back with its jobs": (
         host_facts(RUNS, firing=False, shows_life=True, taken=True),
-        Close(outcome=Outcome.MENDED, because="none of its jobs is lost any more"),
+        Close(outcome=Outcome.MENDED, message="none of its jobs is lost any more"),
     ),
     "it stays away, and a person gave its jobs up": (
         host_facts(firing=False, taken=True),
-        Close(outcome=Outcome.MENDED, because="none of its jobs is lost any more"),
+        Close(outcome=Outcome.MENDED, message="none of its jobs is lost any more"),
     ),
     "the alert ended before anything was done": (
         host_facts(RUNS, firing=False),
-        Close(outcome=Outcome.UNCONFIRMED, because="the alert ended, and none of its jobs was taken for lost"),
+        Close(outcome=Outcome.UNCONFIRMED, message="the alert ended, and none of its jobs was taken for lost"),
     ),
 }
 

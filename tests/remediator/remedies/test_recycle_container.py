@@ -117,7 +117,7 @@ def test_who_is_recycled(seen: CardFacts, victim: str | None, says: str) -> None
     choice = choose(seen)
 
     assert choice.victim == victim
-    assert says in choice.because
+    assert says in choice.message
 
 
 STICKY: dict[str, tuple[int, str]] = {
@@ -139,7 +139,7 @@ def test_the_one_that_was_picked_already_stays_picked_while_it_is(used_mib: int,
 def test_the_reason_ranks_everybody_and_says_how_many_it_leaves_out() -> None:
     crowd = [tenant(f"t{number:02}", 100 + number, 50) for number in range(RANKED_MAX)]
 
-    because = choose(card(*crowd, tenant(), tenant("idle", 7, None))).because
+    because = choose(card(*crowd, tenant(), tenant("idle", 7, None))).message
 
     assert because.startswith("c1 is most over its budget")
     assert because.index("c1 10957 MiB of 2048 MiB (+8909)") < because.index("t23 123") < because.index("t01 101")
@@ -291,7 +291,7 @@ def test_it_is_begun_with_the_whole_ranking_and_without_a_job() -> None:
     assert isinstance(step, Begin)
     assert (step.trip, step.free_key, step.settle_key, step.container_handle) == (Trip.VRAM, KEY, None, HANDLE)
     assert (step.gpus, step.pids) == (("GPU-0",), PIDS)
-    assert step.because.endswith("c1 10957 MiB of 2048 MiB (+8909)")
+    assert step.message.endswith("c1 10957 MiB of 2048 MiB (+8909)")
 
 
 def test_what_is_seen_dead_tells_what_is_free_then() -> None:
@@ -299,7 +299,7 @@ def test_what_is_seen_dead_tells_what_is_free_then() -> None:
 
     assert isinstance(step, Advance)
     assert step.stage is Stage.DEAD
-    assert step.because.endswith("; 11357 MiB free on GPU-0, the floor is 1536 MiB")
+    assert step.message.endswith("; 11357 MiB free on GPU-0, the floor is 1536 MiB")
 
 
 def test_what_is_seen_dead_tells_nothing_of_gpus_that_it_was_not_on() -> None:
@@ -308,14 +308,14 @@ def test_what_is_seen_dead_tells_nothing_of_gpus_that_it_was_not_on() -> None:
     step = decide(tenant_facts(STOPPING, container=stopped(), server=every))
 
     assert isinstance(step, Advance)
-    assert "GPU-1" not in step.because
+    assert "GPU-1" not in step.message
 
 
 def test_what_is_seen_dead_where_no_memory_is_told_of_is_dead_all_the_same() -> None:
     step = decide(tenant_facts(STOPPING, container=stopped(), server=replace(DEAD_AND_GONE, cards=None)))
 
     assert isinstance(step, Advance)
-    assert step.because.endswith("lists its pids")
+    assert step.message.endswith("lists its pids")
 
 
 def test_free_memory_that_nobody_tells_is_said_to_be_unknown() -> None:
@@ -324,7 +324,7 @@ def test_free_memory_that_nobody_tells_is_said_to_be_unknown() -> None:
     step = decide(tenant_facts(STOPPING, container=stopped(), server=silent))
 
     assert isinstance(step, Advance)
-    assert "an unknown amount free on GPU-0" in step.because
+    assert "an unknown amount free on GPU-0" in step.message
 
 
 def test_the_gpus_that_must_let_go_of_it_are_those_that_it_was_seen_on_too() -> None:

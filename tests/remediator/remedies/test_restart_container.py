@@ -154,7 +154,7 @@ def test_it_lets_go_once_the_alert_has_ended_when(name: str) -> None:
 
     assert isinstance(step, Close)
     assert step.outcome is Outcome.UNCONFIRMED
-    assert step.because.startswith("the alert ended; ")
+    assert step.message.startswith("the alert ended; ")
 
 
 CLOSES: dict[str, tuple[Facts, Outcome, str]] = {
@@ -222,7 +222,7 @@ def test_it_is_over_before_it_began_when(given: Facts, outcome: Outcome, says: s
 
     assert isinstance(step, Close)
     assert step.outcome is outcome
-    assert says in step.because
+    assert says in step.message
 
 
 def test_a_confirmed_silence_is_begun_without_a_job_to_settle() -> None:
@@ -238,7 +238,7 @@ def test_a_dry_run_says_what_it_would_do() -> None:
     step = decide(server_facts(armed=False))
 
     assert isinstance(step, WouldAct)
-    assert step.because.startswith("would stop c1 and start it: unanswered for 130.0 s")
+    assert step.message.startswith("would stop c1 and start it: unanswered for 130.0 s")
 
 
 # --- once it is promised
@@ -321,10 +321,10 @@ def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_pe
 
     assert isinstance(waits, Wait)
     assert waits.reason == "unconfirmed"
-    assert waits.because.startswith("not stopped again, for it is not confirmed any more: unanswered for 0.0 s")
+    assert waits.message.startswith("not stopped again, for it is not confirmed any more: unanswered for 0.0 s")
     assert isinstance(leaves, Advance)
     assert (leaves.kind, leaves.stage, leaves.unspent) == (Kind.FREE, Stage.ABANDONED, True)
-    assert leaves.because.endswith("a person must look")
+    assert leaves.message.endswith("a person must look")
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("planned")])
@@ -340,7 +340,7 @@ def test_what_restarted_by_itself_while_it_was_stopped_counts_as_dead_and_is_not
     assert isinstance(dead, Advance)
     assert (dead.kind, dead.stage) == (Kind.FREE, Stage.DEAD)
     assert isinstance(done, Advance)
-    assert (done.stage, done.because) == (Stage.DONE, "the container was started by someone else")
+    assert (done.stage, done.message) == (Stage.DONE, "the container was started by someone else")
 
 
 def test_a_freed_server_is_mended_and_one_that_was_given_up_is_not() -> None:

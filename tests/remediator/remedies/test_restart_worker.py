@@ -327,7 +327,7 @@ def test_a_rank_is_freed_for_its_gang(trips: frozenset[Trip], begins: bool) -> N
     step = decide(facts(episode=episode(trip=Trip.GANG, trips=trips), evidence=evidence(**SPINS)))
 
     assert isinstance(step, Begin) is begins
-    assert begins or (isinstance(step, Wait) and "the other ranks of its gang" in step.because)
+    assert begins or (isinstance(step, Wait) and "the other ranks of its gang" in step.message)
 
 
 @pytest.mark.parametrize("trips", [frozenset({Trip.GANG}), frozenset()], ids=["while its gang is", "or nobody says so"])
@@ -450,7 +450,7 @@ def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
 
 ON_A_LOST_GPU: dict[str, Any] = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus_s": {"GPU-0": 60.0}}
 JUST_LOST = ON_A_LOST_GPU | {"lost_gpus_s": {"GPU-0": 59.9}}
-TAKEN = Quarantine(because="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
+TAKEN = Quarantine(message="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
 WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "only promised: nothing is taken from anybody yet": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
@@ -458,18 +458,18 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "not while its container runs still: it is stopped first, for it may hold the queue's lock": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_PATIENCE_S,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Stop(because="it still runs"),
+        Stop(message="it still runs"),
     ),
     "nor while a process of it is left": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(pids=frozenset({4001})), evidence=evidence(**ON_A_LOST_GPU)),
-        Stop(because="it does not run, but processes [4001] are still in its cgroup"),
+        Stop(message="it does not run, but processes [4001] are still in its cgroup"),
     ),
     "nor instead of seeing it dead": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, "
+                message="the container does not run, its cgroup is empty, "
                 "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "once it is seen dead, before its job is settled": (
@@ -489,42 +489,42 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.STOPPING, lost=["GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, "
+                message="the container does not run, its cgroup is empty, "
                 "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "not while another of its GPUs may list one of its pids": (
         facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus_s={"GPU-0": 60.0})),
-        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-1"),
+        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-1"),
     ),
     "nor where nobody has looked for its processes": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=None,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
     ),
     "nor its engine has told where they were": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(cgroup=None),
               evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
     ),
     "though they were looked for in the session of one that no cgroup holds": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(cgroup=None, session=4001), evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container does not run, its cgroup is empty, "
+                message="the container does not run, its cgroup is empty, "
                 "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "and in the cgroup of one that its engine has no more": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=None,
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                because="the container is gone, its cgroup is empty, "
+                message="the container is gone, its cgroup is empty, "
                 "no GPU of its that tells lists its pids, and GPU-0 is lost"),
     ),
     "not while a process is left there, also one that came after the stop": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(incarnation="", pids=frozenset({4999})), evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="dying", because="processes [4999] are still in its cgroup"),
+        Wait(reason="dying", message="processes [4999] are still in its cgroup"),
     ),
     "only the lost one of its two": (
         facts(free(Stage.DEAD, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
@@ -543,7 +543,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "for which nothing is seen dead either": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**JUST_LOST)),
-        Wait(reason="driver_silent", because="the driver does not list the processes of GPU-0"),
+        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
     ),
     "not by an old look": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
@@ -558,7 +558,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "what cannot be killed has the rest of its GPUs taken out of use too": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX, lost=["GPU-0"]), settle(Stage.DONE), free_for_s=120,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Quarantine(because=f"it cannot be stopped, after {TRIES_MAX} tries: "
+        Quarantine(message=f"it cannot be stopped, after {TRIES_MAX} tries: "
                    "its GPUs are out of use until a person releases them"),
     ),
 }  # fmt: skip
@@ -594,7 +594,7 @@ def test_a_worker_that_is_gone_has_its_container_freed_up_or_down(place: Contain
 
     assert isinstance(step, Begin)
     assert (step.trip, step.free_key, step.settle_key) == (Trip.DEAD_WORKER, KEY, "7/1")
-    assert step.because.startswith("its process is gone")
+    assert step.message.startswith("its process is gone")
 
 
 def test_a_worker_that_is_gone_from_a_container_with_another_live_one_is_refused() -> None:
@@ -602,7 +602,7 @@ def test_a_worker_that_is_gone_from_a_container_with_another_live_one_is_refused
 
     assert isinstance(step, Close)
     assert step.outcome is Outcome.REFUSED
-    assert "1 live workers beside the dead one" in step.because
+    assert "1 live workers beside the dead one" in step.message
 
 
 def test_a_worker_that_is_gone_from_a_container_that_was_started_since_is_waited_for() -> None:
@@ -620,7 +620,7 @@ def test_a_worker_that_is_gone_from_a_container_that_a_person_stopped_has_its_jo
     then = decide(facts(episode=replace(owed, settle=settle(Stage.DONE)), evidence=GONE, container=left))
 
     assert isinstance(would, WouldAct)
-    assert "settle and leave it down" in would.because
+    assert "settle and leave it down" in would.message
     assert isinstance(decide(facts(episode=DEAD_WORKER, evidence=GONE, container=left)), Begin)
     assert isinstance(settles, Requeue)
     assert isinstance(then, Advance)
@@ -682,8 +682,8 @@ def test_where_several_were_reported_each_doubt_is_told() -> None:
     step = decide(facts(episode=episode(trips=BOTH), evidence=seen))
 
     assert isinstance(step, Wait)
-    assert "stall: silent 0.2 s" in step.because
-    assert "dead_worker: no heartbeat for 1.0 s" in step.because
+    assert "stall: silent 0.2 s" in step.message
+    assert "dead_worker: no heartbeat for 1.0 s" in step.message
 
 
 @pytest.mark.parametrize("promised", [settle(Stage.PLANNED), settle(Stage.FENCED)], ids=["fence", "stop"])
@@ -739,7 +739,7 @@ def test_what_is_not_confirmed_is_let_go_when_the_alert_ends(doubtful: Facts, _r
 
     assert isinstance(step, Close)
     assert step.outcome is Outcome.UNCONFIRMED
-    assert step.because.startswith("the alert ended; ")
+    assert step.message.startswith("the alert ended; ")
 
 
 SUPERSEDED: dict[str, Facts] = {
@@ -826,7 +826,7 @@ def test_a_free_that_touched_nothing_is_taken_back_when_nothing_is_owed_any_more
     again = decide(replace(known, episode=replace(known.episode, free=None, settle=None)))
 
     assert isinstance(step, Withdraw)
-    assert step.because.endswith("and nothing was done")
+    assert step.message.endswith("and nothing was done")
     assert isinstance(again, Close)
     assert again.outcome is Outcome.SUPERSEDED
 
@@ -921,9 +921,9 @@ def test_a_worker_that_another_followed_is_settled_at_once_and_its_container_goe
     dead = facts(free(Stage.DEAD), settle(Stage.FENCED), evidence=SUCCESSOR, job=FENCED_JOB)
     settled = facts(free(Stage.DEAD), settle(Stage.DONE), evidence=SUCCESSOR)
 
-    assert decide(dead) == Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+    assert decide(dead) == Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
     assert decide(settled) == Advance(
-        kind=Kind.FREE, stage=Stage.DONE, because="the container goes on with another worker in it"
+        kind=Kind.FREE, stage=Stage.DONE, message="the container goes on with another worker in it"
     )
 
 
@@ -949,7 +949,7 @@ def test_a_worker_whose_incarnation_the_alert_did_not_name_is_judged_by_its_atte
 def test_a_container_that_did_not_opt_in_is_refused(armed: bool) -> None:
     step = decide(facts(container=container(managed=False), armed=armed))
 
-    assert step == Close(outcome=Outcome.REFUSED, because="container c1 did not opt in; nothing is done to it")
+    assert step == Close(outcome=Outcome.REFUSED, message="container c1 did not opt in; nothing is done to it")
 
 
 def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_its_attempt() -> None:
@@ -959,7 +959,7 @@ def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_it
     assert (step.free_key, step.settle_key) == (KEY, "7/1")
     assert (step.container_kind, step.container_handle, step.container_name) == ("docker", KEY.partition("@")[0], "c1")
     assert (step.worker_incarnation, step.gpus) == ("i1", ("GPU-0",))
-    assert step.because.startswith("silent 130.0 s")
+    assert step.message.startswith("silent 130.0 s")
 
 
 def test_a_resolved_alert_does_not_undo_what_local_evidence_still_shows() -> None:
@@ -971,7 +971,7 @@ def test_a_dry_run_records_once_what_it_would_do_and_then_waits() -> None:
     then = decide(facts(armed=False, episode=episode(would_act=True)))
 
     assert isinstance(first, WouldAct)
-    assert "would fence job 7, stop c1, settle and start: silent 130.0 s" in first.because
+    assert "would fence job 7, stop c1, settle and start: silent 130.0 s" in first.message
     assert isinstance(then, Wait)
     assert then.reason == "dry_run"
 
@@ -992,7 +992,7 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
     ),
     "3: while it still runs it is stopped again": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB),
-        Stop(because="it still runs"),
+        Stop(message="it still runs"),
     ),
     "4: it is dead when it is down, its cgroup empty, and none of its pids on its GPUs": (
         facts(
@@ -1005,20 +1005,20 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="the container does not run, its cgroup is empty, no GPU of its lists its pids",
+            message="the container does not run, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "5: then the job is queued again": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped()),
-        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
     ),
     "6: and only then the container starts": (
         facts(free(Stage.DEAD), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
-        Start(because="it is seen dead and its job is settled"),
+        Start(message="it is seen dead and its job is settled"),
     ),
     "7: while it does not run it is started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
-        Start(because="it does not run yet"),
+        Start(message="it does not run yet"),
     ),
     "8: until it runs": (
         facts(
@@ -1027,11 +1027,11 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
             job=job(state=State.RUNNING, attempt=2),
             container=container(incarnation=REBORN),
         ),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 runs again"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, message="c1 runs again"),
     ),
     "9: and the episode is over": (
         facts(free(Stage.DONE), settle(Stage.DONE)),
-        Close(outcome=Outcome.MENDED, because="the container is free and its job is settled"),
+        Close(outcome=Outcome.MENDED, message="the container is free and its job is settled"),
     ),
 }
 
@@ -1091,7 +1091,7 @@ def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_i
     assert isinstance(alone, Withdraw)
     assert isinstance(fenced, Advance)
     assert (fenced.kind, fenced.stage) == (Kind.FREE, Stage.ABANDONED)
-    assert "no longer confirmed" in fenced.because
+    assert "no longer confirmed" in fenced.message
 
 
 def test_patience_counts_only_while_everybody_answered() -> None:
@@ -1121,7 +1121,7 @@ def test_a_container_is_not_freed_for_one_of_several_workers(workers: int | None
 
     assert isinstance(step, Close)
     assert step.outcome is Outcome.REFUSED
-    assert "only for one that has it alone" in step.because
+    assert "only for one that has it alone" in step.message
 
 
 def test_an_attempt_whose_container_is_over_is_fenced_without_evidence_for_nothing_of_it_lives() -> None:
@@ -1137,7 +1137,7 @@ def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> N
     assert step == Advance(
         kind=Kind.FREE,
         stage=Stage.ABANDONED,
-        because="the attempt that was accused is over and its worker goes on",
+        message="the attempt that was accused is over and its worker goes on",
     )
 
 
@@ -1213,7 +1213,7 @@ def test_a_job_that_is_settled_already_is_not_settled_again(known: Facts, stage:
 
     assert isinstance(step, Advance)
     assert (step.kind, step.stage) == (Kind.SETTLE, stage)
-    assert says in step.because
+    assert says in step.message
 
 
 def test_a_job_that_the_lease_reclaimed_does_not_excuse_its_container() -> None:
@@ -1235,39 +1235,39 @@ def test_a_node_that_was_lost_may_be_fenced_too() -> None:
 CAP: dict[str, tuple[dict[str, Any], Step]] = {
     "never tripped before: first retry": (
         {"watchdog_retries": 0},
-        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
     ),
     "tripped once: second retry": (
         {"watchdog_retries": 1},
-        Requeue(because="stall: retry 2 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(message="stall: retry 2 of 3 (seen dead)", avoid_s=600.0),
     ),
     "tripped twice: third and last retry": (
         {"watchdog_retries": 2},
-        Requeue(because="stall: retry 3 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(message="stall: retry 3 of 3 (seen dead)", avoid_s=600.0),
     ),
     "tripped three times: the fourth fails it": (
         {"watchdog_retries": 3},
-        Fail(because="stall: all 3 retries are used (seen dead)"),
+        Fail(message="stall: all 3 retries are used (seen dead)"),
     ),
     "past a cap that was lowered since": (
         {"watchdog_retries": 9},
-        Fail(because="stall: all 3 retries are used (seen dead)"),
+        Fail(message="stall: all 3 retries are used (seen dead)"),
     ),
     "its last attempt but one: it has one left": (
         {"attempts_max": 2},
-        Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
     ),
     "its last attempt, though retries are left: nothing could claim it": (
         {"attempts_max": 1},
-        Fail(because="stall: all 1 attempts are used (seen dead)"),
+        Fail(message="stall: all 1 attempts are used (seen dead)"),
     ),
     "both caps at once: the attempts are named": (
         {"attempts_max": 1, "watchdog_retries": 3},
-        Fail(because="stall: all 1 attempts are used (seen dead)"),
+        Fail(message="stall: all 1 attempts are used (seen dead)"),
     ),
     "an ingest job fails at its first trip": (
         {"watchdog_retries": 0, "retried": False},
-        Fail(because="stall: jobs of its class are not retried (seen dead)"),
+        Fail(message="stall: jobs of its class are not retried (seen dead)"),
     ),
 }
 
@@ -1296,7 +1296,7 @@ def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_s
     at_the_bound = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60)
 
     assert isinstance(decide(just_under), Stop)
-    assert decide(at_the_bound) == Requeue(because="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
+    assert decide(at_the_bound) == Requeue(message="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
 
 
 # --- the warning before the first act
@@ -1309,7 +1309,7 @@ PROMISED: dict[str, Any] = {"limits": WARNING, "listener": LISTENER}
 WARNINGS: dict[str, tuple[Facts, Step | str]] = {
     "it is warned before its job is fenced": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), **PROMISED),
-        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
     ),
     "warned, and in its grace": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=59.9, **PROMISED),
@@ -1317,7 +1317,7 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
     ),
     "warned, and its grace is over": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=60.0, **PROMISED),
-        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
     ),
     "warned, and it beats again: it is left alone": (
         facts(
@@ -1338,17 +1338,17 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
             **PROMISED,
         ),
         Withdraw(
-            because="no longer confirmed, and nothing was done: silent 1.0 s, GPU idle 130.0 s, RAM still 130.0 s of "
+            message="no longer confirmed, and nothing was done: silent 1.0 s, GPU idle 130.0 s, RAM still 130.0 s of "
             "120.0 s allowed, phase step, step 5"
         ),
     ),
     "warned, and it has ended by itself: nothing is waited for": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), container=stopped(), **PROMISED),
-        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
     ),
     "nobody knows whether the signal was sent: it is warned once more": (
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False}), settle(Stage.PLANNED), **PROMISED),
-        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
     ),
     "nobody knows that twice: it is not warned again": (
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False, "tries": 2}), settle(Stage.PLANNED), **PROMISED),
@@ -1370,22 +1370,22 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
     ),
     "it was warned under a promise that was taken back": (
         facts(free(Stage.PLANNED, warned={**WARNED, "before": True}), settle(Stage.PLANNED), **PROMISED),
-        Fence(because="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
     ),
     "it does not listen": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), limits=WARNING, deaf="process 4001 does not catch SIGUSR1"),
         Fence(
-            because="attempt 1 is wedged still; nothing of it is accepted from here on; "
+            message="attempt 1 is wedged still; nothing of it is accepted from here on; "
             "not warned: process 4001 does not catch SIGUSR1"
         ),
     ),
     "its job is not its own any more, and its container is stopped all the same": (
         facts(free(Stage.PLANNED), settle(Stage.ABANDONED), job=None, **PROMISED),
-        Warn(because="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
     ),
     "fenced already: it ends itself, and no time is left for it": (
         facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, **PROMISED),
-        Stop(because=confirm(evidence(), Trip.STALL)[1]),
+        Stop(message=confirm(evidence(), Trip.STALL)[1]),
     ),
     "disarmed since: it is not warned either": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), armed=False, **PROMISED),
@@ -1417,7 +1417,7 @@ def test_a_fenced_job_that_is_to_be_held_is_settled_only_when_its_process_was_se
     assert isinstance(decide(still_up), Stop)
     assert isinstance(held, Wait)
     assert held.reason == "not_seen_dead"
-    assert decide(seen_dead) == Requeue(because="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+    assert decide(seen_dead) == Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
 
 
 SILENT_QUEUE: dict[str, Any] = {"job": None, "job_known": False, "unknown": "locked"}
@@ -1633,7 +1633,7 @@ def test_a_silent_queue_holds_up_what_needs_it_only(known: Facts, wanted: type[S
 def test_a_queue_that_does_not_answer_is_waited_for() -> None:
     step = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT_QUEUE))
 
-    assert step == Wait(reason="queue_silent", because="the queue does not answer: locked")
+    assert step == Wait(reason="queue_silent", message="the queue does not answer: locked")
 
 
 # --- the free by itself
@@ -1643,7 +1643,7 @@ def test_an_engine_that_does_not_answer_is_waited_for() -> None:
     for stage in (Stage.PLANNED, Stage.STOPPING, Stage.DEAD, Stage.STARTING):
         known = facts(free(stage), settle(Stage.DONE), container=None, container_known=False, unknown="no daemon")
 
-        assert decide(known) == Wait(reason="engine_silent", because="the container engine does not answer: no daemon")
+        assert decide(known) == Wait(reason="engine_silent", message="the container engine does not answer: no daemon")
 
 
 ENDED: dict[str, tuple[Any, str]] = {
@@ -1662,13 +1662,13 @@ def test_an_incarnation_that_is_over_is_not_stopped(now: Any, says: str) -> None
     known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=now, evidence=gone)
 
     says = f"{says}, its cgroup is empty, no GPU of its lists its pids"
-    assert decide(known) == Advance(kind=Kind.FREE, stage=Stage.DEAD, because=says)
+    assert decide(known) == Advance(kind=Kind.FREE, stage=Stage.DEAD, message=says)
 
 
 def test_one_that_ended_by_itself_and_left_a_process_on_its_gpu_is_not_dead() -> None:
     known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=stopped())
 
-    assert decide(known) == Wait(reason="dying", because="the driver still lists its processes [4001, 4002]")
+    assert decide(known) == Wait(reason="dying", message="the driver still lists its processes [4001, 4002]")
     assert isinstance(decide(replace(known, free_for_s=120.0, quiet_for_s=120.0)), Quarantine)
 
 
@@ -1729,20 +1729,20 @@ def test_disarmed_in_the_middle_nothing_more_is_taken_and_what_was_taken_is_give
 AFTER_STOP: dict[str, tuple[Facts, Step]] = {
     "its cgroup still holds a process: it is stopped once more": (
         facts(free(Stage.STOPPING), container=stopped(pids=frozenset({4002}))),
-        Stop(because="it does not run, but processes [4002] are still in its cgroup"),
+        Stop(message="it does not run, but processes [4002] are still in its cgroup"),
     ),
     "also one that came after the stop": (
         facts(free(Stage.STOPPING), container=stopped(pids=frozenset({5001}))),
-        Stop(because="it does not run, but processes [5001] are still in its cgroup"),
+        Stop(message="it does not run, but processes [5001] are still in its cgroup"),
     ),
     "it ended by itself before it was stopped: what is left of it is waited for": (
         facts(free(Stage.PLANNED), job=FENCED_JOB, container=stopped(pids=frozenset({4002}))),
-        Wait(reason="dying", because="processes [4002] are still in its cgroup"),
+        Wait(reason="dying", message="processes [4002] are still in its cgroup"),
     ),
     "a process that does not go is left to a person": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), container=stopped(pids=frozenset({4002})), free_for_s=120),
         Quarantine(
-            because="processes [4002] are still in its cgroup: its GPUs are out of use until a person releases them"
+            message="processes [4002] are still in its cgroup: its GPUs are out of use until a person releases them"
         ),
     ),
     "restarted by somebody else: the processes of the new one are not the old one's": (
@@ -1754,42 +1754,42 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="the container was restarted by someone else, its cgroup is empty, no GPU of its lists its pids",
+            message="the container was restarted by someone else, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "restarted by somebody else while a process of the old one lingers": (
         facts(free(Stage.STOPPING), container=container(incarnation=REBORN, pids=frozenset({4002, 5001}))),
-        Wait(reason="dying", because="processes [4002] are still in its cgroup"),
+        Wait(reason="dying", message="processes [4002] are still in its cgroup"),
     ),
     "the driver still lists one of its pids": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001, 9]})),
-        Wait(reason="dying", because="the driver still lists its processes [4001]"),
+        Wait(reason="dying", message="the driver still lists its processes [4001]"),
     ),
     "the driver never lets go of it": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001]}), free_for_s=120),
         Quarantine(
-            because="the driver still lists its processes [4001]: its GPUs are out of use until a person releases them"
+            message="the driver still lists its processes [4001]: its GPUs are out of use until a person releases them"
         ),
     ),
     "no GPU could be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids=None)),
         Wait(
             reason="driver_silent",
-            because="the driver does not list the processes of GPU-0",
+            message="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU could not be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": None, "GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver does not list the processes of GPU-0",
+            message="the driver does not list the processes of GPU-0",
         ),
     ),
     "its own GPU fell off the bus": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []})),
         Wait(
             reason="driver_silent",
-            because="the driver does not list the processes of GPU-0",
+            message="the driver does not list the processes of GPU-0",
         ),
     ),
     "a GPU that is not its own could not be asked, which says nothing of it": (
@@ -1797,21 +1797,21 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="the container does not run, its cgroup is empty, no GPU of its lists its pids",
+            message="the container does not run, its cgroup is empty, no GPU of its lists its pids",
         ),
     ),
     "the look is from before the stop": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(sample_age_s=60.0, gpu_pids={"GPU-0": []})),
         Wait(
             reason="driver_silent",
-            because="the exporter does not say whether its processes are gone: an old look",
+            message="the exporter does not say whether its processes are gone: an old look",
         ),
     ),
     "the exporter is silent": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer"),
         Wait(
             reason="driver_silent",
-            because="the exporter does not say whether its processes are gone: no answer",
+            message="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
     "its worker heeded SIGTERM, and took its files away: the exporter knows it no more": (
@@ -1819,7 +1819,7 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="the container does not run, its cgroup is empty, its worker ended cleanly",
+            message="the container does not run, its cgroup is empty, its worker ended cleanly",
         ),
     ),
     "the container is gone, and its worker": (
@@ -1827,14 +1827,14 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            because="the container is gone, its cgroup is empty, its worker ended cleanly",
+            message="the container is gone, its cgroup is empty, its worker ended cleanly",
         ),
     ),
     "somebody restarted it, and a worker that is not seen may as well be one whose file cannot be read": (
         facts(free(Stage.STOPPING), container=container(incarnation=REBORN, pids=frozenset({5001})), **DOWN),
         Wait(
             reason="driver_silent",
-            because="the exporter does not say whether its processes are gone: 404",
+            message="the exporter does not say whether its processes are gone: 404",
         ),
     ),
     "somebody restarted it, and its worker is never seen again": (
@@ -1847,40 +1847,40 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            because="the exporter does not say whether its processes are gone: 404: a person must look",
+            message="the exporter does not say whether its processes are gone: 404: a person must look",
         ),
     ),
     "it is up still, however late it is: it is stopped once more": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX - 1), free_for_s=600),
-        Stop(because="it still runs"),
+        Stop(message="it still runs"),
     ),
     "it cannot be killed": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=120),
         Quarantine(
-            because=f"it cannot be stopped, after {TRIES_MAX} tries: "
+            message=f"it cannot be stopped, after {TRIES_MAX} tries: "
             "its GPUs are out of use until a person releases them"
         ),
     ),
     "its GPU is off the bus for good": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []}), free_for_s=120),
         Quarantine(
-            because="the driver does not list the processes of GPU-0: "
+            message="the driver does not list the processes of GPU-0: "
             "its GPUs are out of use until a person releases them"
         ),
     ),
     "tried often, but not for long: the engine may only be starting": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S - 0.1),
-        Wait(reason="dying", because=f"it still runs, after {TRIES_MAX} tries"),
+        Wait(reason="dying", message=f"it still runs, after {TRIES_MAX} tries"),
     ),
     "then it is tried again from time to time": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S),
-        Stop(because="it still runs"),
+        Stop(message="it still runs"),
     ),
     "the exporter cannot be asked for ever so long: that is no ground to give it up": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer", free_for_s=6000),
         Wait(
             reason="driver_silent",
-            because="the exporter does not say whether its processes are gone: no answer",
+            message="the exporter does not say whether its processes are gone: no answer",
         ),
     ),
 }
@@ -1923,8 +1923,8 @@ def test_what_does_not_die_has_its_gpus_taken_out_of_use_and_is_then_left_to_a_p
 
     first, then, without_gpus = at(), at(quarantined=True), at(gpus=[])
 
-    assert first == Quarantine(because=f"{says}: its GPUs are out of use until a person releases them")
-    given_up = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because=f"{says}: a person must look")
+    assert first == Quarantine(message=f"{says}: its GPUs are out of use until a person releases them")
+    given_up = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{says}: a person must look")
     assert then == given_up
     if "the driver" not in says:  # a container without a GPU is listed on none
         assert without_gpus == given_up
@@ -1938,7 +1938,7 @@ def test_what_cannot_be_killed_gives_its_job_back_at_the_bound_and_is_closed_as_
     assert isinstance(waits, Wait)
     assert waits.reason == "bound"
     assert isinstance(settles, Requeue)
-    assert closes == Close(outcome=Outcome.PARTLY, because="free abandoned, settle done")
+    assert closes == Close(outcome=Outcome.PARTLY, message="free abandoned, settle done")
 
 
 COMING_UP = container(incarnation=REBORN, starting=True)
@@ -1946,54 +1946,54 @@ COMING_UP = container(incarnation=REBORN, starting=True)
 BACK_UP: dict[str, tuple[Facts, Step]] = {
     "it does not start before its job is settled": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=None, job_known=False, container=stopped(), unknown="locked"),
-        Wait(reason="queue_silent", because="the queue does not answer: locked"),
+        Wait(reason="queue_silent", message="the queue does not answer: locked"),
     ),
     "it was removed: there is nothing to start": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=None),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container is gone; there is nothing to start"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container is gone; there is nothing to start"),
     ),
     "somebody else has started it": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=container(incarnation=REBORN)),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, because="the container was started by someone else"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container was started by someone else"),
     ),
     "a container without a job starts as soon as it is dead": (
         facts(free(Stage.DEAD), None, container=stopped()),
-        Start(because="it is seen dead"),
+        Start(message="it is seen dead"),
     ),
     "its settle was abandoned: it starts all the same": (
         facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=stopped()),
-        Start(because="it is seen dead"),
+        Start(message="it is seen dead"),
     ),
     "it vanished while it was being started": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=None),
-        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
+        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look"),
     ),
     "it is down and nobody knows any more what ran in it: systemd forgets": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
-        Start(because="it does not run yet"),
+        Start(message="it does not run yet"),
     ),
     "it was started and has ended by itself: it is not started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            because="c1 was started, and has ended by itself since: a person must look",
+            message="c1 was started, and has ended by itself since: a person must look",
         ),
     ),
     "it was started a moment ago: it is looked at once more": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=1.9),
-        Wait(reason="started", because="c1 runs; it is believed when it does 2 s on"),
+        Wait(reason="started", message="c1 runs; it is believed when it does 2 s on"),
     ),
     "it still runs a while after its start": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=2.0),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, because="c1 runs again"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, message="c1 runs again"),
     ),
     "a person stopped it, and its engine leaves it down": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(left_down=True)),
         Advance(
             kind=Kind.FREE,
             stage=Stage.DONE,
-            because="it is left down: its engine restarts whatever ends, and was told to stop it, not by us",
+            message="it is left down: its engine restarts whatever ends, and was told to stop it, not by us",
         ),
     ),
     "somebody started it, and ended it again: what they ended is not started": (
@@ -2001,44 +2001,44 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DONE,
-            because="the container was started by someone else, and has ended since: it is left as it is",
+            message="the container was started by someone else, and has ended since: it is left as it is",
         ),
     ),
     "its engine forgets what ran in what is down": (
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
-        Start(because="it is seen dead and its job is settled"),
+        Start(message="it is seen dead and its job is settled"),
     ),
     "we stopped it, and its engine leaves it down": (
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(left_down=True)),
-        Start(because="it is seen dead and its job is settled"),
+        Start(message="it is seen dead and its job is settled"),
     ),
     "the executor was killed before the start, and comes back late: it starts it": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(), free_for_s=600),
-        Start(because="it does not run yet"),
+        Start(message="it does not run yet"),
     ),
     "its engine still waits for it to come up": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=119.0),
-        Wait(reason="starting", because="c1 was started, and is not up yet"),
+        Wait(reason="starting", message="c1 was started, and is not up yet"),
     ),
     "its engine waits for ever for it to come up": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=120.0),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            because="c1 was started, and its start does not come to an end: a person must look",
+            message="c1 was started, and its start does not come to an end: a person must look",
         ),
     ),
     "it does not start, try after try": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=120),
-        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, because="it did not start again: a person must look"),
+        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look"),
     ),
     "it did not start a few times: the engine may only be starting": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
-        Wait(reason="starting", because=f"it does not run yet, after {TRIES_MAX} tries"),
+        Wait(reason="starting", message=f"it does not run yet, after {TRIES_MAX} tries"),
     ),
     "then it is tried again from time to time": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=RETRY_S),
-        Start(because="it does not run yet"),
+        Start(message="it does not run yet"),
     ),
 }
 
@@ -2079,36 +2079,36 @@ ADOPT: dict[str, tuple[Facts, Step | str]] = {
     "to be held, and not seen dead: nobody else has it": (replace(WEDGE_SILENT, limits=HOLDING), "not_seen_dead"),
     "to be held, and seen dead before it fell silent": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), limits=HOLDING, **SILENT),
-        Requeue(because=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})", avoid_s=600.0),
+        Requeue(message=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})", avoid_s=600.0),
     ),
     "silent for the bound: its job goes to somebody else": (
         WEDGE_SILENT,
         Requeue(
-            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
             avoid_s=600.0,
         ),
     ),
     "its container was seen dead before it fell silent": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), **SILENT),
         Requeue(
-            because=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})",
+            message=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})",
             avoid_s=600.0,
         ),
     ),
     "its free stayed with another episode": (
         facts(None, settle(Stage.FENCED), **SILENT),
         Requeue(
-            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
             avoid_s=600.0,
         ),
     ),
     "all its retries are used": (
         replace(WEDGE_SILENT, job=job(state=State.FENCING, watchdog_retries=3)),
-        Fail(because=f"stall: all 3 retries are used (not seen dead, and {FALLEN_SILENT})"),
+        Fail(message=f"stall: all 3 retries are used (not seen dead, and {FALLEN_SILENT})"),
     ),
     "all its attempts are used": (
         replace(WEDGE_SILENT, job=job(state=State.FENCING, attempts_max=1)),
-        Fail(because=f"stall: all 1 attempts are used (not seen dead, and {FALLEN_SILENT})"),
+        Fail(message=f"stall: all 1 attempts are used (not seen dead, and {FALLEN_SILENT})"),
     ),
     "a hair under the bound": (replace(WEDGE_SILENT, settle_for_s=59.9), "bound"),
     "it has just shown life": (replace(WEDGE_SILENT, settle_for_s=0.0), "bound"),
@@ -2117,7 +2117,7 @@ ADOPT: dict[str, tuple[Facts, Step | str]] = {
     "it had been fenced, and its host fell silent before it noted that": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT),
         Requeue(
-            because=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
             avoid_s=600.0,
         ),
     ),
@@ -2348,7 +2348,7 @@ def test_an_episode_closes_only_when_nothing_is_owed_any_more(known: Facts) -> N
 
 @given(any_facts())
 def test_every_step_says_why(known: Facts) -> None:
-    assert decide(known).because
+    assert decide(known).message
 
 
 def test_a_container_that_somebody_paused_is_left_to_them() -> None:

@@ -180,7 +180,7 @@ def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_to
 
     assert isinstance(verdict, Wait)
     assert verdict.reason == "spent"
-    assert verdict.because.endswith("; but job 7 has no attempt left")
+    assert verdict.message.endswith("; but job 7 has no attempt left")
 
 
 HERE, HERE_TOO = worker("bad", failed=6), worker("b2", failed=7)
@@ -229,7 +229,7 @@ def test_what_is_decided(counts: RunTally, wanted: type[Verdict], said: str) -> 
     verdict = judge(counts, RULES)
 
     assert type(verdict) is wanted, verdict
-    assert said in verdict.because
+    assert said in verdict.message
 
 
 def test_the_constants_are_those_of_the_specification() -> None:
@@ -414,9 +414,9 @@ def test_what_is_found_is_done_where_it_is_armed_and_recorded_once_where_it_is_n
     assert step == judge(counts, RULES)
     assert step.deed == deed
     assert isinstance(would, WouldAct)
-    assert would.because == f"would {deed}: {step.because}"
+    assert would.message == f"would {deed}: {step.message}"
     assert isinstance(again, Wait)
-    assert (again.reason, again.because) == ("dry_run", f"dry run: would {deed}, and does nothing")
+    assert (again.reason, again.message) == ("dry_run", f"dry run: would {deed}, and does nothing")
 
 
 WAITS: dict[str, tuple[Facts, str, str]] = {
@@ -440,7 +440,7 @@ def test_what_an_episode_waits_for(given_facts: Facts, reason: str, said: str) -
 
     assert isinstance(step, Wait)
     assert step.reason == reason
-    assert said in step.because
+    assert said in step.message
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_an_episode_is_over_when_its_alert_has_ended_and_nothing_is_to_be_done(e
 
     assert isinstance(step, Close)
     assert step.outcome is outcome
-    assert "the alert ended" in step.because
+    assert "the alert ended" in step.message
 
 
 def test_nothing_is_owed_for_another_host() -> None:
