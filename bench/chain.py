@@ -145,7 +145,7 @@ def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
     whole = scene.ledger.story(story.episode_id) if story else None
     if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
         raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
-    first = {f"{entry.act} {entry.step}": entry.at for entry in reversed(whole.entries)}
+    first = {f"{entry.act} {entry.what}": entry.at for entry in reversed(whole.entries)}
     progress(f"  {next(entry.message for entry in whole.entries if entry.step == 'begin')}")
     accepted = "SELECT min(received_at) FROM alerts WHERE episode_id = ?"
     times = {ACCEPTED: _time(scene.chain.ledger_url, accepted, whole.episode_id)}

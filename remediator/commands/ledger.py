@@ -41,7 +41,7 @@ def lines(story: Story) -> list[str]:
         f"{story.outcome or 'open'}" + (f" ({plain(story.message)})" if story.message else "")
     )
     return [heading] + [
-        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {plain(entry.step):18} {_elsewhere(entry, story)}"
+        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {plain(entry.what):18} {_elsewhere(entry, story)}"
         f"{plain(entry.message)}"
         for entry in story.entries
     ]

@@ -217,10 +217,8 @@ def page(report: Report) -> Iterator[str]:
     yield f"{len(report.episodes)} open episodes"
     for held in report.episodes:
         since = ago(report.at - held.since)
-        yield (
-            f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'at work'} for {since}: "
-            f"{plain(held.message)}"
-        )
+        why = f": {plain(held.message)}" if held.message else ""
+        yield f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'at work'} for {since}{why}"
     for host, name, at in report.freed_lately:
         yield f"  {plain(name)} on {host} was freed {ago(report.at - at)} ago"
     yield ""

@@ -60,7 +60,7 @@ def summarize(stories: Sequence[Story], *, since: float, now: float) -> Summary:
                 )
             )
         if story.closed_at is None:
-            waiting[waits_for(story) or "at work"] += 1
+            waiting[story.wait_reason or "at work"] += 1
     return Summary(
         since=since,
         until=now,
@@ -71,9 +71,3 @@ def summarize(stories: Sequence[Story], *, since: float, now: float) -> Summary:
         failed=dict(failed),
         waiting=dict(waiting),
     )
-
-
-def waits_for(story: Story) -> str | None:
-    """The reason an episode waits for, by its account; `None` while it is at work."""
-    told = [each.step for each in story.entries if each.act != "ordered" and not each.step.startswith("alert ")]
-    return told[-1].removeprefix("wait: ") if told and told[-1].startswith("wait: ") else None

@@ -704,11 +704,8 @@ class Executor:
     def _facts_of_run(self, episode: Episode) -> Facts:
         queue, unknown, run = self._hands.queue, "", None
         try:
-            run = RunFacts(
-                tally=queue.tally(episode.worker, now=queue.now()),
-                decided=self._ledger.has_told(episode.episode_id, "decided", WRANGLING.values()),
-                done=self._was_done(episode),
-            )
+            decided, done = self._ledger.run_decisions(episode)
+            run = RunFacts(tally=queue.tally(episode.worker, now=queue.now()), decided=decided, done=done)
         except GpuwardenError as error:
             unknown = str(error)
         return self._facts_of_no_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
@@ -737,13 +734,6 @@ class Executor:
             unknown=unknown,
         )
 
-    def _was_done(self, episode: Episode) -> bool:
-        """Whether anything was done about a run; where it was to be blocked, by whichever host."""
-        if self._ledger.has_told(episode.episode_id, "did", WRANGLING.values()):
-            return True
-        blocks = self._ledger.has_told(episode.episode_id, "decided", [WRANGLING[plan.BlockRun]])
-        return blocks and self._ledger.has_blocked(episode.worker, since=episode.opened_at)
-
     def _held_for_host(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
         if not isinstance(step, plan.Lose):
@@ -765,7 +755,7 @@ class Executor:
                 silent_for_s=self._silent_s(episode.host, now_s),
                 accused=accused,
                 alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
-                taken=self._ledger.has_told(episode.episode_id, "decided", [_LOSE]),
+                taken=self._ledger.has_decided(episode.episode_id, _LOSE),
             )
         except GpuwardenError as error:
             unknown = str(error)
@@ -933,7 +923,8 @@ class Executor:
             case plan.Advance(kind=kind, stage=stage, message=message, unspent=unspent):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
-                    self._advance(episode, intent, stage, f"{kind}: {stage}", message, act="saw", unspent=unspent)
+                    saw: dict[str, Any] = {"act": "saw", "state": stage, "unspent": unspent}
+                    self._advance(episode, intent, stage, kind, message, **saw)
             case plan.Warn():
                 self._warn(episode, step)
             case plan.Fence() | plan.Requeue() | plan.Fail():
@@ -1100,7 +1091,7 @@ class Executor:
         who = f"the executor of {self._host}, episode {episode.episode_id}"
         if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
             tell = f"; the {step.tell} is to be told" if step.tell else ""
-            self._ledger.record(episode.episode_id, "did", name, f"{step.deed}{tell}", now=self._ledger.now())
+            self._ledger.run_done(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
             log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.message)
 
     def _act_s(self, kind: Kind) -> float:
@@ -1121,6 +1112,7 @@ class Executor:
         act: str = "did",
         data: Mapping[str, object] | None = None,
         unspent: bool = False,
+        state: str | None = None,
     ) -> bool:
         if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
             watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
@@ -1135,6 +1127,7 @@ class Executor:
             for_s=self._act_s(intent.kind),
             data=data,
             unspent=unspent,
+            state=state,
         )
 
     def _try(self, act: Callable[[], None]) -> tuple[str, str]:

@@ -119,7 +119,7 @@ class Tally:
         self._found[host, what, one, two] = (before[0] + count, before[1] + sum_s)
 
 
-def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orders: Orders, now: float) -> Totals:
+def count_up(connection: Connection, host: str, *, orders: Orders, now: float) -> Totals:
     """Count what is open, and read what is over."""
     over = _over(connection, host)
     its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # what anybody may take up waits for this host too
@@ -143,7 +143,7 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
         duplicates=over["duplicates"].get(("", ""), (0, 0.0))[0],
         oldest_new_at=oldest_new_at,
         episodes_open=connection.scalar(is_open) or 0,
-        held=held,
+        held=_held(connection, host),
         outcomes={pair: count for pair, (count, _) in over["episodes"].items()},
         took=_took(over["took"]),
         intents=intents,
@@ -154,6 +154,13 @@ def count_up(connection: Connection, host: str, *, held: Mapping[str, int], orde
         orders=orders,
         now=now,
     )
+
+
+def _held(connection: Connection, host: str) -> dict[str, int]:
+    """Open episodes that wait, by what they wait for."""
+    its = EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), EPISODES.c.wait_reason.is_not(None)
+    found = select(EPISODES.c.wait_reason, func.count()).where(*its).group_by(EPISODES.c.wait_reason)
+    return {row.wait_reason: row[1] for row in connection.execute(found)}
 
 
 def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> int:

@@ -1,22 +1,25 @@
 """Episodes with everything that the ledger holds of them, a page at a time, for whoever takes them away.
 
-An episode is its columns, and beside them `alerts`, `journal`, `intents` and, where they are wanted, `captures`: lists
-of their rows, oldest first, without the numbers that say to whom a row belongs. Times are Unix seconds.
+An episode is its columns, and `alerts`, `journal`, `intents`, `run_decisions` and, if wanted, `captures`: lists of
+their rows, oldest first, without the numbers that say to whom a row belongs. Times are Unix seconds.
 """
 
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, or_, select
 
-from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL
+from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, RUN_DECISIONS
 
 PAGE: Final = 20
 """Episodes read in one transaction, at most: what is in memory at a time."""
 
 _LEFT_OUT: Final = frozenset(
-    {"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "state", "reason", "holder", "held_until"}
+    {"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "decision_id", "holder", "held_until"}
 )
-"""What only the ledger itself goes by, and what is known of every alert of an episode."""
+"""What only the ledger itself goes by."""
+
+_KNOWN_OF_ALERTS: Final = frozenset({"state", "reason"})
+"""What is the same of every alert of an episode."""
 
 
 def page(
@@ -28,7 +31,7 @@ def page(
         its.append(EPISODES.c.opened_at <= until)
     rows = connection.execute(select(EPISODES).where(*its).order_by(EPISODES.c.episode_id).limit(PAGE)).mappings()
     found = {row["episode_id"]: dict(row) for row in rows}
-    for table in (ALERTS, JOURNAL, INTENTS, *((CAPTURES,) if captures else ())):
+    for table in (ALERTS, JOURNAL, INTENTS, RUN_DECISIONS, *((CAPTURES,) if captures else ())):
         for episode in found.values():
             episode[table.name] = []
         for number, row in _of(connection, table, list(found)):
@@ -40,4 +43,5 @@ def _of(connection: Connection, table: Table, episodes: list[int]) -> list[tuple
     rows = connection.execute(
         select(table).where(table.c.episode_id.in_(episodes)).order_by(*table.primary_key)
     ).mappings()
-    return [(row["episode_id"], {name: value for name, value in row.items() if name not in _LEFT_OUT}) for row in rows]
+    left_out = _LEFT_OUT | (_KNOWN_OF_ALERTS if table is ALERTS else set())
+    return [(row["episode_id"], {name: value for name, value in row.items() if name not in left_out}) for row in rows]

@@ -6,8 +6,7 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 """
 
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -20,16 +19,13 @@ from sqlalchemy import (
     Integer,
     Row,
     Select,
-    String,
     and_,
     bindparam,
-    cast,
     delete,
     exists,
     false,
     func,
     insert,
-    not_,
     or_,
     select,
     text,
@@ -60,7 +56,17 @@ from remediator.alert import Alert, Refusal, subject
 from remediator.capture.capture import Captured
 from remediator.ledger import export_rows, retention
 from remediator.ledger.counters import Tally, Totals, count_up
-from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, EXECUTORS, INTENTS, JOURNAL, LEDGER, ORDERS
+from remediator.ledger.schema import (
+    ALERTS,
+    CAPTURES,
+    EPISODES,
+    EXECUTORS,
+    INTENTS,
+    JOURNAL,
+    LEDGER,
+    ORDERS,
+    RUN_DECISIONS,
+)
 from remediator.plan import (
     OVER,
     Begin,
@@ -103,9 +109,10 @@ ROOM_MIN_BYTES: Final = 2**20
 """With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
 
 WRANGLING: Final[Mapping[type[Wrangle], str]] = {LockWorker: "lock", Migrate: "move", BlockRun: "block"}
-"""What an account calls what is done about runs; what is decided about a worker has its name behind that."""
+"""What is done about runs and their workers, as the journal and `run_decisions` name it."""
 
-_LOCK: Final = f"{WRANGLING[LockWorker]}: "
+MESSAGE_MAX: Final = 2000
+"""Characters kept of a sentence in the journal, or of what an episode waits for."""
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
@@ -117,13 +124,25 @@ class NotAskedError(GpuwardenError):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of an episode's account. `host` is whose remediator wrote it."""
+    """One line of an episode's account. `host` is whose remediator wrote it.
+
+    `state` is what a step came to: the stage of an intent, the outcome of a close, whether an alert fires. `reason` is
+    what a wait is for.
+    """
 
     at: float
     act: str
     step: str
     message: str
     host: str | None = None
+    state: str | None = None
+    reason: str | None = None
+
+    @property
+    def what(self) -> str:
+        """The step, with what it came to or waits for."""
+        more = self.state or self.reason
+        return self.step if more is None else f"{self.step}: {more}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +160,7 @@ class Story:
     closed_at: float | None
     outcome: str | None
     message: str | None
+    wait_reason: str | None = None
     entries: tuple[Entry, ...] = ()
 
 
@@ -168,7 +188,10 @@ class Executing:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What an open episode waits for, and since when; `reason` is "" while it is at work or was not looked at yet."""
+    """What an open episode waits for, and since when.
+
+    While it is at work, or was not looked at yet, `reason` and `message` are "", and `since` is when it was opened.
+    """
 
     episode_id: int
     host: str
@@ -328,9 +351,9 @@ class Ledger:
                     )
                 )
                 if episode_id is not None:
-                    status = "firing" if row.firing else "resolved"
+                    state = "firing" if row.firing else "resolved"
                     message = row.annotations.get("summary") or row.labels.get("alertname", "")
-                    self._write(connection, episode_id, "saw", f"alert {status}", message, now)
+                    self._write(connection, episode_id, "saw", "alert", message, now, state=state)
                 taken.append(row)
             if any(not row.firing for row in taken):
                 retention.keep_newest(connection, "idle")
@@ -417,25 +440,58 @@ class Ledger:
     def set_about(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
         """Write ahead what is to be done about a run. What is to be done instead where that may not be: see `begin`.
 
-        What was written last, and not told to be done, is promised already: it is not written again.
+        What was decided last, was not done and has not waited since, is promised already: it is not written again.
         """
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
             self._alone(connection)
             if not _is_open(connection, episode.episode_id):
                 return _CLOSED_MEANWHILE
-            name, message = _promise_of(step), f"{step.deed}: {step.message}"
-            newest = _newest_of(connection, episode.episode_id)
-            promised = newest is not None and (newest.act, newest.step) == ("decided", name)
             orders = _orders(connection, now)
             wanted = wish(episode, step)
             recent = _recent(connection, wanted, orders, safeguards, now=now)
             verdict = may_wrangle(wanted, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
                 return self._latch(connection, verdict, now)
-            if verdict is None and not promised:
-                self._write(connection, episode.episode_id, "decided", name, message, now)
+            if verdict is None and not _is_promised(connection, episode, step):
+                about = {"kind": WRANGLING[type(step)], **_worker_of(step)}
+                decided = insert(RUN_DECISIONS).values(episode_id=episode.episode_id, decided_at=now, **about)
+                connection.execute(decided)
+                message = f"{step.deed}: {step.message}"
+                self._write(connection, episode.episode_id, "decided", WRANGLING[type(step)], message, now)
             return verdict
+
+    def run_done(self, episode: Episode, step: Wrangle, message: str, *, now: float) -> None:
+        """What was decided about a run, or about a worker, is done."""
+        its = _decisions_like(episode, step), RUN_DECISIONS.c.done_at.is_(None)
+        newest = select(func.max(RUN_DECISIONS.c.decision_id)).where(*its).scalar_subquery()
+        tally = Tally()
+        with writing(self._engine) as connection:
+            done = update(RUN_DECISIONS).where(RUN_DECISIONS.c.decision_id == newest)
+            connection.execute(done.values(done_at=now))
+            self._write(connection, episode.episode_id, "did", WRANGLING[type(step)], message, now, tally)
+            tally.keep(connection)
+
+    def run_decisions(self, episode: Episode) -> tuple[bool, bool]:
+        """Whether anything was decided in an episode about a run, and whether anything was done.
+
+        Where the run was to be blocked it is done once any episode about that run has blocked it.
+        """
+        ours = RUN_DECISIONS.c.episode_id == episode.episode_id
+        blocks = RUN_DECISIONS.c.kind == WRANGLING[BlockRun]
+        lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > episode.opened_at)
+        blocked = (
+            select(RUN_DECISIONS.c.decision_id)
+            .join(EPISODES, EPISODES.c.episode_id == RUN_DECISIONS.c.episode_id)
+            .where(EPISODES.c.subject == Subject.RUN, EPISODES.c.worker == episode.worker, lately)
+            .where(blocks, RUN_DECISIONS.c.done_at > episode.opened_at)
+        )
+        with reading(self._engine) as connection:
+            decided = connection.execute(select(RUN_DECISIONS).where(ours)).all()
+            if any(row.done_at is not None for row in decided):
+                return True, True
+            to_block = any(row.kind == WRANGLING[BlockRun] for row in decided)
+            return bool(decided), to_block and connection.scalar(blocked.limit(1)) is not None
 
     def _latch(self, connection: Connection, found: Latch, now: float) -> Wait:
         who = f"the executor of {self._host}"
@@ -493,8 +549,8 @@ class Ledger:
             (held,) = (each for each in _held(connection, row.host) if each.episode_id == episode_id)
             free = _episode(connection, row).free
             if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
-                waits = f"waits for something else ({held.reason})" if held.reason else "is at work"
-                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}: {held.message}")
+                waits = f"waits for something else ({held.reason}): {held.message}" if held.reason else "is at work"
+                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}")
             order = Order(
                 act=act,
                 at=now,
@@ -589,6 +645,7 @@ class Ledger:
         for_s: float,
         data: Mapping[str, Any] | None = None,
         unspent: bool = False,
+        state: str | None = None,
     ) -> bool:
         """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
 
@@ -603,7 +660,7 @@ class Ledger:
             .where(*self._free_for_me(intent))
             .values(
                 stage=stage,
-                key=f"{intent.key} (unused {intent.intent_id})" if unused else intent.key,
+                retired="unused" if unused else None,
                 entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
                 data={**intent.data, **(data or {})},
                 **(_LET_GO if stage in OVER else self._mine(for_s)),
@@ -613,7 +670,7 @@ class Ledger:
         with writing(self._engine) as connection:
             if connection.execute(move).rowcount != 1:
                 return False
-            self._write(connection, episode_id, act, step, message, now, tally)
+            self._write(connection, episode_id, act, step, message, now, tally, state=state)
             if stage in OVER and intent.stage not in OVER:
                 whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
                 tally.over(connection.scalars(whose).one(), intent.kind, stage)
@@ -626,13 +683,13 @@ class Ledger:
         Nothing while another executor has one of them: it may be acting on it.
         """
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
-        unused = INTENTS.c.key + " (withdrawn " + cast(INTENTS.c.intent_id, String) + ")"
         mine = select(INTENTS.c.host, INTENTS.c.kind, self._nobody_elses().label("free")).where(planned)
         with writing(self._engine) as connection:
             taken = connection.execute(mine.with_for_update()).all()
             if not taken or not all(row.free for row in taken):
                 return
-            connection.execute(update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, key=unused, entered_at=now))
+            retire = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, retired="withdrawn", entered_at=now)
+            connection.execute(retire)
             self._write(connection, episode_id, "decided", "withdraw", message, now)
             tally = Tally()
             for row in taken:
@@ -668,39 +725,27 @@ class Ledger:
             self._write(connection, episode_id, "decided", step, message, now)
             return True
 
-    def has_told(self, episode_id: int, act: str, steps: Collection[str]) -> bool:
-        """Whether an episode's account has any of these steps: `decided`, they were to be done, `did`, they were.
-
-        So has it what has the name of whom it is about behind that.
-        """
-        named = (JOURNAL.c.step.startswith(f"{each}: ") for each in sorted(steps))
-        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == act, or_(JOURNAL.c.step.in_(sorted(steps)), *named)
+    def has_decided(self, episode_id: int, step: str) -> bool:
+        """Whether an episode's account says that this step was decided."""
+        its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == "decided", JOURNAL.c.step == step
         with reading(self._engine) as connection:
             return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
-
-    def has_blocked(self, run_id: str, *, since: float) -> bool:
-        """Whether a run was blocked since then, Unix seconds, for whichever episode about it."""
-        lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
-        found = (
-            select(JOURNAL.c.entry_id)
-            .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
-            .where(EPISODES.c.subject == Subject.RUN, EPISODES.c.worker == run_id, lately)
-            .where(JOURNAL.c.act == "did", JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.at > since)
-        )
-        with reading(self._engine) as connection:
-            return connection.scalar(found.limit(1)) is not None
 
     def wait(self, episode_id: int, step: Wait, *, now: float, once: bool = False) -> None:
         """What an episode waits for; where a person is asked, also about which incarnation.
 
         With `once` nothing is told where it waits for that already: each of the hosts that look at it would tell it.
         """
+        its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
+        if once:
+            its = its.where(or_(EPISODES.c.wait_reason.is_(None), EPISODES.c.wait_reason != step.reason))
+        message = _storable(step.message[:MESSAGE_MAX])
+        waits: dict[str, Any] = {"wait_reason": step.reason, "wait_message": message, "wait_since": now}
+        if step.asks is not None:
+            waits["asked"] = step.asks
         with writing(self._engine) as connection:
-            if step.asks is not None:
-                its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
-                connection.execute(its.values(asked=step.asks))
-            if not (once and _waits_for(connection, episode_id) == step.reason):
-                self._write(connection, episode_id, "decided", f"wait: {step.reason}", step.message, now)
+            if connection.execute(its.values(waits)).rowcount or not once:
+                self._write(connection, episode_id, "decided", _WAIT, step.message, now, reason=step.reason)
 
     def would_act(self, episode_id: int, message: str, *, now: float) -> None:
         """A dry run's record: the only thing that a dry run does."""
@@ -744,7 +789,7 @@ class Ledger:
             if connection.execute(closed).rowcount != 1:
                 return
             row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
-            self._write(connection, episode_id, "decided", f"close: {outcome}", message, now)
+            self._write(connection, episode_id, "decided", "close", message, now, state=outcome)
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             tally = Tally()
             tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
@@ -763,9 +808,15 @@ class Ledger:
         message: str,
         now: float,
         tally: Tally | None = None,
+        *,
+        state: str | None = None,
+        reason: str | None = None,
     ) -> None:
-        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "message": _storable(message[:2000])}
-        connection.execute(insert(JOURNAL).values(**entry, host=self._host))
+        """Add a line to the journal. All but waits, alerts and orders end what the episode waits for."""
+        entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "state": state, "reason": reason}
+        connection.execute(insert(JOURNAL).values(**entry, message=_storable(message[:MESSAGE_MAX]), host=self._host))
+        if act != "ordered" and step not in (_WAIT, "alert"):
+            connection.execute(_WAITS_NO_MORE, {"of": episode_id})
         if tally is not None and self._host is not None:
             tally.step(self._host, act, step)
 
@@ -845,8 +896,7 @@ class Ledger:
         """Counts of one host's share of the ledger."""
         now = self.now()
         with reading(self._engine) as connection:
-            held = Counter(each.reason for each in _held(connection, host) if each.reason)
-            return count_up(connection, host, held=held, orders=_orders(connection, now), now=now)
+            return count_up(connection, host, orders=_orders(connection, now), now=now)
 
     def beat(
         self,
@@ -887,10 +937,7 @@ class Ledger:
             return [Executing(**row) for row in rows]
 
     def held(self, *, host: str | None = None) -> list[Held]:
-        """What each open episode waits for, oldest first.
-
-        Told by its account: whatever was last written that is neither an alert nor an order.
-        """
+        """What each open episode waits for, oldest first."""
         with reading(self._engine) as connection:
             return _held(connection, host)
 
@@ -993,7 +1040,8 @@ def _warned_before(connection: Connection, episode: Episode, key: str) -> Mappin
         .join(EPISODES, EPISODES.c.episode_id == INTENTS.c.episode_id)
         .where(
             INTENTS.c.kind == Kind.FREE,
-            INTENTS.c.key.startswith(f"{key} (", autoescape=True),
+            INTENTS.c.key == key,
+            INTENTS.c.retired.is_not(None),
             EPISODES.c.job_id == episode.job_id,
             EPISODES.c.attempt == episode.attempt,
         )
@@ -1067,83 +1115,77 @@ def _recent(connection: Connection, wanted: Wish, orders: Orders, safeguards: Sa
     )
 
 
-def _promise_of(step: Wrangle) -> str:
-    """What an account calls it that something is to be done about a run: a worker's host is that of its episode."""
-    name = WRANGLING[type(step)]
-    return name if isinstance(step, BlockRun) else f"{name}: {step.worker}"
+def _worker_of(step: Wrangle) -> dict[str, str | None]:
+    """Whom a decision is about; none where it is the whole run."""
+    if isinstance(step, BlockRun):
+        return {"host": None, "worker": None}
+    return {"host": step.host, "worker": step.worker}
+
+
+def _decisions_like(episode: Episode, step: Wrangle) -> ColumnElement[bool]:
+    """The decisions of an episode to do the same to the same."""
+    about = [RUN_DECISIONS.c[name] == value for name, value in _worker_of(step).items()]  # `== None` is IS NULL
+    kind = RUN_DECISIONS.c.kind == WRANGLING[type(step)]
+    return and_(RUN_DECISIONS.c.episode_id == episode.episode_id, kind, *about)
+
+
+def _is_promised(connection: Connection, episode: Episode, step: Wrangle) -> bool:
+    """Whether it is what the episode decided last, still to be done, and nothing was waited for since."""
+    ours = RUN_DECISIONS.c.episode_id == episode.episode_id
+    newest = select(func.max(RUN_DECISIONS.c.decision_id)).where(ours).scalar_subquery()
+    same = _decisions_like(episode, step), RUN_DECISIONS.c.decision_id == newest, RUN_DECISIONS.c.done_at.is_(None)
+    waits = select(EPISODES.c.wait_reason).where(EPISODES.c.episode_id == episode.episode_id)
+    found = connection.scalar(select(RUN_DECISIONS.c.decision_id).where(*same))
+    return found is not None and connection.scalar(waits) is None
 
 
 def _condemned(connection: Connection, *, since: float, until: float) -> frozenset[str]:
     """The workers that were to be locked, and the runs to be blocked, by what was decided between two times."""
-    lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > since)
-    condemns = or_(JOURNAL.c.step == WRANGLING[BlockRun], JOURNAL.c.step.startswith(_LOCK))
     found = (
-        select(EPISODES.c.host, EPISODES.c.worker.label("run"), JOURNAL.c.step)
-        .join(EPISODES, EPISODES.c.episode_id == JOURNAL.c.episode_id)
-        .where(EPISODES.c.subject == Subject.RUN, lately, JOURNAL.c.act == "decided", condemns)
-        .where(JOURNAL.c.at > since, JOURNAL.c.at < until)
+        select(RUN_DECISIONS, EPISODES.c.worker.label("run"))
+        .join(EPISODES, EPISODES.c.episode_id == RUN_DECISIONS.c.episode_id)
+        .where(RUN_DECISIONS.c.kind.in_([WRANGLING[LockWorker], WRANGLING[BlockRun]]))
+        .where(RUN_DECISIONS.c.decided_at > since, RUN_DECISIONS.c.decided_at < until)
     )
     return frozenset(
-        condemned_worker(row.host, row.step.removeprefix(_LOCK))
-        if row.step.startswith(_LOCK)
-        else condemned_run(row.run)
+        condemned_run(row.run) if row.worker is None else condemned_worker(row.host, row.worker)
         for row in connection.execute(found)
     )
 
 
 def _frees(connection: Connection, *, since: float) -> Sequence[Row[Any]]:
     """The frees that were begun or came further since then, without those for which nothing was ever done."""
-    unused = INTENTS.c.key.contains(" (unused ")
-    found = select(INTENTS).where(
-        INTENTS.c.kind == Kind.FREE,
-        INTENTS.c.entered_at > since,
-        INTENTS.c.stage != Stage.WITHDRAWN,
-        not_(and_(INTENTS.c.stage == Stage.ABANDONED, unused)),
-    )
-    return connection.execute(found.order_by(INTENTS.c.entered_at)).all()
+    its = INTENTS.c.kind == Kind.FREE, INTENTS.c.entered_at > since, INTENTS.c.retired.is_(None)
+    return connection.execute(select(INTENTS).where(*its).order_by(INTENTS.c.entered_at)).all()
 
 
-_TOLD: Final = and_(JOURNAL.c.act != "ordered", not_(JOURNAL.c.step.startswith("alert ")))
-"""The lines of an account that are neither an alert nor an order."""
+_WAIT: Final = "wait"
+"""What the journal calls it that an episode waits."""
 
-
-def _waits_for(connection: Connection, episode_id: int) -> str:
-    """What an episode waits for by its account; "" while it is at work."""
-    newest = _newest_of(connection, episode_id)
-    return newest.step.removeprefix("wait: ") if newest is not None and newest.step.startswith("wait: ") else ""
-
-
-def _newest_of(connection: Connection, episode_id: int) -> Row[Any] | None:
-    """The newest line of an episode's account that is neither an alert nor an order."""
-    its = select(JOURNAL).where(JOURNAL.c.episode_id == episode_id, _TOLD)
-    return connection.execute(its.order_by(JOURNAL.c.entry_id.desc()).limit(1)).one_or_none()
+_WAITS_NO_MORE: Final = (
+    update(EPISODES)
+    .where(EPISODES.c.episode_id == bindparam("of"), EPISODES.c.wait_reason.is_not(None))
+    .values(wait_reason=None, wait_message=None, wait_since=None)
+)
 
 
 def _held(connection: Connection, host: str | None) -> list[Held]:
-    newest = select(func.max(JOURNAL.c.entry_id)).where(JOURNAL.c.episode_id == EPISODES.c.episode_id, _TOLD)
-    found = (
-        select(EPISODES, JOURNAL.c.at, JOURNAL.c.step, JOURNAL.c.message.label("said"))
-        .outerjoin(JOURNAL, JOURNAL.c.entry_id == newest.correlate(EPISODES).scalar_subquery())
-        .where(EPISODES.c.closed_at.is_(None))
-    )
+    found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
     if host is not None:
         found = found.where(EPISODES.c.host == host)
-    held = []
-    for row in connection.execute(found.order_by(EPISODES.c.episode_id)):
-        waits = row.step is not None and row.step.startswith("wait: ")
-        held.append(
-            Held(
-                episode_id=row.episode_id,
-                host=row.host,
-                worker=row.worker,
-                remedy=row.remedy,
-                opened_at=row.opened_at,
-                reason=row.step.removeprefix("wait: ") if waits else "",
-                message=row.said or "",
-                since=row.opened_at if row.at is None else row.at,
-            )
+    return [
+        Held(
+            episode_id=row.episode_id,
+            host=row.host,
+            worker=row.worker,
+            remedy=row.remedy,
+            opened_at=row.opened_at,
+            reason=row.wait_reason or "",
+            message=row.wait_message or "",
+            since=row.opened_at if row.wait_since is None else row.wait_since,
         )
-    return held
+        for row in connection.execute(found.order_by(EPISODES.c.episode_id))
+    ]
 
 
 def _row(alert: Alert, now: float) -> dict[str, Any]:
@@ -1311,7 +1353,7 @@ def _captured_for(episode: Episode) -> list[ColumnElement[bool]]:
 
 
 def _entry(line: Row[Any]) -> Entry:
-    return Entry(at=line.at, act=line.act, step=line.step, message=line.message, host=line.host)
+    return Entry(**{name: getattr(line, name) for name in Entry.__dataclass_fields__})
 
 
 def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
@@ -1327,5 +1369,6 @@ def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
         closed_at=row.closed_at,
         outcome=row.outcome,
         message=row.message,
+        wait_reason=row.wait_reason,
         entries=entries,
     )

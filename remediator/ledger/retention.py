@@ -24,18 +24,19 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    true,
     update,
 )
 
 from gpuwarden.db.engine import upsert
-from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, SPENT
-from remediator.plan import OVER, Stage
+from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, RUN_DECISIONS, SPENT
+from remediator.plan import OVER
 from remediator.remedies.guards import Act
 
 EPISODES_AT_ONCE: Final = 50
 """Episodes that are forgotten in one transaction, at most."""
 
-BITES: Final[dict[Table, int]] = {CAPTURES: 10, JOURNAL: 500, ALERTS: 500, ORDERS: 500}
+BITES: Final[dict[Table, int]] = {CAPTURES: 10, JOURNAL: 500, RUN_DECISIONS: 500, ALERTS: 500, ORDERS: 500}
 """Rows of each table that are deleted in one transaction, at most: whoever else writes waits no longer than for these.
 
 A capture is large (256 KiB, `--capture-max-bytes`).
@@ -119,8 +120,9 @@ def is_spent(connection: Connection, kind: str, key: str) -> bool:
 
     In this order: on PostgreSQL a key may move from the one table to the other in between.
     """
-    for table in (INTENTS, SPENT):
-        if connection.scalar(select(literal(1)).where(table.c.kind == kind, table.c.key == key)) is not None:
+    for table, its in ((INTENTS, INTENTS.c.retired.is_(None)), (SPENT, true())):
+        found = select(literal(1)).where(table.c.kind == kind, table.c.key == key, its)
+        if connection.scalar(found) is not None:
             return True
     return False
 
@@ -136,7 +138,7 @@ def _episodes(connection: Connection, before: float) -> list[int]:
 def _forget_episodes(connection: Connection, episodes: list[int]) -> int:
     """What belongs to them first; they themselves, with their intents, once nothing else does."""
     gone = 0
-    for table in (CAPTURES, JOURNAL, ALERTS):
+    for table in (CAPTURES, JOURNAL, RUN_DECISIONS, ALERTS):
         (number,) = table.primary_key
         bite = select(number).where(table.c.episode_id.in_(episodes)).limit(BITES[table])
         count = connection.execute(delete(table).where(number.in_(bite))).rowcount
@@ -144,9 +146,7 @@ def _forget_episodes(connection: Connection, episodes: list[int]) -> int:
         if count == BITES[table]:
             return gone
     theirs = INTENTS.c.episode_id.in_(episodes)
-    # What was withdrawn, or abandoned before anything was done, has given its key back.
-    returned = or_(INTENTS.c.stage == Stage.WITHDRAWN, INTENTS.c.key.contains(" (unused "))
-    spent = select(INTENTS.c.kind, INTENTS.c.key).where(theirs, not_(returned))
+    spent = select(INTENTS.c.kind, INTENTS.c.key).where(theirs, INTENTS.c.retired.is_(None))
     connection.execute(upsert(connection, SPENT).from_select(["kind", "key"], spent).on_conflict_do_nothing())
     gone += connection.execute(delete(INTENTS).where(theirs)).rowcount
     return gone + connection.execute(delete(EPISODES).where(EPISODES.c.episode_id.in_(episodes))).rowcount

@@ -12,7 +12,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    UniqueConstraint,
 )
 
 from gpuwarden.db.engine import Schema
@@ -41,6 +40,10 @@ EPISODES = Table(
     Column("closed_at", Float),
     Column("outcome", String),
     Column("message", String),
+    # What it waits for; all three are null while it is at work.
+    Column("wait_reason", String),
+    Column("wait_message", String),
+    Column("wait_since", Float),
     Index("episodes_by_close", "closed_at"),
 )
 Index(
@@ -73,7 +76,8 @@ ALERTS = Table(
     Index("alerts_by_episode", "episode_id", "alert_id"),
 )
 
-# What was promised. The key is the container incarnation of a free, and job/attempt of a settle: at most one of each.
+# What was promised. The key is the container incarnation of a free, and job/attempt of a settle: at most one of each
+# that is not retired.
 INTENTS = Table(
     "intents",
     METADATA,
@@ -89,10 +93,19 @@ INTENTS = Table(
     # Which executor works on it, and until when without another word of it. A free is worked by its host's alone.
     Column("holder", String),
     Column("held_until", Float),
-    UniqueConstraint("kind", "key", name="one_intent_per_target"),
+    Column("retired", String),  # unused | withdrawn: nothing came of it, and its target may be promised the same again
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),
     Index("intents_by_time", "kind", "entered_at"),
+)
+
+Index(
+    "one_intent_per_target",
+    INTENTS.c.kind,
+    INTENTS.c.key,
+    unique=True,
+    sqlite_where=INTENTS.c.retired.is_(None),
+    postgresql_where=INTENTS.c.retired.is_(None),
 )
 
 # The targets of intents that are forgotten: something was promised to them, and nothing is again.
@@ -111,9 +124,26 @@ JOURNAL = Table(
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("act", String, nullable=False),  # saw | decided | did | failed | would | ordered
     Column("step", String, nullable=False),
+    Column("state", String),  # what it came to: the stage of an intent, the outcome of a close, firing or resolved
+    Column("reason", String),  # of a wait
     Column("message", String, nullable=False),
     Column("host", String),  # where it was seen, decided or done
     Index("journal_by_episode", "episode_id", "entry_id"),
+)
+
+# What was decided about a run, or about a worker that fails its items, and when it was done.
+RUN_DECISIONS = Table(
+    "run_decisions",
+    METADATA,
+    Column("decision_id", ID, primary_key=True),
+    Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
+    Column("kind", String, nullable=False),  # lock | move | block
+    Column("host", String),  # of the worker
+    Column("worker", String),  # none: the whole run
+    Column("decided_at", Float, nullable=False),
+    Column("done_at", Float),
+    Index("run_decisions_by_episode", "episode_id", "decision_id"),
+    Index("run_decisions_by_time", "decided_at"),
 )
 
 # What the processes of a target were doing right before its stop: one for each free, and one for a dry run's episode.

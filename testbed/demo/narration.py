@@ -149,9 +149,9 @@ class Story:
             entries = story.entries if story else ()
             self._seen.entries[summary.episode_id] = len(entries)
             for entry in entries[told:]:
-                if f"{entry.act} {entry.step}" in _TOLD_BY_WHAT_FOLLOWS:
+                if f"{entry.act} {entry.what}" in _TOLD_BY_WHAT_FOLLOWS:
                     continue
-                text = f"{summary.worker}: {entry.act} {entry.step}: {entry.message}"
+                text = f"{summary.worker}: {entry.act} {entry.what}: {entry.message}"
                 tone = "act" if entry.act == "did" else ("bad" if entry.act == "failed" else "")
                 yield Event(at_s=entry.at - self._began_at, part="remediator", text=text, tone=tone)
 

@@ -73,11 +73,11 @@ def _mended(stage: Stage, case: Case, stories: list[Story], before: dict[str, st
     )
     yield _link(case, "Prometheus fired the rule", bool(fired), f"{fired or 0:.0f} evaluations")
     entries = story.entries if story else ()
-    times = {f"{entry.act} {entry.step}": entry.at for entry in reversed(entries)}
+    times = {f"{entry.act} {entry.what}": entry.at for entry in reversed(entries)}
     yield _link(
-        case, "Alertmanager called the remediator", "saw alert firing" in times, _at(story, times, "saw alert firing")
+        case, "Alertmanager called the remediator", "saw alert: firing" in times, _at(story, times, "saw alert: firing")
     )
-    earlier = "saw alert firing"
+    earlier = "saw alert: firing"
     for step, name in MENDED:
         if step == "did stop" and ended_by_itself(case.script, times):
             yield _link(case, name, ok=True, shown="not needed: the fence had ended it")

@@ -151,7 +151,11 @@ def _at_commits(reach: Callable[[str], None]) -> None:
 
 def _name(writes: list[Write]) -> str | None:
     """What a transaction did, in a few words; `None` for one that is no point."""
-    told = [f"{values['act']} {values['step']}" for table, values in writes if table is JOURNAL]
+    told = [
+        f"{values['act']} {values['step']}" + (f": {values['state']}" if values["state"] else "")
+        for table, values in writes
+        if table is JOURNAL
+    ]
     renewed = all(table is EXECUTORS or (table is JOBS and "state" not in values) for table, values in writes)
     if renewed or any(line.startswith("decided wait") for line in told):
         return None

@@ -205,7 +205,7 @@ class Site:
         """A worker's account: what was seen, decided and done, in order."""
         with closing(Ledger.open(self.url("ledger"))) as ledger:
             stories = [ledger.story(each.episode_id) for each in ledger.stories() if each.worker == worker]
-            return [f"{entry.act} {entry.step}" for story in stories if story for entry in story.entries]
+            return [f"{entry.act} {entry.what}" for story in stories if story for entry in story.entries]
 
     def accused(self) -> set[str]:
         """The workers that there ever was an episode of."""

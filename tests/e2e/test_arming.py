@@ -130,7 +130,7 @@ def wedge(scene: Stage, worker: str) -> JobId:
 
 
 def acts(scene: Stage, worker: str) -> list[str]:
-    return [f"{entry.act} {entry.step}" for entry in scene.account(worker)]
+    return [f"{entry.act} {entry.what}" for entry in scene.account(worker)]
 
 
 def held(scene: Stage) -> set[str]:

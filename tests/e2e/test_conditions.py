@@ -120,7 +120,7 @@ class Scene:
         return found[0] if found else None
 
     def told(self, case: str) -> str:
-        return "\n".join(f"{entry.act} {entry.step}: {entry.message}" for entry in self.stage.account(worker_of(case)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(worker_of(case)))
 
     def fired(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}", alertstate="firing"}}[30m])')

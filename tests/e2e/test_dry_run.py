@@ -60,4 +60,4 @@ def _seen(capture: Kept) -> list[dict[str, Any]]:
 
 def _acts(scene: Stage) -> list[str]:
     stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories()]
-    return [f"{entry.act} {entry.step}" for story in stories if story for entry in story.entries]
+    return [f"{entry.act} {entry.what}" for story in stories if story for entry in story.entries]

@@ -91,7 +91,7 @@ def test_a_silence_made_after_the_alert_was_delivered_holds_it_and_its_end_mends
 
     until(scene, lambda: "decided wait: silenced" in acts(scene, SILENCED), "it is held")
     assert_untouched(scene, SILENCED, life, job_id)
-    (because, *_) = [each.message for each in scene.account(SILENCED) if each.step == "wait: silenced"]
+    (because, *_) = [each.message for each in scene.account(SILENCED) if each.what == "wait: silenced"]
     assert because.startswith(f"silenced in Alertmanager: {made} by ann: somebody looks at it")
 
     expire(scene.chain.alertmanager_url, made)

@@ -113,7 +113,7 @@ def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job
     played: Played,
 ) -> None:
     for title in ("wedges at step 5", "wedges after its load"):
-        steps = [f"{entry.act} {entry.step}" for entry in _entries(played, title)]
+        steps = [f"{entry.act} {entry.what}" for entry in _entries(played, title)]
 
         assert steps.index("did fence") < steps.index("saw free: dead") < steps.index("did requeue")
         assert steps.count("did requeue") == 1

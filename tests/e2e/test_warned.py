@@ -48,7 +48,7 @@ def grace_s(patient: Wedge) -> float:
     """How long after its warning its job was fenced."""
     found = patient.ledger.story(1)
     assert found is not None
-    at = {f"{entry.act} {entry.step}": entry.at for entry in found.entries}
+    at = {f"{entry.act} {entry.what}": entry.at for entry in found.entries}
     return at["did fence"] - at["did warn"]
 
 
@@ -61,7 +61,7 @@ def mend(shared: Room, name: str, script: Script) -> float:
         found = patient.ending(first_life)
         waited_s = grace_s(patient)
 
-    warned = ["saw alert firing", "decided begin", "saw capture", "decided warn", "did warn", "did fence"]
+    warned = ["saw alert: firing", "decided begin", "saw capture", "decided warn", "did warn", "did fence"]
     assert list(found.told[:6]) == warned
     assert found.history.count("die") == 1
     assert (found.job.state, found.job.attempt) == (State.COMPLETED, 2)

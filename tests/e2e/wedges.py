@@ -218,7 +218,7 @@ class Wedge:
         with reading(self.ledger._engine) as connection:
             intents = connection.execute(select(INTENTS.c.kind, INTENTS.c.stage).order_by(INTENTS.c.kind)).all()
         story = self.ledger.story(1)
-        told = [f"{entry.act} {entry.step}" for entry in story.entries] if story else []
+        told = [f"{entry.act} {entry.what}" for entry in story.entries] if story else []
         return Ending(
             history=self._history(),
             lives=(first_life, self.life()),

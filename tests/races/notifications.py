@@ -150,7 +150,7 @@ class Doorkeeper(Judge):
                 f"SELECT 1 FROM episodes WHERE closed_at IS NULL AND episode_id = {self.tied.pop(alert_id)}"  # noqa: S608 - our own number
             ).fetchone()
             must(not open_still, ONCE, f"alert {alert_id} is in the inbox again, and its episode is open")
-        told = sum(act == "saw" and step.startswith("alert ") for _, act, step in lines)
+        told = sum((act, step) == ("saw", "alert") for _, act, step in lines)
         tied = 0
         for alert_id in before.keys() - now.keys():
             must(isinstance(actor, Acting), LOST, f"alert {alert_id} was taken from the inbox by {actor}")

@@ -7,7 +7,7 @@ from testbed.demo import verdict
 from testbed.demo.job_body import Script
 from testbed.stage import of_consequence
 
-FENCED = {"saw alert firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
+FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
 
 
 @pytest.mark.parametrize(

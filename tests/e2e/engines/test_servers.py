@@ -147,7 +147,7 @@ class Scene:
         return [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
 
     def told(self, case: str) -> str:
-        return "\n".join(f"{entry.act} {entry.step}: {entry.message}" for entry in self.stage.account(named(case)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(named(case)))
 
     def fired(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{named(case)}"}}[30m])')

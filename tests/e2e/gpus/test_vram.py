@@ -89,7 +89,7 @@ class Scene:
         return [story for story in self.stage.ledger.stories() if story.worker == named(name)]
 
     def told(self, name: str) -> str:
-        return "\n".join(f"{entry.act} {entry.step}: {entry.message}" for entry in self.stage.account(named(name)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(named(name)))
 
     def end(self, name: str, kept_gib: float) -> None:
         """Have a tenant end by itself, its GPU's driver counting so much as in use still that it held."""
@@ -119,7 +119,7 @@ class Scene:
     def at(self, name: str, told: str) -> float:
         """When the newest entry that begins so was written in a tenant's account, Unix seconds; 0: there is none."""
         account = self.stage.account(named(name))
-        return max((each.at for each in account if f"{each.act} {each.step}".startswith(told)), default=0.0)
+        return max((each.at for each in account if f"{each.act} {each.what}".startswith(told)), default=0.0)
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))

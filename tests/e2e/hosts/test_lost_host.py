@@ -145,7 +145,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
 
     def told() -> list[str]:
         found = [story for each in ledger.stories() if (story := ledger.story(each.episode_id)) is not None]
-        return [f"{entry.act} {entry.step}" for story in found for entry in story.entries]
+        return [f"{entry.act} {entry.what}" for story in found for entry in story.entries]
 
     seen_for = 'count_over_time(gpuwarden_exporter_info{host="left"}[10m])'
     until(

@@ -460,7 +460,7 @@ def test_what_was_being_stopped_as_the_tables_became_newer_is_stopped_once(upgra
     story = upgraded.places["left"].ledger.story(upgraded.story(MIDST).episode_id)
     assert story is not None
 
-    told = [f"{entry.act} {entry.step}" for entry in story.entries]
+    told = [f"{entry.act} {entry.what}" for entry in story.entries]
 
     assert [told.count(step) for step in ("decided begin", "decided stop", "did stop", "did start")] == [1, 1, 1, 1]
 

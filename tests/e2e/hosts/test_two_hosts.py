@@ -155,7 +155,7 @@ def test_a_job_whose_hosts_remediator_died_after_the_fence_is_settled_by_the_oth
     assert [entry.host for entry in settled] == ["right"]
     assert "the remediator of left has been silent" in settled[0].message
     assert settled[0].at - showed_life_at >= BOUND_S
-    assert "did start" not in [f"{entry.act} {entry.step}" for entry in hosts.entries()]
+    assert "did start" not in [f"{entry.act} {entry.what}" for entry in hosts.entries()]
 
 
 @pytest.mark.behaviour("A15")
@@ -166,7 +166,7 @@ def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts:
     assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.stories())] == ["mended"]
     assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
     entries = hosts.entries()
-    assert [entry.host for entry in entries if f"{entry.act} {entry.step}" == "did requeue"] == ["right"]
+    assert [entry.host for entry in entries if f"{entry.act} {entry.what}" == "did requeue"] == ["right"]
     assert {entry.host for entry in entries if entry.step in ("stop", "start")} == {"left"}
     hosts.right.fleet.container(RESCUER).stop(timeout=1)
     again = hosts.left.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S)

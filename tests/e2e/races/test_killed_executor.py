@@ -57,7 +57,7 @@ def twice(*doings: str) -> tuple[str, ...]:
 
 # The points are named by `tests.e2e.crashing`.
 KILLS: Final = (
-    twice("ledger: standing_orders", "ledger: saw alert firing", "ledger: decided begin"),
+    twice("ledger: standing_orders", "ledger: saw alert: firing", "ledger: decided begin"),
     twice("ledger: saw capture", "ledger: intents planned", "queue: jobs fencing, workers"),
     twice("ledger: did fence", "ledger: decided stop"),
     twice("ledger: saw free: dead", "ledger: intents fenced"),
@@ -209,7 +209,7 @@ def test_executors_are_killed_at_every_point_that_any_of_them_reaches(endings: E
 
 
 ACCOUNT: Final = (
-    *("saw alert firing", "decided begin", "saw capture", "did fence", "decided stop", "did stop", "saw free: dead"),
+    *("saw alert: firing", "decided begin", "saw capture", "did fence", "decided stop", "did stop", "saw free: dead"),
     *("did requeue", "decided start", "did start", "saw free: done", "decided close: mended"),
 )
 """What the ledger tells of a mend, without what was waited for."""

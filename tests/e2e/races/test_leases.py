@@ -56,7 +56,7 @@ class Scene:
         return [what for what in self.fleet.history(worker) if what in ("start", "stop", "die")]
 
     def acts(self, worker: str) -> list[str]:
-        return [f"{entry.act} {entry.step}" for entry in self.stage.account(worker)]
+        return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker)]
 
 
 def first(race: str) -> str:

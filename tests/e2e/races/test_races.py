@@ -64,7 +64,7 @@ class Scene:
         return [story for story in self.stage.ledger.stories() if story.worker == worker_of(race)]
 
     def acts(self, race: str) -> list[str]:
-        return [f"{entry.act} {entry.step}" for entry in self.stage.account(worker_of(race))]
+        return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker_of(race))]
 
     def happened(self, race: str) -> list[str]:
         """The stops, deaths and starts of a container."""
@@ -121,7 +121,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
 
     scene.closed("rules", episodes=1)
     scene.completed(job_id)
-    seen = [entry.message for entry in scene.stage.account(worker_of("rules")) if entry.step == "alert firing"]
+    seen = [entry.message for entry in scene.stage.account(worker_of("rules")) if entry.what == "alert: firing"]
     assert [text for text in seen if "is dead" in text]
     assert [text for text in seen if "is wedged" in text]
     assert [(story.outcome, story.attempt) for story in scene.stories("rules")] == [("mended", 1)]

@@ -152,7 +152,7 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
 
     assert isinstance(found, Wait)
     assert found.reason == "approval"
-    assert told(ledger, second.episode_id) == ["saw alert firing"], "its account tells of its own answers only"
+    assert told(ledger, second.episode_id) == ["saw alert: firing"], "its account tells of its own answers only"
 
 
 def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:

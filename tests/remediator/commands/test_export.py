@@ -48,8 +48,11 @@ def test_a_line_holds_everything_of_its_episode(
         ("free", KEY, "done"),
         ("settle", "7/1", "done"),
     ]
-    assert [f"{line['act']} {line['step']}" for line in first["journal"]][:2] == ["saw alert firing", "ordered arm"]
-    assert first["journal"][-1]["step"] == "close: mended"
+    assert [(line["act"], line["step"], line["state"]) for line in first["journal"]][:2] == [
+        ("saw", "alert", "firing"),
+        ("ordered", "arm", None),
+    ]
+    assert (first["journal"][-1]["step"], first["journal"][-1]["state"]) == ("close", "mended")
     assert "captures" not in first
     assert (second["worker"], second["outcome"], second["closed_at"]) == ("w2", None, None)
 

@@ -57,7 +57,7 @@ def test_show_tells_the_whole_story_with_its_times(
 
     assert said(capsys, "--ledger", ledger_url, "show", "1") == [
         "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
-        "     +0.0 s  saw      alert firing       wedged",
+        "     +0.0 s  saw      alert: firing      wedged",
         "     +3.2 s  did      stop               took 1.2 s",
         "     +4.0 s  decided  close: mended      all is well",
     ]
@@ -91,6 +91,8 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
         "step": "stop",
         "message": "took 1.2 s",
         "host": HOST,
+        "state": None,
+        "reason": None,
     }
 
 
@@ -150,7 +152,7 @@ def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
 ) -> None:
     hostile = "w1\x1b[2J\n  +9.9 s  did  forged\r\x07\u202e"
     filled(ledger, worker=hostile, summary="é\x1b]0;owned\x07\nforged")
-    ledger.record(1, "decided", f"lock: {hostile}", "", now=NOW)
+    ledger.record(1, "decided", f"lock {hostile}", "", now=NOW)
 
     for arguments in (["list"], ["show", "1"]):
         lines = said(capsys, "--ledger", ledger_url, *arguments)

@@ -154,7 +154,7 @@ def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
     story = ledger.story(1)
     assert story is not None
     assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].message)
-    assert told(ledger, 2) == ["saw alert firing"]
+    assert told(ledger, 2) == ["saw alert: firing"]
 
 
 def test_ledger_orders_is_the_audit_of_who_ordered_what(

@@ -146,7 +146,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     ledger.order(Order(act=Act.ARM, at=now, who="ann", because=""))
     ledger.order(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
     accept(ledger, alert(worker="w\x1b1"))
-    ledger.record(1, "decided", "wait: paused", "paused: by bob", now=now - 61)
+    ledger.wait(1, Wait(reason="paused", message="paused: by bob"), now=now - 61)
 
     code, lines = ask()
 
@@ -162,7 +162,7 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
     ledger.order(window)
     ledger.order(replace(window, host=None, since=now + 60))
     accept(ledger, alert())
-    ledger.record(1, "decided", "wait: maintenance", "maintenance 1: by bob", now=now - 3600)
+    ledger.wait(1, Wait(reason="maintenance", message="maintenance 1: by bob"), now=now - 3600)
 
     code, lines = ask()
 
@@ -267,7 +267,7 @@ def asked(ledger: Ledger) -> None:
 
 def unarmed(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.record(1, "decided", "wait: dry_run", "dry run", now=time.time())
+    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=time.time())
 
 
 def given_up(ledger: Ledger) -> None:
@@ -284,7 +284,7 @@ def held_for_long(ledger: Ledger) -> None:
     now = time.time()
     ledger.accept([alert()], [], now=now - 1000)
     ledger.take_new(HOST, now=now - 1000)
-    ledger.record(1, "decided", "wait: no_container", "the worker's container is unknown", now=now)
+    ledger.wait(1, Wait(reason="no_container", message="the worker's container is unknown"), now=now)
 
 
 def long_silent(ledger: Ledger) -> None:
@@ -481,7 +481,7 @@ def test_a_ledger_that_is_not_there_costs_its_own_lines_only(
 
 def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callable[..., Said]) -> None:
     accept(ledger, alert())
-    ledger.record(1, "decided", "wait: dry_run", "dry run", now=time.time())
+    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=time.time())
 
     code, (line,) = ask("--json")
 

@@ -8,7 +8,7 @@ import pytest
 from gpuwarden.cli.main import main
 from remediator.commands import summary
 from remediator.ledger.ledger import Ledger, Story
-from remediator.plan import Outcome
+from remediator.plan import Outcome, Wait
 from tests.remediator.builders import HOST, NOW, alert
 
 DAY = 86400.0
@@ -21,12 +21,12 @@ def filled(ledger: Ledger, *, now: float = NOW) -> None:
     ledger.take_new(HOST, now=now)
     ledger.take_new("box2", now=now)
     ledger.would_act(1, "would stop c1: silent 130 s", now=now + 1)
-    ledger.record(1, "decided", "wait: dry_run", "dry run", now=now + 1)
+    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=now + 1)
     ledger.record(2, "did", "stop", "took 1 s", now=now + 2)
     ledger.record(2, "failed", "start", "no", now=now + 3)
     ledger.record(2, "did", "start", "took 1 s", now=now + 4)
     ledger.close_episode(2, Outcome.MENDED, "all is well", now=now + 5)
-    ledger.record(3, "decided", "wait: cooldown", "freed 12 s ago", now=now + 6)
+    ledger.wait(3, Wait(reason="cooldown", message="freed 12 s ago"), now=now + 6)
 
 
 def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summary:

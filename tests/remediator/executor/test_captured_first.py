@@ -28,7 +28,7 @@ from tests.remediator.world import Box, World
 
 LOOK = (sys.executable, "-IS", probe.__file__)
 ACCOUNT = [
-    "saw alert firing",
+    "saw alert: firing",
     "decided begin",
     "saw capture",
     "did fence",
@@ -201,7 +201,7 @@ def test_in_a_dry_run_one_is_captured_for_each_episode_and_once_armed_one_more_f
     for _ in range(3):
         turn(executor(ledger, store, world, captor(look=counted(tmp_path)), armed=False), ledger)
 
-    assert told(ledger) == ["saw alert firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
+    assert told(ledger) == ["saw alert: firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
     assert (looks(tmp_path), box.calls) == (1, [])
     to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
 

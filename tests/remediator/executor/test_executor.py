@@ -118,7 +118,7 @@ def to_the_end(works: Executor, ledger: Ledger) -> None:
 
 def told(ledger: Ledger, episode_id: int = 1) -> list[str]:
     """Its account as words: act and step."""
-    return [f"{entry.act} {entry.step}" for entry in story(ledger, episode_id).entries]
+    return [f"{entry.act} {entry.what}" for entry in story(ledger, episode_id).entries]
 
 
 def story(ledger: Ledger, episode_id: int = 1) -> Story:
@@ -197,7 +197,7 @@ def test_a_silent_server_is_freed_and_every_step_of_it_told_in_order(ledger: Led
     to_the_end(executor(ledger, store, world), ledger)
 
     assert told(ledger) == [
-        "saw alert firing",
+        "saw alert: firing",
         "decided begin",
         "decided stop",
         "did stop",
@@ -334,7 +334,7 @@ def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, st
     to_the_end(executor(ledger, store, world), ledger)
 
     assert told(ledger) == [
-        "saw alert firing",
+        "saw alert: firing",
         "decided begin",
         "did fence",
         "decided stop",
@@ -450,7 +450,7 @@ def test_a_dry_run_touches_nothing_says_once_what_it_would_do_and_arming_does_it
         turn(dry, ledger)
     before = store.job(1)
 
-    assert told(ledger) == ["saw alert firing", "would act", "decided wait: dry_run"]
+    assert told(ledger) == ["saw alert: firing", "would act", "decided wait: dry_run"]
     assert (before.state, before.attempt, before.because) == (State.RUNNING, 1, None)
     assert world.boxes["w1"].calls == []
 
@@ -488,10 +488,10 @@ def test_what_is_not_confirmed_waits_once_for_each_reason_and_is_let_go_when_the
     turn(works, ledger)
 
     assert told(ledger) == [
-        "saw alert firing",
+        "saw alert: firing",
         "decided wait: unconfirmed",
         "decided wait: no_evidence",
-        "saw alert resolved",
+        "saw alert: resolved",
         "decided close: unconfirmed",
     ]
     assert store.job(1).state is State.RUNNING
@@ -911,7 +911,7 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
             works._perform(episode, step)
     works._perform(episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, message="no free either"))
 
-    assert told(ledger) == ["saw alert firing"]
+    assert told(ledger) == ["saw alert: firing"]
     assert world.boxes["w1"].calls == []
 
 
@@ -1407,7 +1407,7 @@ def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledge
     sql(ledger, revision.format("9999"))
     with pytest.raises(NewerTablesError, match="upgrade this program"):
         works.run()
-    sql(ledger, revision.format("0001"))
+    sql(ledger, revision.format("0000"))
     with looping(executor(ledger, store, world)):
         time.sleep(0.5)
         assert (ledger.totals(HOST).executor, world.boxes["w1"].calls) == (before, [])

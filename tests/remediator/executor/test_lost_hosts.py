@@ -110,7 +110,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
         assert store.job(job_id).attempt == 1
         assert store.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.accept([host_alert(firing=False)], [], now=time.time())
-        eventually(lambda: "saw alert resolved" in told(ledger), "its alert has ended")
+        eventually(lambda: "saw alert: resolved" in told(ledger), "its alert has ended")
         assert store.job(job_id).state is State.NODE_LOST
 
         hear(store, job_id)

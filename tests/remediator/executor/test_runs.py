@@ -21,7 +21,7 @@ from tests.remediator.executor.test_executor import LIMITS, PACE, executor, loop
 from tests.remediator.world import World
 from tests.waiting import eventually
 
-DONE = ["saw alert firing", "decided lock: bad", "did lock"]
+DONE = ["saw alert: firing", "decided lock", "did lock"]
 
 
 def render(store: JobStore, run_id: str = "r1", *, jobs: int = 2) -> None:
@@ -152,7 +152,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     works = executor(ledger, store, World(), pace=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided move: w1", "did move", "decided wait: unsettled"]
+    assert told(ledger)[1:] == ["decided move", "did move", "decided wait: unsettled"]
     assert locked(store) == {}
     store.reclaim_expired(now=store.now() + 3600)
     works_on(store, "r1", "w2", failed=6)
@@ -160,7 +160,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
 
     judge(works, ledger)
 
-    assert told(ledger)[4:] == ["saw alert firing", "decided block", "did block"], (
+    assert told(ledger)[4:] == ["saw alert: firing", "decided block", "did block"], (
         "one episode for the run on this host"
     )
     assert story(ledger).entries[-1].message == "block it; the submitter is to be told"
@@ -305,9 +305,7 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
 
     judge(works, ledger)
 
-    assert [told(ledger, number)[1:] for number in (1, 2)] == [
-        [f"decided move: w{number}", "did move"] for number in (0, 1)
-    ]
+    assert [told(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"] for number in (0, 1)]
 
 
 def executor_there(works: Executor, ledger: Ledger, worker: str, *, host: str = "box2") -> Executor:
@@ -370,7 +368,7 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
 
     judge(works, ledger)
 
-    first, second = (each for each in story(ledger).entries if each.step == "wait: elsewhere")
+    first, second = (each for each in story(ledger).entries if each.what == "wait: elsewhere")
     assert first.message.startswith("worst on box3 comes first")
     assert second.message.startswith("worse on box2 comes first")
 
@@ -400,7 +398,7 @@ def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
 
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided lock: bad", "decided wait: nothing_due"]
+    assert told(ledger)[1:] == ["decided lock", "decided wait: nothing_due"]
     assert locked(store) == {}
     accuse(ledger, firing=False)
     judge(works, ledger)

@@ -180,7 +180,7 @@ def go_on(works: Executor, ledger: Ledger) -> None:
 
 
 ACCOUNT = [
-    "saw alert firing",
+    "saw alert: firing",
     "decided begin",
     "saw capture",
     "decided warn",

@@ -206,7 +206,7 @@ def test_duplicates_replays_and_a_second_rule_join_the_open_episode(ledger: Ledg
     accept(ledger, alert("a"))
 
     assert len(ledger.open_episodes()) == 1
-    assert [entry.step for entry in story(ledger).entries] == ["alert firing"] * 4
+    assert [entry.what for entry in story(ledger).entries] == ["alert: firing"] * 4
 
 
 def test_two_workers_have_two_episodes(ledger: Ledger) -> None:

@@ -13,7 +13,7 @@ from gpuwarden.queue import JobStore
 from remediator.capture.capture import Captured
 from remediator.ledger import retention
 from remediator.ledger.ledger import Ledger
-from remediator.ledger.schema import ALERTS, CAPTURES, JOURNAL
+from remediator.ledger.schema import ALERTS, CAPTURES, JOURNAL, RUN_DECISIONS
 from remediator.plan import Close, Outcome, Stage
 from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST, KEY, NOW, REBORN, alert
@@ -34,7 +34,7 @@ from tests.remediator.world import World
 from tests.waiting import eventually, together
 
 LATER: Final = NOW + 1000.0
-TABLES: Final = ("episodes", "alerts", "journal", "intents", "captures")
+TABLES: Final = ("episodes", "alerts", "journal", "intents", "captures", "run_decisions")
 
 
 def count(ledger: Ledger, table: str, where: str = "1 = 1") -> int:
@@ -314,7 +314,7 @@ def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.
         accept(ledger, alert())
     ledger.close_episode(1, Outcome.MENDED, "", now=NOW)
     opened(ledger, worker="w2")
-    monkeypatch.setattr(retention, "BITES", {CAPTURES: 10, JOURNAL: 5, ALERTS: 5})
+    monkeypatch.setattr(retention, "BITES", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
     sizes, had = list[int](), sum(count(ledger, table) for table in TABLES)
 
     while ledger.forget(before=LATER):

@@ -15,7 +15,7 @@ from remediator import reference
 from remediator.ledger.counters import TOOK_S
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, STAGES, LedgerCollector, Watchdog
-from remediator.plan import Kind, Outcome, Stage
+from remediator.plan import Kind, Outcome, Stage, Wait
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from remediator.webhook.reconcile import Reconciler
@@ -383,7 +383,7 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     opened(ledger)
     assert begins(ledger, ledger.open_episodes()[-1], BEGIN, now=NOW)
     ledger.would_act(2, "would", now=NOW)
-    ledger.record(2, "decided", "wait: brake", "the brake is latched", now=NOW)
+    ledger.wait(2, Wait(reason="brake", message="the brake is latched"), now=NOW)
     ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
     ledger.accept([alert()], [], now=NOW)
     registry = page(ledger)

@@ -28,6 +28,7 @@ import remediator.webhook.app
 from deploy.standalone import debian_packages
 from gpuwarden.db.engine import writing
 from remediator.ledger.ledger import Ledger
+from remediator.plan import Wait
 from remediator.remedies.guards import Act, Order
 from remediator.webhook import readiness
 from remediator.webhook.app import create_app
@@ -526,7 +527,7 @@ def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pa
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
     served.ledger.take_new(HOST, now=1.0)
     for number in (1, 2):
-        served.ledger.record(number, "decided", "wait: brake", "the brake is latched", now=2.0)
+        served.ledger.wait(number, Wait(reason="brake", message="the brake is latched"), now=2.0)
     served.ledger.order(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
     served.ledger.order(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
 

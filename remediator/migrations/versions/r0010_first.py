@@ -7,7 +7,7 @@ is refused.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0009"
+revision = "0010"
 down_revision = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -33,6 +33,9 @@ def upgrade() -> None:
         sa.Column("closed_at", sa.Float),
         sa.Column("outcome", sa.String),
         sa.Column("message", sa.String),
+        sa.Column("wait_reason", sa.String),
+        sa.Column("wait_message", sa.String),
+        sa.Column("wait_since", sa.Float),
     )
     op.create_index("episodes_by_close", "episodes", ["closed_at"])
     _unique_where("one_open_episode_per_subject", "episodes", ["host", "subject", "worker"], "closed_at IS NULL")
@@ -66,8 +69,9 @@ def upgrade() -> None:
         sa.Column("data", sa.JSON, nullable=False),
         sa.Column("holder", sa.String),
         sa.Column("held_until", sa.Float),
-        sa.UniqueConstraint("kind", "key", name="one_intent_per_target"),
+        sa.Column("retired", sa.String),
     )
+    _unique_where("one_intent_per_target", "intents", ["kind", "key"], "retired IS NULL")
     op.create_index("intents_by_stage", "intents", ["kind", "stage"])
     op.create_index("intents_by_episode", "intents", ["episode_id"])
     op.create_index("intents_by_time", "intents", ["kind", "entered_at"])
@@ -79,10 +83,24 @@ def upgrade() -> None:
         sa.Column("episode_id", _ID, sa.ForeignKey("episodes.episode_id"), nullable=False),
         sa.Column("act", sa.String, nullable=False),
         sa.Column("step", sa.String, nullable=False),
+        sa.Column("state", sa.String),
+        sa.Column("reason", sa.String),
         sa.Column("message", sa.String, nullable=False),
         sa.Column("host", sa.String),
     )
     op.create_index("journal_by_episode", "journal", ["episode_id", "entry_id"])
+    op.create_table(
+        "run_decisions",
+        sa.Column("decision_id", _ID, primary_key=True),
+        sa.Column("episode_id", _ID, sa.ForeignKey("episodes.episode_id"), nullable=False),
+        sa.Column("kind", sa.String, nullable=False),
+        sa.Column("host", sa.String),
+        sa.Column("worker", sa.String),
+        sa.Column("decided_at", sa.Float, nullable=False),
+        sa.Column("done_at", sa.Float),
+    )
+    op.create_index("run_decisions_by_episode", "run_decisions", ["episode_id", "decision_id"])
+    op.create_index("run_decisions_by_time", "run_decisions", ["decided_at"])
     op.create_table(
         "captures",
         sa.Column("capture_id", _ID, primary_key=True),
