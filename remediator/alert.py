@@ -7,7 +7,7 @@ are data, never part of a command, a path or a query. One bad alert of a payload
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from gpuwarden.job import Trip
 from gpuwarden.state_file import TEXT_MAX as NAME_MAX
 from gpuwarden.state_file import is_text
 from remediator.plan import Subject
+from remediator.reasons import Reason
 
 ALERTS_MAX: Final = 1000
 """Alerts accepted in one payload, unless set otherwise; one with more is refused whole."""
@@ -87,8 +88,8 @@ class _SentAlert(BaseModel):
 class Refusal:
     """One alert that will not be acted on, with the reason: a fixed word for a metric, a sentence for people."""
 
-    reason: str
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
     fingerprint: str
     labels: Mapping[str, str]
 
@@ -116,7 +117,7 @@ def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], l
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(ascii(str(each))[1:-1][:80] for each in first["loc"])
             message = f"alert {position}: {where or 'it'}: {first['msg']}"
-            refusals.append(Refusal(reason="malformed", message=message, fingerprint="", labels={}))
+            refusals.append(Refusal(reason=Reason.MALFORMED, message=message, fingerprint="", labels={}))
         else:
             alerts.append(
                 Alert(
@@ -187,17 +188,17 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
     if not found:
-        reason, message = "no_host", "it names no host: `host` must be a target label of the scrape configuration"
+        reason, message = Reason.NO_HOST, "it names no host: `host` must be a target label of the scrape configuration"
     elif found not in hosts:
         known = ", ".join(sorted(hosts)[:10])
-        reason, message = "other_host", f"it is for host {_short(found)}; this ledger is worked by {known} alone"
+        reason, message = Reason.OTHER_HOST, f"it is for host {_short(found)}; this ledger is worked by {known} alone"
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
-        reason, message = "unknown_remedy", f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
+        reason, message = Reason.UNKNOWN_REMEDY, f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
     elif labels.get("trip") not in remedies[remedy].trips:
         known = ", ".join(sorted(remedies[remedy].trips))
         reason, message = (
-            "unknown_trip",
+            Reason.UNKNOWN_TRIP,
             f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
         )
     elif remedies[remedy].subject is Subject.HOST:
@@ -208,7 +209,7 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
         return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
         message = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
-        reason = "no_worker"
+        reason = Reason.NO_WORKER
     else:
         return None
     return Refusal(reason=reason, message=message, fingerprint=alert.fingerprint, labels=labels)
@@ -218,9 +219,9 @@ def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
     """A container is told from a worker by the label that is missing, and from its next life by its incarnation."""
     labels = alert.labels
     if labels.get("worker"):
-        reason, message = "no_server", f"remedy {remedy} is for a container without workers, and it names one"
+        reason, message = Reason.NO_SERVER, f"remedy {remedy} is for a container without workers, and it names one"
     elif not is_text(labels.get("container", "")) or not is_text(labels.get("incarnation", "")):
-        reason = "no_container"
+        reason = Reason.NO_CONTAINER
         message = (
             f"remedy {remedy} needs the labels `container` and `incarnation`, 1 to {NAME_MAX} printable characters"
         )
@@ -235,7 +236,7 @@ def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
     if is_text(labels.get("run", "")) and is_text(labels.get("worker", "")):
         return None
     message = f"remedy {remedy} needs the labels `run` and `worker`, 1 to {NAME_MAX} printable characters"
-    return Refusal(reason="no_run", message=message, fingerprint=alert.fingerprint, labels=labels)
+    return Refusal(reason=Reason.NO_RUN, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
@@ -244,7 +245,7 @@ def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
     if not labels.get("worker") and not labels.get("container"):
         return None
     message = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
-    return Refusal(reason="no_host_alone", message=message, fingerprint=alert.fingerprint, labels=labels)
+    return Refusal(reason=Reason.NO_HOST_ALONE, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 
 def _short(value: object) -> str:

@@ -1,7 +1,8 @@
 """What a remedy knows when it decides, and the closed set of steps it may choose from. Pure.
 
 A remedy is a function `decide(facts) -> Step`. It is asked again after every step and on a timer, each time with facts
-read anew, so that it never acts on what was true before. Every step carries the sentence that the ledger keeps.
+read anew, so that it never acts on what was true before. Every step carries the sentence that the ledger keeps; it is
+for people, and two steps that differ in nothing else are equal.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import State, Trip
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.items.tally import RunTally
+from remediator.reasons import Reason
 
 
 class Subject(StrEnum):
@@ -283,14 +285,14 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing now; the episode stays open and is looked at again. `reason` is a fixed word.
+    """Do nothing now; the episode stays open and is looked at again.
 
     `asks` is the container's incarnation that a person is asked about, where one is. `about` is whom or what a run's
     episode waits for, without the figures: where that changes, what it waits for is told anew.
     """
 
-    reason: str
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
     asks: str | None = None
     about: str = ""
 
@@ -300,14 +302,15 @@ class Close:
     """The episode is over."""
 
     outcome: Outcome
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WouldAct:
     """Dry run: everything is confirmed and nothing is done but this record."""
 
-    message: str
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +329,7 @@ class Begin:
     container_name: str
     settle_key: str | None
     worker_incarnation: str
-    message: str
+    message: str = field(compare=False)
     gpus: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     cgroup: str | None = None
@@ -336,14 +339,15 @@ class Begin:
 class Withdraw:
     """Take back the intents that are only planned: nothing was done for them. The episode is considered anew."""
 
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Warn:
     """Signal the worker's own process, and leave it time for a checkpoint; nothing is taken from it yet."""
 
-    message: str
+    message: str = field(compare=False)
     signal: str
     listener: ProcessId
 
@@ -352,51 +356,58 @@ class Warn:
 class Fence:
     """Take the job from the attempt."""
 
-    message: str
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
     """Stop the container, and that incarnation of it only."""
 
-    message: str
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """Start the container again."""
 
-    message: str
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
     """Take GPUs out of use: those of the free that are `lost`; else all, for a process on them cannot be killed."""
 
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
     lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Requeue:
-    """Queue the fenced job again; for `avoid_s` seconds not on the GPUs it was taken from, if others can run it."""
+    """Queue the fenced job again; for `avoid_s` seconds not on the GPUs it was taken from, if others can run it.
 
-    message: str
+    `retry` is which retry by us it is, from 1; `seen_dead` whether the process that held it is known to be dead.
+    """
+
+    message: str = field(compare=False)
     avoid_s: float
+    retry: int
+    seen_dead: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
     """End the fenced job for good."""
 
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
     """Mark these jobs as a lost host's, each only if it runs still: nobody else gets them, nor their GPUs."""
 
-    message: str
+    message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
 
 
@@ -404,7 +415,7 @@ class Lose:
 class Return:
     """Have these jobs of a host that is back run again, for as long as a lease, each only if it is still lost."""
 
-    message: str
+    message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
 
 
@@ -414,7 +425,7 @@ class LockWorker:
 
     host: str
     worker: str
-    message: str
+    message: str = field(compare=False)
     tell: Literal["administrator"] = "administrator"
 
     @property
@@ -429,7 +440,7 @@ class Migrate:
 
     host: str
     worker: str
-    message: str
+    message: str = field(compare=False)
     tell: None = None
 
     @property
@@ -442,7 +453,7 @@ class Migrate:
 class BlockRun:
     """Let nobody claim the run's jobs, and take those that run from their workers."""
 
-    message: str
+    message: str = field(compare=False)
     tell: Literal["submitter"] = "submitter"
 
     @property
@@ -467,7 +478,8 @@ class Advance:
 
     kind: Kind
     stage: Stage
-    message: str
+    reason: Reason
+    message: str = field(compare=False)
     unspent: bool = False
 
 

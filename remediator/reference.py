@@ -1,4 +1,4 @@
-"""Writes docs/settings-remediator.md from the settings, docs/metrics-remediator.md and -queue.md from the series.
+"""Writes the remediator's reference: its settings, its metrics and the queue's, and its reasons.
 
 `python -m remediator.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
 """
@@ -14,6 +14,7 @@ from gpuwarden.settings import table, write_pages
 from remediator.metrics.ledger import SERIES, Series
 from remediator.metrics.queue import ANSWER_S, COUNT_WAIT_S
 from remediator.metrics.queue import SERIES as QUEUE_SERIES
+from remediator.reasons import Reason
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -25,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         "settings-remediator.md": settings_page,
         "metrics-remediator.md": metrics_page,
         "metrics-queue.md": queue_page,
+        "reasons.md": reasons_page,
     }
     about = (__doc__ or "").partition("\n")[0]
     return write_pages(pages, module="remediator.reference", about=about, docs=DOCS, argv=argv)
@@ -87,6 +89,26 @@ def queue_page() -> str:
             f"A queue that does not answer within {ANSWER_S:g} s cannot be read.",
             "",
             *_rows(QUEUE_SERIES),
+            "",
+        ]
+    )
+
+
+def reasons_page() -> str:
+    """docs/reasons.md."""
+    return "\n".join(
+        [
+            "# Reasons",
+            "",
+            "<!-- Written by `python -m remediator.reference`; change remediator/reasons.py, not this page. -->",
+            "",
+            "Why an episode waits, why it was closed or a part of it given up, and why an alert was refused. They",
+            "are in `gpuwarden status`, in `gpuwarden ledger`, and in the label `reason` of",
+            "`gpuwarden_remediator_episodes_held` and `gpuwarden_remediator_alerts_total`.",
+            "",
+            "| reason | meaning |",
+            "|---|---|",
+            *(f"| `{reason}` | {reason.text} |" for reason in Reason),
             "",
         ]
     )

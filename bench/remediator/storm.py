@@ -21,6 +21,7 @@ from deploy.standalone.stack import Chain
 from gpuwarden.job import Trip
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Begin, Close, Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 
 ALERTS_A_CALL: Final = 50
@@ -45,7 +46,7 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
         if ledger.orders().brake() is None:
             raise BenchError(f"the brake is not latched after {hosts} hosts: {outcomes}")
     yield figure("remediator", f"{what}: begun before the brake latched", "", [float(outcomes["begun"])])
-    yield figure("remediator", f"{what}: held by it", "", [float(outcomes["brake"])])
+    yield figure("remediator", f"{what}: held by it", "", [float(outcomes[Reason.CIRCUIT_BREAKER])])
     yield figure("remediator", f"{what}: all of them decided", "s", [took_s])
     yield figure("remediator", f"{what}: peak memory of serve", "MiB", [peak_mib(chain.pid("serve"))])
 

@@ -17,6 +17,7 @@ from gpuwarden.format import ago, duration_s, plain, when, who
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.ledger.ledger import Held, Ledger
 from remediator.plan import Episode
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order
 
@@ -235,7 +236,7 @@ def brake(argv: list[str]) -> int:
             return 1
         order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.because)
         ledger.order(order)
-        waiting = [each for each in ledger.held() if each.reason == "brake"]
+        waiting = [each for each in ledger.held() if each.reason == Reason.CIRCUIT_BREAKER]
     print(f"released, by {order.who}; it was latched {ago(order.at - latched.at)} ago: {plain(latched.because)}")
     for each in waiting:
         print(f"  {_line(each, 'waited for this, and is looked at again now')}")
@@ -248,7 +249,7 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     its = {each.episode_id: each for each in _open(ledger, order)}
     held = [each for each in ledger.held(host=order.host) if each.episode_id in its]
     # Armed without approval, what waits for one is done without it.
-    waits = ("dry_run",) if order.act is Act.ASK else ("dry_run", "approval")
+    waits = (Reason.DRY_RUN,) if order.act is Act.ASK else (Reason.DRY_RUN, Reason.APPROVAL)
     ready = [each for each in held if each.reason in waits]
     lines = [f"{len(ready)} open episodes wait for {order.scope} to be armed" + (":" if ready else "")]
     lines += [f"  {_line(each, _would(ledger, each))}" for each in ready]

@@ -31,6 +31,7 @@ from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
 from remediator.ledger.ledger import Executing, Held, Ledger
 from remediator.plan import Outcome
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Orders, Safeguards
 
@@ -54,8 +55,9 @@ LONG_S: Final = 900.0
 
 _PASSES: Final = frozenset(
     {
-        *("dry_run", "paused", "brake", "cooldown", "approval", "declined", "maintenance", "silenced", "warned"),
-        *("heard", "looking_on", "jobs_heard", "nothing_held"),
+        *(Reason.DRY_RUN, Reason.PAUSED, Reason.CIRCUIT_BREAKER, Reason.COOLDOWN, Reason.APPROVAL, Reason.DECLINED),
+        *(Reason.MAINTENANCE, Reason.SILENCED, Reason.GRACE_PERIOD),
+        *(Reason.EXECUTOR_ALIVE, Reason.OBSERVATION_TOO_SHORT, Reason.WORKERS_ALIVE, Reason.NO_JOBS),
     }
 )
 """Waits that are told by themselves, or end by themselves."""
@@ -138,13 +140,13 @@ class Report:
                 f"the brake is latched since {when(self.brake.at)}: {self.brake.because}; look for the one cause, then "
                 "`gpuwarden brake release`"
             )
-        dry = sum(each.reason == "dry_run" for each in self.episodes)
+        dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
         if dry:
             found.append(f"{dry} wedged and not armed: `gpuwarden arm` shows them and asks")
         found += [
             f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.message}"
             for each in self.episodes
-            if each.reason == "approval"
+            if each.reason == Reason.APPROVAL
         ]
         found += [
             f"GPU {each.gpu} of {each.host} is out of use: {each.because}; `gpuwarden gpu release {each.gpu}` once it "

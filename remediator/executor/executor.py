@@ -49,6 +49,7 @@ from remediator.plan import (
     Unconfirmed,
 )
 from remediator.process_id import Holder
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES, guards, restart, wrangle
 from remediator.remedies.guards import Orders, Safeguards
 from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile
@@ -97,7 +98,10 @@ _LOSE: Final = "lose"
 """What the account calls it that a host's jobs are taken for lost."""
 
 _HELD: Final = frozenset(
-    {"approval", "brake", "declined", "dry_run", "maintenance", "paused", "silenced", "silences_unknown", "warned"}
+    {
+        *(Reason.APPROVAL, Reason.CIRCUIT_BREAKER, Reason.DECLINED, Reason.DRY_RUN, Reason.MAINTENANCE),
+        *(Reason.PAUSED, Reason.SILENCED, Reason.SILENCES_UNKNOWN, Reason.GRACE_PERIOD),
+    }
 )
 """Waits that tell nothing of whether a wedge is confirmed still."""
 
@@ -912,18 +916,18 @@ class Executor:
         name = type(step).__name__.lower()
         log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.message)
         match step:
-            case plan.Close(outcome=outcome, message=message):
-                self._ledger.close_episode(episode.episode_id, outcome, message, now=self._ledger.now())
+            case plan.Close(outcome=outcome, reason=reason, message=message):
+                self._ledger.close_episode(episode.episode_id, outcome, reason, message, now=self._ledger.now())
             case plan.WouldAct(message=message):
                 self._ledger.would_act(episode.episode_id, message, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
-            case plan.Withdraw(message=message):
-                self._ledger.withdraw(episode.episode_id, message, now=self._ledger.now())
-            case plan.Advance(kind=kind, stage=stage, message=message, unspent=unspent):
+            case plan.Withdraw(reason=reason, message=message):
+                self._ledger.withdraw(episode.episode_id, reason, message, now=self._ledger.now())
+            case plan.Advance(kind=kind, stage=stage, reason=reason, message=message, unspent=unspent):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
-                    saw: dict[str, Any] = {"act": "saw", "state": stage, "unspent": unspent}
+                    saw: dict[str, Any] = {"act": "saw", "state": stage, "reason": reason, "unspent": unspent}
                     self._advance(episode, intent, stage, kind, message, **saw)
             case plan.Warn():
                 self._warn(episode, step)
@@ -945,7 +949,7 @@ class Executor:
         if isinstance(instead, plan.Close):
             self._perform(episode, instead)
         elif isinstance(instead, plan.Wait):
-            if instead.reason == "brake":
+            if instead.reason is Reason.CIRCUIT_BREAKER:
                 log.error("the brake is latched: nothing is begun until a person releases it", because=instead.message)
             self._wait(episode, instead)
 
@@ -976,7 +980,7 @@ class Executor:
         else:
             its = {"attempt": attempt, "because": step.message}
             if self._taken(episode, "fail", lambda: queue.fail(job_id, now=queue.now(), **its)):
-                self._advance(episode, intent, Stage.DONE, "fail", step.message)
+                self._advance(episode, intent, Stage.DONE, "fail", step.message, reason=step.reason)
                 queue.tend(now=queue.now())
 
     def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
@@ -1064,7 +1068,7 @@ class Executor:
             return
         log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=message)
         data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
-        self._advance(episode, intent, intent.stage, "quarantine", message, data=data)
+        self._advance(episode, intent, intent.stage, "quarantine", message, data=data, reason=step.reason)
 
     def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
         """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
@@ -1113,6 +1117,7 @@ class Executor:
         data: Mapping[str, object] | None = None,
         unspent: bool = False,
         state: str | None = None,
+        reason: Reason | None = None,
     ) -> bool:
         if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
             watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
@@ -1128,6 +1133,7 @@ class Executor:
             data=data,
             unspent=unspent,
             state=state,
+            reason=reason,
         )
 
     def _try(self, act: Callable[[], None]) -> tuple[str, str]:

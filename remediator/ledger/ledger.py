@@ -84,6 +84,7 @@ from remediator.plan import (
     Wrangle,
 )
 from remediator.process_id import Holder
+from remediator.reasons import Reason
 from remediator.remedies.guards import (
     RATE_WINDOW_S,
     TOPIC,
@@ -127,7 +128,7 @@ class Entry:
     """One line of an episode's account. `host` is whose remediator wrote it.
 
     `state` is what a step came to: the stage of an intent, the outcome of a close, whether an alert fires. `reason` is
-    what a wait is for.
+    why, as `remediator.reasons` has it.
     """
 
     at: float
@@ -141,7 +142,7 @@ class Entry:
     @property
     def what(self) -> str:
         """The step, with what it came to or waits for."""
-        more = self.state or self.reason
+        more = self.reason if self.step == _WAIT else self.state
         return self.step if more is None else f"{self.step}: {more}"
 
 
@@ -159,6 +160,7 @@ class Story:
     opened_at: float
     closed_at: float | None
     outcome: str | None
+    reason: str | None
     message: str | None
     wait_reason: str | None = None
     entries: tuple[Entry, ...] = ()
@@ -496,7 +498,7 @@ class Ledger:
     def _latch(self, connection: Connection, found: Latch, now: float) -> Wait:
         who = f"the executor of {self._host}"
         self._give(connection, Order(act=Act.BRAKE, at=now, who=who, because=found.message))
-        return Wait(reason="brake", message=f"the brake was latched here: {found.message}")
+        return Wait(reason=Reason.CIRCUIT_BREAKER, message=f"the brake was latched here: {found.message}")
 
     # --- orders
 
@@ -646,6 +648,7 @@ class Ledger:
         data: Mapping[str, Any] | None = None,
         unspent: bool = False,
         state: str | None = None,
+        reason: Reason | None = None,
     ) -> bool:
         """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
 
@@ -670,14 +673,14 @@ class Ledger:
         with writing(self._engine) as connection:
             if connection.execute(move).rowcount != 1:
                 return False
-            self._write(connection, episode_id, act, step, message, now, tally, state=state)
+            self._write(connection, episode_id, act, step, message, now, tally, state=state, reason=reason)
             if stage in OVER and intent.stage not in OVER:
                 whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
                 tally.over(connection.scalars(whose).one(), intent.kind, stage)
             tally.keep(connection)
             return True
 
-    def withdraw(self, episode_id: int, message: str, *, now: float) -> None:
+    def withdraw(self, episode_id: int, reason: Reason, message: str, *, now: float) -> None:
         """Take back an episode's intents that are only planned: the keys are free, and the episode has neither.
 
         Nothing while another executor has one of them: it may be acting on it.
@@ -690,7 +693,7 @@ class Ledger:
                 return
             retire = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, retired="withdrawn", entered_at=now)
             connection.execute(retire)
-            self._write(connection, episode_id, "decided", "withdraw", message, now)
+            self._write(connection, episode_id, "decided", "withdraw", message, now, reason=reason)
             tally = Tally()
             for row in taken:
                 tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
@@ -775,7 +778,7 @@ class Ledger:
             self._write(connection, episode.episode_id, "saw", "capture", captured.message, now)
             return True
 
-    def close_episode(self, episode_id: int, outcome: Outcome, message: str, *, now: float) -> None:
+    def close_episode(self, episode_id: int, outcome: Outcome, reason: Reason, message: str, *, now: float) -> None:
         """The episode is over. Firing alerts that accuse another attempt than its own, a host or a run go back.
 
         They came while it was open, and Alertmanager does not send them again within hours: the inbox has them again.
@@ -784,12 +787,12 @@ class Ledger:
             closed = (
                 update(EPISODES)
                 .where(EPISODES.c.episode_id == episode_id, EPISODES.c.closed_at.is_(None))
-                .values(closed_at=now, outcome=outcome, message=_storable(message))
+                .values(closed_at=now, outcome=outcome, reason=reason, message=_storable(message))
             )
             if connection.execute(closed).rowcount != 1:
                 return
             row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one()
-            self._write(connection, episode_id, "decided", "close", message, now, state=outcome)
+            self._write(connection, episode_id, "decided", "close", message, now, state=outcome, reason=reason)
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             tally = Tally()
             tally.closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
@@ -810,7 +813,7 @@ class Ledger:
         tally: Tally | None = None,
         *,
         state: str | None = None,
-        reason: str | None = None,
+        reason: Reason | None = None,
     ) -> None:
         """Add a line to the journal. All but waits, alerts and orders end what the episode waits for."""
         entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "state": state, "reason": reason}
@@ -1011,9 +1014,15 @@ class Ledger:
 
 _LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
 
-_CLOSED_MEANWHILE: Final = Close(outcome=Outcome.SUPERSEDED, message="it was closed meanwhile")
+_CLOSED_MEANWHILE: Final = Close(
+    outcome=Outcome.SUPERSEDED, reason=Reason.CLOSED_MEANWHILE, message="it was closed meanwhile"
+)
 
-_FREED_ALREADY: Final = Close(outcome=Outcome.SUPERSEDED, message="that incarnation of the container was freed already")
+_FREED_ALREADY: Final = Close(
+    outcome=Outcome.SUPERSEDED,
+    reason=Reason.RESTARTED_ALREADY,
+    message="that incarnation of the container was freed already",
+)
 
 _NOT_FREED: Final = frozenset({Stage.PLANNED, Stage.WITHDRAWN})
 """Stages of a free at which nothing was done to its container."""
@@ -1368,6 +1377,7 @@ def _story(row: Row[Any], entries: tuple[Entry, ...] = ()) -> Story:
         opened_at=row.opened_at,
         closed_at=row.closed_at,
         outcome=row.outcome,
+        reason=row.reason,
         message=row.message,
         wait_reason=row.wait_reason,
         entries=entries,

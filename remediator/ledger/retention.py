@@ -31,6 +31,7 @@ from sqlalchemy import (
 from gpuwarden.db.engine import upsert
 from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, RUN_DECISIONS, SPENT
 from remediator.plan import OVER
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act
 
 EPISODES_AT_ONCE: Final = 50
@@ -100,7 +101,7 @@ def abandon_some(connection: Connection, *, before: float, now: float) -> Counte
     abandon = (
         update(ALERTS)
         .where(ALERTS.c.alert_id.in_(untaken(connection, before=before)), ALERTS.c.state == "new")
-        .values(state="abandoned", reason="abandoned", message=message)
+        .values(state="abandoned", reason=Reason.ABANDONED, message=message)
     )
     return Counter(connection.scalars(abandon.returning(ALERTS.c.host)))
 

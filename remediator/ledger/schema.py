@@ -39,6 +39,7 @@ EPISODES = Table(
     Column("asked", String),  # the container's incarnation that a person was last asked about
     Column("closed_at", Float),
     Column("outcome", String),
+    Column("reason", String),
     Column("message", String),
     # What it waits for; all three are null while it is at work.
     Column("wait_reason", String),
@@ -69,7 +70,7 @@ ALERTS = Table(
     Column("annotations", JSON, nullable=False),
     Column("starts_at", String, nullable=False),
     Column("state", String, nullable=False),  # new | linked | idle | refused | abandoned
-    Column("reason", String),  # of one that is not taken up: a fixed word
+    Column("reason", String),  # of one that is not taken up: one of remediator.reasons
     Column("message", String),
     Column("episode_id", ForeignKey("episodes.episode_id")),
     Index("alerts_by_state", "state", "alert_id"),
@@ -125,7 +126,7 @@ JOURNAL = Table(
     Column("act", String, nullable=False),  # saw | decided | did | failed | would | ordered
     Column("step", String, nullable=False),
     Column("state", String),  # what it came to: the stage of an intent, the outcome of a close, firing or resolved
-    Column("reason", String),  # of a wait
+    Column("reason", String),  # one of remediator.reasons
     Column("message", String, nullable=False),
     Column("host", String),  # where it was seen, decided or done
     Index("journal_by_episode", "episode_id", "entry_id"),

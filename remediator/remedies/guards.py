@@ -7,7 +7,7 @@ but for a disarming, which ends every act at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -30,6 +30,7 @@ from remediator.plan import (
     Warn,
     Wrangle,
 )
+from remediator.reasons import Reason
 
 
 class Act(StrEnum):
@@ -270,7 +271,7 @@ class Silence:
 class Latch:
     """This one would be a storm: the brake is to be latched, and holds everything that has not begun."""
 
-    message: str
+    message: str = field(compare=False)
 
 
 def wish(episode: Episode, step: Step) -> Wish:
@@ -330,7 +331,7 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
             f"it was freed {max(0.0, ago_s):.0f} s ago and cools down for {safeguards.cooldown_s:.0f} s: "
             "what wedges again so soon is not mended by a restart; taken up again by itself afterwards"
         )
-        return Wait(reason="cooldown", message=message)
+        return Wait(reason=Reason.COOLDOWN, message=message)
     ago_s = recent.gpu_freed_s_ago
     if ago_s is not None and (ago_s == 0 or abs(ago_s) < safeguards.vram_cooldown_s):
         told = f"was freed {max(0.0, ago_s):.0f} s ago" if ago_s else "is promised to be freed, or is being freed"
@@ -338,7 +339,7 @@ def may_begin(wish: Wish, orders: Orders, recent: Recent, safeguards: Safeguards
             f"another container on its GPU {told}: one goes at a time, and what is free is measured anew "
             f"{safeguards.vram_cooldown_s:.0f} s afterwards"
         )
-        return Wait(reason="gpu_cooldown", message=message)
+        return Wait(reason=Reason.GPU_COOLDOWN, message=message)
     return is_approved(wish, orders, recent, now=now) or _storm(wish, recent, safeguards)
 
 
@@ -346,7 +347,7 @@ def _disarmed(wish: Wish, orders: Orders) -> Wait | None:
     if orders.armed(host=wish.host, remedy=wish.remedy):
         return None
     order = orders.arming(host=wish.host, remedy=wish.remedy)
-    return Wait(reason="dry_run", message=f"disarmed just now: {_told(order)}")
+    return Wait(reason=Reason.DRY_RUN, message=f"disarmed just now: {_told(order)}")
 
 
 def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
@@ -374,11 +375,12 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     brake = orders.brake()
     if brake is not None:
         message = f"the brake is latched: {brake.because}; `gpuwarden brake release` once a person has looked"
-        return Wait(reason="brake", message=message)
+        return Wait(reason=Reason.CIRCUIT_BREAKER, message=message)
     pauses = orders.pauses(host=host, now=now)
     if pauses:
         return Wait(
-            reason="paused", message=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it"
+            reason=Reason.PAUSED,
+            message=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it",
         )
     window = orders.maintenance(host=host, now=now)
     if window is not None:
@@ -386,7 +388,7 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
             f"maintenance {window.order_id}: {_told(window)}; it ends in {_ends_s(window, now):.0f} s, and "
             f"`gpuwarden maintenance end {window.order_id}` ends it"
         )
-        return Wait(reason="maintenance", message=message)
+        return Wait(reason=Reason.MAINTENANCE, message=message)
     return None
 
 
@@ -436,7 +438,7 @@ def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun
     answer = recent.answer if recent.answer is not None and recent.answer.key == wish.key else None
     if answer is not None and answer.act is Act.DECLINE:
         message = f"declined {_told(answer)}; `gpuwarden approve {wish.episode_id}` if it is to be done after all"
-        return Wait(reason="declined", message=message)
+        return Wait(reason=Reason.DECLINED, message=message)
     if not orders.asks(host=wish.host, remedy=wish.remedy):
         return None
     if answer is not None and (begun or answer.until is None or answer.until > now):
@@ -446,7 +448,7 @@ def is_approved(wish: Wish, orders: Orders, recent: Recent, *, now: float, begun
         f"{late}a person is asked: `gpuwarden approve {wish.episode_id}` or `gpuwarden decline {wish.episode_id}`: "
         f"{wish.message}"
     )
-    return Wait(reason="approval", message=message, asks=wish.key)
+    return Wait(reason=Reason.APPROVAL, message=message, asks=wish.key)
 
 
 def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> Wait | None:
@@ -457,10 +459,10 @@ def heed(silences: Sequence[Silence], unknown: str, safeguards: Safeguards) -> W
     if silences:
         told = "; ".join(f"{each.silence_id} by {each.by or '?'}: {each.comment or '?'}" for each in silences)
         message = f"silenced in Alertmanager: {told}; taken up again by itself when the silence ends"
-        return Wait(reason="silenced", message=message)
+        return Wait(reason=Reason.SILENCED, message=message)
     if unknown and safeguards.unknown_holds:
         message = f"whether it is silenced is unknown, and --silences-unknown says hold: {unknown}"
-        return Wait(reason="silences_unknown", message=message)
+        return Wait(reason=Reason.SILENCES_UNKNOWN, message=message)
     return None
 
 

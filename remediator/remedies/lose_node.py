@@ -13,6 +13,7 @@ from typing import Final
 
 from gpuwarden.job import State, Trip
 from remediator.plan import Close, Facts, HeldJob, HostFacts, Lose, Outcome, Return, Step, Wait, WouldAct
+from remediator.reasons import Reason
 
 TRIPS: Final = frozenset({Trip.NODE_LOST})
 """The trip of its alerts; there is no local evidence to confirm another by."""
@@ -22,7 +23,7 @@ def decide(facts: Facts) -> Step:
     """The next step of one episode, by whichever host's remediator looks at it."""
     host = facts.host
     if host is None:
-        return Wait(reason="queue_silent", message=f"which jobs it has is unknown: {facts.unknown}")
+        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"which jobs it has is unknown: {facts.unknown}")
     if not facts.episode.firing:
         return _over(facts, host)
     bound_s = facts.limits.node_lost_after_s
@@ -30,16 +31,19 @@ def decide(facts: Facts) -> Step:
     if host.shows_life and lost:  # whatever its alert says: that it has ended may never arrive
         return _back(facts, lost)
     if host.shows_life:
-        return Wait(reason="heard", message="its own remediator shows life: what is silent is its exporter, or the way")
+        return Wait(
+            reason=Reason.EXECUTOR_ALIVE,
+            message="its own remediator shows life: what is silent is its exporter, or the way",
+        )
     if host.silent_for_s < bound_s:
         message = f"its own remediator is to be silent for {bound_s:.0f} s as well, while this one looks on"
-        return Wait(reason="looking_on", message=message)
+        return Wait(reason=Reason.OBSERVATION_TOO_SHORT, message=message)
     if host.accused > host.alive:
         message = (
             f"{host.accused} hosts are said to be silent and {host.alive} show life: whoever says so may be cut off, "
             "or a person must look; the leases of their jobs go on"
         )
-        return Wait(reason="watcher_blind", message=message)
+        return Wait(reason=Reason.MAJORITY_SILENT, message=message)
     due = tuple(each for each in _in(host, State.RUNNING) if _is_due(each, bound_s))
     if not due:
         return _nothing_due(host)
@@ -47,13 +51,13 @@ def decide(facts: Facts) -> Step:
     if facts.armed:
         return Lose(jobs=due, message=f"{message}; held for it, for they may run still")
     if facts.episode.would_act:
-        return Wait(reason="dry_run", message="dry run: would hold its jobs, and does nothing")
+        return Wait(reason=Reason.DRY_RUN, message="dry run: would hold its jobs, and does nothing")
     return WouldAct(message=f"would hold its jobs as those of a lost node: {message}")
 
 
 def adopt(_: Facts) -> Step:
     """Nothing is owed: what it decides is decided by every host's remediator alike."""
-    return Wait(reason="settled", message="a lost host's jobs are held, and nothing of them is settled")
+    return Wait(reason=Reason.DONE, message="a lost host's jobs are held, and nothing of them is settled")
 
 
 def _over(facts: Facts, host: HostFacts) -> Step:
@@ -61,14 +65,15 @@ def _over(facts: Facts, host: HostFacts) -> Step:
     lost = _in(host, State.NODE_LOST)
     if not lost:
         if host.taken:
-            return Close(outcome=Outcome.MENDED, message="none of its jobs is lost any more")
-        return Close(outcome=Outcome.UNCONFIRMED, message="the alert ended, and none of its jobs was taken for lost")
+            return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message="none of its jobs is lost any more")
+        message = "the alert ended, and none of its jobs was taken for lost"
+        return Close(outcome=Outcome.UNCONFIRMED, reason=Reason.NO_JOBS, message=message)
     return _back(facts, lost) if host.shows_life else _held(lost)
 
 
 def _back(facts: Facts, lost: Sequence[HeldJob]) -> Step:
     if not facts.armed:
-        return Wait(reason="dry_run", message=f"it is back, and once armed its jobs run again: {_told(lost)}")
+        return Wait(reason=Reason.DRY_RUN, message=f"it is back, and once armed its jobs run again: {_told(lost)}")
     message = f"{facts.episode.host} is back: {_told(lost)}; each has the time of a lease to be heard of"
     return Return(jobs=tuple(lost), message=message)
 
@@ -77,8 +82,8 @@ def _nothing_due(host: HostFacts) -> Step:
     lost, running = _in(host, State.NODE_LOST), _in(host, State.RUNNING)
     if running:
         message = f"not taken for lost, for they were heard of, or never were: {_told(running)}"
-        return Wait(reason="jobs_heard", message=message)
-    return _held(lost) if lost else Wait(reason="nothing_held", message="it has no job that could be lost")
+        return Wait(reason=Reason.WORKERS_ALIVE, message=message)
+    return _held(lost) if lost else Wait(reason=Reason.NO_JOBS, message="it has no job that could be lost")
 
 
 def _held(lost: Sequence[HeldJob]) -> Step:
@@ -86,7 +91,7 @@ def _held(lost: Sequence[HeldJob]) -> Step:
         f"held until they are heard of, or their queue's time for lost jobs is over: {_told(lost)}; "
         "`gpuwarden job cancel` gives one up, whose process may run still"
     )
-    return Wait(reason="node_lost", message=message)
+    return Wait(reason=Reason.JOBS_HELD, message=message)
 
 
 def _in(host: HostFacts, state: State) -> tuple[HeldJob, ...]:

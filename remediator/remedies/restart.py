@@ -23,6 +23,7 @@ from remediator.plan import (
     Wait,
     Warn,
 )
+from remediator.reasons import Reason
 
 TRIES_MAX: Final = 5
 """How often a stop, or a start, is tried at the executor's pace; then at `RETRY_S`, for as long as patience lasts."""
@@ -56,7 +57,7 @@ def go_on(
     else it is: what was fenced has nothing left to lose.
     """
     if not facts.container_known:
-        return Wait(reason="engine_silent", message=f"the container engine does not answer: {facts.unknown}")
+        return Wait(reason=Reason.ENGINE_UNREACHABLE, message=f"the container engine does not answer: {facts.unknown}")
     if free.stage is Stage.PLANNED and is_up(facts, free):
         return stop()
     if free.stage is Stage.PLANNED and ended is not None:
@@ -72,22 +73,23 @@ def _start_again(facts: Facts, free: Intent) -> Step:
     """It is seen dead and its job is settled. Nobody's container is started that we did not end."""
     container = facts.container
     if container is None:
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container is gone; there is nothing to start")
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message="the container is gone")
     if container.running:
         goes_on = container.incarnation == free.key
+        reason = Reason.REPLACED if goes_on else Reason.STARTED_ELSEWHERE
         message = "goes on with another worker in it" if goes_on else "was started by someone else"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=f"the container {message}")
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=reason, message=f"the container {message}")
     if container.incarnation not in ("", free.key):  # an empty one: see `_see_up`
         message = "the container was started by someone else, and has ended since: it is left as it is"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=message)
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.ENDED_ELSEWHERE, message=message)
     if container.left_down and not _tries(free):
         message = "it is left down: its engine restarts whatever ends, and was told to stop it, not by us"
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=message)
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.LEFT_DOWN, message=message)
     settle = facts.episode.settle
     settled = settle is not None and settle.stage is Stage.DONE
     # What was fenced ends by itself: that end is our doing as much as a stop, and is given back as one.
     if not facts.armed and not _tries(free) and not settled:
-        return Wait(reason="dry_run", message="disarmed since it began, and it was not we who ended the container")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began, and it was not we who ended the container")
     return Start(message="it is seen dead" + (" and its job is settled" if settled else ""))
 
 
@@ -97,23 +99,28 @@ def _see_up(facts: Facts, free: Intent) -> Step:
     if container is not None and container.running:
         if container.starting and late(facts, facts.free_for_s):
             message = f"{container.name} was started, and its start does not come to an end: a person must look"
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
+            return _not_started(message)
         if container.starting:
-            return Wait(reason="starting", message=f"{container.name} was started, and is not up yet")
+            return Wait(reason=Reason.STARTING, message=f"{container.name} was started, and is not up yet")
         if facts.runs_for_s < seen_s:
             return Wait(
-                reason="started", message=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on"
+                reason=Reason.STABILIZING,
+                message=f"{container.name} runs; it is believed when it does {seen_s:.0f} s on",
             )
-        return Advance(kind=Kind.FREE, stage=Stage.DONE, message=f"{container.name} runs again")
+        return Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message=f"{container.name} runs again")
     # An empty one is of what nobody knows any more what ran in it: systemd forgets that of a service that is down.
     if container is not None and container.incarnation not in ("", free.key):
         message = f"{container.name} was started, and has ended by itself since: a person must look"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
+        return _not_started(message)
     if container is None or (_tries(free) >= TRIES_MAX and late(facts, facts.free_for_s)):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look")
+        return _not_started("it did not start again: a person must look")
     if _may_try(facts, free):
         return Start(message="it does not run yet")
-    return Wait(reason="starting", message=f"it does not run yet, after {_tries(free)} tries")
+    return Wait(reason=Reason.STARTING, message=f"it does not run yet, after {_tries(free)} tries")
+
+
+def _not_started(message: str) -> Advance:
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.START_FAILED, message=message)
 
 
 def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
@@ -128,22 +135,24 @@ def warned_first(facts: Facts, free: Intent, act: Fence | Stop) -> Step:
     if warned is None or not (warned["done"] or warned["tries"] >= WARNINGS_MAX):
         if warned is None and not facts.container_known:
             message = f"it is to be warned first, and the container engine does not answer: {facts.unknown}"
-            return Wait(reason="engine_silent", message=message)
+            return Wait(reason=Reason.ENGINE_UNREACHABLE, message=message)
         if facts.listener is not None:
             message = f"it has {limits.warn_grace_s:g} s for a checkpoint: {limits.warn_signal} to {facts.listener.pid}"
             return Warn(signal=limits.warn_signal, listener=facts.listener, message=message)
         if warned is None:
             return replace(act, message=f"{act.message}; not warned: {facts.deaf}")
     if not warned.get("before") and facts.warned_for_s < limits.warn_grace_s:
-        return Wait(reason="warned", message=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint")
+        return Wait(
+            reason=Reason.GRACE_PERIOD, message=f"it was warned, and has {limits.warn_grace_s:g} s for a checkpoint"
+        )
     return act
 
 
-def doubt(facts: Facts, reason: str, message: str) -> Step:
+def doubt(facts: Facts, reason: Reason, message: str) -> Step:
     """Not enough to act on: wait while the alert fires, let go when it ends."""
     if facts.episode.firing:
         return Wait(reason=reason, message=message)
-    return Close(outcome=Outcome.UNCONFIRMED, message=f"the alert ended; {message}")
+    return Close(outcome=Outcome.UNCONFIRMED, reason=reason, message=f"the alert ended; {message}")
 
 
 def is_up(facts: Facts, free: Intent) -> bool:
@@ -162,9 +171,9 @@ def close(free: Intent, settle: Intent | None) -> Step:
     if free.stage is Stage.DONE:
         settled = settle is not None and settle.stage is Stage.DONE
         job = "its job is settled" if settled else "held no job that was its to settle"
-        return Close(outcome=Outcome.MENDED, message=f"the container is free and {job}")
+        return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=f"the container is free and {job}")
     parts = f"free {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
-    return Close(outcome=Outcome.PARTLY, message=parts)
+    return Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message=parts)
 
 
 def down(facts: Facts) -> str:
@@ -187,10 +196,10 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     spent = _tries(free) >= TRIES_MAX and given_up
     if is_up(facts, free):
         if spent:
-            return _give_up(facts, free, f"it cannot be stopped, after {_tries(free)} tries")
+            return _give_up(facts, free, Reason.STOP_FAILED, f"it cannot be stopped, after {_tries(free)} tries")
         if _may_stop(facts, free):
             return _if_armed(facts, Stop(message="it still runs"))
-        return Wait(reason="dying", message=f"it still runs, after {_tries(free)} tries")
+        return Wait(reason=Reason.STOPPING, message=f"it still runs, after {_tries(free)} tries")
     container, had = facts.container, _had(free)
     ours = container is not None and container.incarnation == free.key
     # Whoever restarted it since has processes of their own in there: then only those seen before the stop count.
@@ -198,23 +207,23 @@ def see_dead(facts: Facts, free: Intent) -> Step:
     left = sorted(container.pids if ours or forgotten else container.pids & had) if container else []
     lingers: Wait | None
     if left:
-        lingers = Wait(reason="dying", message=f"processes {left} are still in its cgroup")
+        lingers = Wait(reason=Reason.STOPPING, message=f"processes {left} are still in its cgroup")
         if ours and not spent and free.stage is Stage.STOPPING and _may_stop(facts, free):
             return _if_armed(facts, Stop(message=f"it does not run, but {lingers.message}"))
     elif facts.worker_ended and (container is None or not container.running):
         message = f"{down(facts)}, its cgroup is empty, its worker ended cleanly"
-        return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
+        return _seen_dead(message)
     elif not _fresh(facts):
         message = f"the exporter does not say whether its processes are gone: {facts.unknown or 'an old look'}"
         if facts.worker_ended and late(facts, facts.free_for_s):  # it does answer, and knows no such worker any more
-            return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{message}: a person must look")
-        return Wait(reason="driver_silent", message=message)
+            return _abandoned(Reason.EXIT_UNCONFIRMED, message)
+        return Wait(reason=Reason.DRIVER_UNREACHABLE, message=message)
     else:
         lingers = on_gpus(facts, free)
         if lingers is None:
             message = f"{down(facts)}, its cgroup is empty, {_unlisted(facts, free)}"
-            return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
-    return _give_up(facts, free, lingers.message) if given_up else lingers
+            return _seen_dead(message)
+    return _give_up(facts, free, lingers.reason, lingers.message) if given_up else lingers
 
 
 def was_refused_lately(facts: Facts) -> bool:
@@ -241,7 +250,8 @@ def take_lost(facts: Facts, free: Intent) -> Step | None:
     lost = tuple(gpu for gpu in _lost(facts) if gpu in free.data.get("gpus", []) and gpu not in taken)
     if not lost:
         return None
-    return Quarantine(message=f"{', '.join(lost)} is lost, and out of use until a person releases it", lost=lost)
+    message = f"{', '.join(lost)} is lost, and out of use until a person releases it"
+    return Quarantine(reason=Reason.GPU_LOST, message=message, lost=lost)
 
 
 def _lost(facts: Facts) -> list[str]:
@@ -262,9 +272,11 @@ def on_gpus(facts: Facts, free: Intent) -> Wait | None:
     without = _lost(facts) if _was_looked_into(facts, free) else []
     silent = [gpu for gpu, pids in listed.items() if pids is None and gpu not in without]
     if held:
-        return Wait(reason="dying", message=f"the driver still lists its processes {held}")
+        return Wait(reason=Reason.STOPPING, message=f"the driver still lists its processes {held}")
     if silent:
-        return Wait(reason="driver_silent", message=f"the driver does not list the processes of {', '.join(silent)}")
+        return Wait(
+            reason=Reason.DRIVER_UNREACHABLE, message=f"the driver does not list the processes of {', '.join(silent)}"
+        )
     return None
 
 
@@ -312,12 +324,20 @@ def _if_armed(facts: Facts, step: Stop | Quarantine) -> Step:
     """Disarmed in the middle: nothing more is taken from anybody. What was taken is still given back."""
     if facts.armed:
         return step
-    return Wait(reason="dry_run", message=f"disarmed since it began, and left as it is: {step.message}")
+    return Wait(reason=Reason.DRY_RUN, message=f"disarmed since it began, and left as it is: {step.message}")
 
 
-def _give_up(facts: Facts, free: Intent, message: str) -> Step:
+def _give_up(facts: Facts, free: Intent, reason: Reason, message: str) -> Step:
     """What cannot be killed may hold its GPUs for ever: nobody else is sent there before a person has looked."""
     if free.data.get("gpus") and not free.data.get("quarantined"):
         message = f"{message}: its GPUs are out of use until a person releases them"
-        return _if_armed(facts, Quarantine(message=message))
-    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{message}: a person must look")
+        return _if_armed(facts, Quarantine(reason=reason, message=message))
+    return _abandoned(reason, message)
+
+
+def _abandoned(reason: Reason, message: str) -> Advance:
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message=f"{message}: a person must look")
+
+
+def _seen_dead(message: str) -> Advance:
+    return Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.SEEN_DEAD, message=message)

@@ -27,6 +27,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.reasons import Reason
 from remediator.remedies import restart
 
 Confirm = Callable[[ServerFacts], tuple[bool, str]]
@@ -51,30 +52,36 @@ def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
 
 def adopt(_: Facts) -> Step:
     """Nothing is owed for another host: there is no job to settle."""
-    return Wait(reason="settled", message="it has no job; its container waits for its own host")
+    return Wait(reason=Reason.DONE, message="it has no job; its container waits for its own host")
 
 
 def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
     """Nothing is promised yet: is it the same incarnation, and do we see ourselves what it is accused of?"""
     seen, accused = facts.server, facts.episode.incarnation
     if seen is None:
-        return restart.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+        return restart.doubt(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
     if seen.sample_age_s > facts.limits.evidence_fresh_s:
-        return restart.doubt(facts, "stale_evidence", f"the exporter's newest look is {seen.sample_age_s:.1f} s old")
+        return restart.doubt(
+            facts, Reason.STALE_EVIDENCE, f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+        )
     if seen.container_incarnation is None:
         return _unlisted(facts)
     if seen.container_incarnation != accused:
-        return Close(outcome=Outcome.SUPERSEDED, message="the incarnation that was accused has been replaced since")
+        return Close(
+            outcome=Outcome.SUPERSEDED,
+            reason=Reason.REPLACED,
+            message="the incarnation that was accused has been replaced since",
+        )
     if seen.workers is None:
-        return restart.doubt(facts, "unconfirmed", "whether workers live in it is unknown")
+        return restart.doubt(facts, Reason.UNCONFIRMED, "whether workers live in it is unknown")
     if seen.workers:
         message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
-        return Close(outcome=Outcome.REFUSED, message=message)
+        return Close(outcome=Outcome.REFUSED, reason=Reason.HAS_WORKERS, message=message)
     confirmed, figures = confirm(seen)
     if not confirmed:
-        return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {figures}")
     if not facts.container_known:
-        return restart.doubt(facts, "no_container", f"the container engine does not answer: {facts.unknown}")
+        return restart.doubt(facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}")
     container = facts.container
     if container is None or _is_over(facts):
         return _ended(facts)
@@ -87,10 +94,10 @@ def _unlisted(facts: Facts) -> Step:
         message = (
             f"the exporter does not list it, and its engine does not tell: {facts.unknown or 'it cannot be asked'}"
         )
-        return restart.doubt(facts, "no_container", message)
+        return restart.doubt(facts, Reason.NO_CONTAINER, message)
     if _is_over(facts):
         return _ended(facts)
-    return restart.doubt(facts, "no_container", "the exporter does not list it, and its engine says that it runs")
+    return restart.doubt(facts, Reason.NO_CONTAINER, "the exporter does not list it, and its engine says that it runs")
 
 
 def _is_over(facts: Facts) -> bool:
@@ -100,22 +107,23 @@ def _is_over(facts: Facts) -> bool:
 
 
 def _ended(facts: Facts) -> Close:
-    return Close(outcome=Outcome.SUPERSEDED, message=f"{restart.down(facts)}: its incarnation ended without us")
+    message = f"{restart.down(facts)}: its incarnation ended without us"
+    return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ENDED_ELSEWHERE, message=message)
 
 
 def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
     if not container.managed:
         message = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, message=message)
+        return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.vanishes:
         message = f"container {container.name} is removed when it ends (--rm), and could not be started again"
-        return Close(outcome=Outcome.REFUSED, message=message)
+        return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_RESTARTABLE, message=message)
     if container.paused:
         message = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, "container_paused", message)
+        return restart.doubt(facts, Reason.CONTAINER_PAUSED, message)
     if not facts.armed:
         if facts.episode.would_act:
-            return Wait(reason="dry_run", message="dry run: would act, and does nothing")
+            return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
         return WouldAct(message=f"would stop {container.name} and start it: {figures}")
     return Begin(
         trip=trip,
@@ -136,12 +144,12 @@ def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
     """Facts are read again before the act: what is not so any more is left alone."""
     confirmed, figures = _still_so(facts, free, confirm)
     if confirmed and not facts.armed:
-        return Wait(reason="dry_run", message="disarmed since it began: nothing is stopped")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
     if confirmed:
         return Stop(message=figures)
     if restart.late(facts, facts.free_for_s):
-        return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
-    return Wait(reason="unconfirmed", message=f"not stopped, for it is not confirmed any more: {figures}")
+        return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, for it is not confirmed any more: {figures}")
 
 
 def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
@@ -155,8 +163,8 @@ def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
         return None
     if restart.late(facts, facts.free_for_s):
         message = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message, unspent=True)
-    return Wait(reason="unconfirmed", message=f"not stopped again, for it is not confirmed any more: {figures}")
+        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.UNCONFIRMED, message=message, unspent=True)
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped again, for it is not confirmed any more: {figures}")
 
 
 def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
@@ -176,7 +184,7 @@ def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
 
 def _ended_without_us(facts: Facts) -> Step:
     """Nothing was done yet, and the incarnation is over: what became of it is its owner's, and is not started by us."""
-    return Withdraw(message=f"{restart.down(facts)}, before anything was done")
+    return Withdraw(reason=Reason.ENDED_ELSEWHERE, message=f"{restart.down(facts)}, before anything was done")
 
 
 def gpus_of(seen: ServerFacts) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.reasons import Reason
 from remediator.remedies import restart
 
 QUEUE_PATIENCE_S: Final = 10.0
@@ -69,10 +70,10 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
     if settle is not None and not settle.over:
         message = "the container was not seen dead; settling "
         if not facts.armed:
-            return Wait(reason="dry_run", message=f"{message}once armed")
+            return Wait(reason=Reason.DRY_RUN, message=f"{message}once armed")
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
-            return Wait(reason="not_seen_dead", message=_HELD)
-        return Wait(reason="bound", message=f"{message}after {facts.limits.settle_bound_s:.0f} s")
+            return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
+        return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_bound_s:.0f} s")
     return restart.close(free, settle)
 
 
@@ -80,25 +81,25 @@ def adopt(facts: Facts) -> Step:
     """The next step of a settle whose host's own executor shows no life: any remediator may do it, after the bound."""
     settle, job, attempt = facts.episode.settle, facts.job, facts.episode.attempt
     if settle is None or settle.over:
-        return Wait(reason="settled", message="nothing is owed")
+        return Wait(reason=Reason.DONE, message="nothing is owed")
     if not facts.job_known:
-        return Wait(reason="queue_silent", message=f"the queue does not answer: {facts.unknown}")
+        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"the queue does not answer: {facts.unknown}")
     # What the queue says counts: the host may have died between fencing the job and noting it.
     if job is None or job.attempt != attempt or job.state not in (State.FENCING, *MOVES[Move.FENCE].sources):
-        return Wait(reason="settled", message="it is settled; its own host has only to note it")
+        return Wait(reason=Reason.DONE, message="it is settled; its own host has only to note it")
     if job.state is not State.FENCING:
-        return Wait(reason="not_fenced", message="nothing was taken from its attempt yet; its own lease holds")
+        return Wait(reason=Reason.NOT_FENCED, message="nothing was taken from its attempt yet; its own lease holds")
     if facts.settle_for_s < facts.limits.settle_bound_s:
-        return Wait(reason="bound", message=f"the remediator of {facts.episode.host} may yet come back")
+        return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"the remediator of {facts.episode.host} may yet come back")
     if not facts.armed:
-        return Wait(reason="dry_run", message="dry run: nothing is settled for another host")
+        return Wait(reason=Reason.DRY_RUN, message="dry run: nothing is settled for another host")
     free = facts.episode.free
     seen_dead = free is not None and free.stage in restart.SEEN_DEAD
     if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
-        return Wait(reason="not_seen_dead", message=_HELD)
+        return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
     seen = "seen dead" if seen_dead else "not seen dead"
     silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
-    return _requeue_or_fail(facts, job, f"{seen}, and {silent}")
+    return _requeue_or_fail(facts, job, f"{seen}, and {silent}", seen_dead=seen_dead)
 
 
 def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
@@ -344,27 +345,33 @@ def _consider(facts: Facts) -> Step:
     """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
     episode, evidence = facts.episode, facts.evidence
     if evidence is None:
-        return restart.doubt(facts, "no_evidence", f"no local evidence: {facts.unknown}")
+        return restart.doubt(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
         message = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
-        return restart.doubt(facts, "stale_evidence", message)
+        return restart.doubt(facts, Reason.STALE_EVIDENCE, message)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
-        return Close(outcome=Outcome.SUPERSEDED, message="the worker that was accused has been replaced since")
+        return Close(
+            outcome=Outcome.SUPERSEDED,
+            reason=Reason.REPLACED,
+            message="the worker that was accused has been replaced since",
+        )
     if _speaks_of_another(facts, evidence):
         return _another(facts, evidence)
     trip, figures = _confirmed(evidence, facts)
     if trip is None:
-        return restart.doubt(facts, "unconfirmed", f"not confirmed on this host: {figures}")
+        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {figures}")
     if (excuse := _excuse(facts, evidence)) is not None:
-        return Close(outcome=Outcome.SUPERSEDED, message=excuse)
+        return Close(outcome=Outcome.SUPERSEDED, reason=excuse[0], message=excuse[1])
     container = facts.container
     if container is None or evidence.container_incarnation is None:
-        return restart.doubt(facts, "no_container", f"the worker's container is unknown: {facts.unknown or 'not seen'}")
+        return restart.doubt(
+            facts, Reason.NO_CONTAINER, f"the worker's container is unknown: {facts.unknown or 'not seen'}"
+        )
     if (unfit := _unfit(facts, container, evidence)) is not None:
         return unfit
     if not facts.armed:
         if episode.would_act:
-            return Wait(reason="dry_run", message="dry run: would act, and does nothing")
+            return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
         acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
         return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {figures}")
     return Begin(
@@ -386,12 +393,12 @@ def _another(facts: Facts, evidence: WorkerFacts) -> Step:
     """The evidence speaks of another attempt, or of none: then the job file may only be unreadable for one look."""
     if evidence.job_id is None and not facts.job_known:
         message = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
-        return restart.doubt(facts, "queue_silent", message)
+        return restart.doubt(facts, Reason.QUEUE_UNREACHABLE, message)
     if evidence.job_id is None and _holds(facts, evidence):
         attempt = facts.episode.attempt
         message = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
-        return restart.doubt(facts, "unconfirmed", message)
-    return Close(outcome=Outcome.SUPERSEDED, message="the attempt that was accused is over")
+        return restart.doubt(facts, Reason.UNCONFIRMED, message)
+    return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ATTEMPT_OVER, message="the attempt that was accused is over")
 
 
 def _speaks_of_another(facts: Facts, evidence: WorkerFacts) -> bool:
@@ -406,7 +413,7 @@ def _holds(facts: Facts, evidence: WorkerFacts) -> bool:
     return job.state is State.FENCING or job.state in MOVES[Move.FENCE].sources
 
 
-def _excuse(facts: Facts, evidence: WorkerFacts) -> str | None:
+def _excuse(facts: Facts, evidence: WorkerFacts) -> tuple[Reason, str] | None:
     """Why nothing is owed for what the evidence shows, by what the queue says of its job.
 
     A lease that ran out, or a person, takes the job and leaves the container as wedged as it was: that is no excuse. A
@@ -415,9 +422,9 @@ def _excuse(facts: Facts, evidence: WorkerFacts) -> str | None:
     """
     job, attempt = facts.job, facts.episode.attempt
     if job is not None and job.attempt == attempt and job.state in (State.COMPLETED, State.FINISHED):
-        return f"attempt {attempt} has completed"
+        return Reason.ATTEMPT_OVER, f"attempt {attempt} has completed"
     if evidence.alive is False and facts.job_known and not _holds(facts, evidence):
-        return f"the worker is dead, and attempt {attempt} is not its own any more"
+        return Reason.JOB_NOT_HELD, f"the worker is dead, and attempt {attempt} is not its own any more"
     return None
 
 
@@ -425,24 +432,24 @@ def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> St
     """Why nothing is done to a container though its worker is wedged or gone."""
     if not container.managed:
         message = f"container {container.name} did not opt in; nothing is done to it"
-        return Close(outcome=Outcome.REFUSED, message=message)
+        return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.paused:
         message = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, "container_paused", message)
+        return restart.doubt(facts, Reason.CONTAINER_PAUSED, message)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if count is None:
         message = f"how many workers live in container {container.name} is unknown"
-        return restart.doubt(facts, "unconfirmed", message)
+        return restart.doubt(facts, Reason.UNCONFIRMED, message)
     if count != own:
         others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
         message = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
-        return Close(outcome=Outcome.REFUSED, message=message)
+        return Close(outcome=Outcome.REFUSED, reason=Reason.SHARED_CONTAINER, message=message)
     if not own and not facts.job_known:
         message = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
-        return restart.doubt(facts, "queue_silent", message)
+        return restart.doubt(facts, Reason.QUEUE_UNREACHABLE, message)
     # What died with its worker is down, and is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
-        return restart.doubt(facts, "restarted", "the container is not the one the evidence speaks of any more")
+        return restart.doubt(facts, Reason.RESTARTED, "the container is not the one the evidence speaks of any more")
     return None
 
 
@@ -457,9 +464,9 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         if settle.stage is Stage.FENCED and (not facts.job_known or restart.was_refused_lately(facts)):
             return None  # what is fenced is ended whatever the queue says, or takes, now
     if not facts.job_known:
-        return Wait(reason="queue_silent", message=f"the queue does not answer: {facts.unknown}")
+        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"the queue does not answer: {facts.unknown}")
     if job is None:
-        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message="the queue has no such job")
+        return _not_settled(Reason.NO_JOB, "the queue has no such job")
     ours = job.attempt == attempt
     if settle.stage is Stage.PLANNED:
         if ours and job.state is State.FENCING:
@@ -467,13 +474,12 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         if ours and job.state in MOVES[Move.FENCE].sources:
             if job.claimed_by != settle.data["incarnation"]:
                 message = f"attempt {attempt} is held by another worker than the one that is wedged"
-                return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message=message)
+                return _not_settled(Reason.OTHER_WORKER, message)
             return _fence_if_still_wedged(facts, free)
-        return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, message=_over(job.state, job.attempt, attempt))
+        return _not_settled(Reason.ATTEMPT_OVER, _over(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
-        return Advance(
-            kind=Kind.SETTLE, stage=Stage.DONE, message=f"found settled: {_over(job.state, job.attempt, attempt)}"
-        )
+        message = f"found settled: {_over(job.state, job.attempt, attempt)}"
+        return Advance(kind=Kind.SETTLE, stage=Stage.DONE, reason=Reason.DONE, message=message)
     seen_dead = free.stage in restart.SEEN_DEAD
     if not seen_dead and (
         facts.settle_for_s < facts.limits.settle_bound_s
@@ -482,19 +488,26 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     ):
         return None
     ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
-    return _requeue_or_fail(facts, job, ground)
+    return _requeue_or_fail(facts, job, ground, seen_dead=seen_dead)
 
 
-def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str) -> Step:
+def _not_settled(reason: Reason, message: str) -> Advance:
+    return Advance(kind=Kind.SETTLE, stage=Stage.ABANDONED, reason=reason, message=message)
+
+
+def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: bool) -> Step:
     trip, limits = facts.episode.trip, facts.limits
     if not job.retried:
-        return Fail(message=f"{trip}: jobs of its class are not retried ({ground})")
+        return Fail(reason=Reason.NOT_RETRIED, message=f"{trip}: jobs of its class are not retried ({ground})")
     if job.attempt >= job.attempts_max:
-        return Fail(message=f"{trip}: all {job.attempts_max} attempts are used ({ground})")
+        message = f"{trip}: all {job.attempts_max} attempts are used ({ground})"
+        return Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=message)
     if job.watchdog_retries >= limits.retries_max:
-        return Fail(message=f"{trip}: all {limits.retries_max} retries are used ({ground})")
-    tries = f"retry {job.watchdog_retries + 1} of {limits.retries_max}"
-    return Requeue(message=f"{trip}: {tries} ({ground})", avoid_s=limits.avoid_s)
+        message = f"{trip}: all {limits.retries_max} retries are used ({ground})"
+        return Fail(reason=Reason.RETRIES_EXHAUSTED, message=message)
+    retry = job.watchdog_retries + 1
+    message = f"{trip}: retry {retry} of {limits.retries_max} ({ground})"
+    return Requeue(message=message, avoid_s=limits.avoid_s, retry=retry, seen_dead=seen_dead)
 
 
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
@@ -505,10 +518,10 @@ def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
         wedged, figures = _still_wedged(facts, free)
     if not wedged:
         if restart.late(facts, facts.settle_for_s):
-            return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
-        return Wait(reason="unconfirmed", message=f"not fenced, for it is not confirmed any more: {figures}")
+            return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
+        return Wait(reason=Reason.UNCONFIRMED, message=f"not fenced, for it is not confirmed any more: {figures}")
     if not facts.armed:
-        return Wait(reason="dry_run", message="disarmed since it began: nothing is fenced")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is fenced")
     message = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
     return restart.warned_first(facts, free, Fence(message=message))
 
@@ -518,24 +531,28 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
     evidence, settle = facts.evidence, facts.episode.settle
     fenced = _is_fenced(facts)
     if evidence is not None and not fenced and (excuse := _excuse(facts, evidence)) is not None:
-        return Withdraw(message=f"{excuse}, and nothing was done")
+        return Withdraw(reason=excuse[0], message=f"{excuse[1]}, and nothing was done")
     if fenced and _is_succeeded(facts, free):
         return _see_succeeded(facts, free)
     wedged, figures = _still_wedged(facts, free)
     if wedged and not facts.armed:
-        return Wait(reason="dry_run", message="disarmed since it began: nothing is stopped")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
     if wedged:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
         step = Stop(message=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
         return step if fenced else restart.warned_first(facts, free, step)
     if evidence is not None and _goes_on(facts, free, evidence):
         message = "the attempt that was accused is over and its worker goes on"
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=message)
+        return _not_freed(Reason.ATTEMPT_OVER, message)
     if restart.late(facts, facts.free_for_s):
         if settle is None:
-            return Withdraw(message=f"no longer confirmed, and nothing was done: {figures}")
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"no longer confirmed: {figures}")
-    return Wait(reason="unconfirmed", message=f"not stopped, for it is not confirmed any more: {figures}")
+            return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
+        return _not_freed(Reason.UNCONFIRMED, f"no longer confirmed: {figures}")
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, for it is not confirmed any more: {figures}")
+
+
+def _not_freed(reason: Reason, message: str) -> Advance:
+    return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message=message)
 
 
 def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
@@ -581,9 +598,9 @@ def _see_succeeded(facts: Facts, free: Intent) -> Step:
     lingers = restart.on_gpus(facts, free)
     if lingers is None:
         message = "its worker has ended by itself, for another one holds its lock in the same container"
-        return Advance(kind=Kind.FREE, stage=Stage.DEAD, message=message)
+        return Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.REPLACED, message=message)
     if restart.late(facts, facts.free_for_s):
-        return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{lingers.message}: a person must look")
+        return _not_freed(lingers.reason, f"{lingers.message}: a person must look")
     return lingers
 
 

@@ -30,6 +30,7 @@ from remediator.plan import (
     WouldAct,
     Wrangle,
 )
+from remediator.reasons import Reason
 
 TRIPS: Final = frozenset({Trip.ITEMS})
 """The trip of its alerts; the queue is the evidence."""
@@ -68,28 +69,30 @@ def decide(facts: Facts) -> Step:
     """The next step of one episode, by the executor of the host that it is on."""
     found = facts.run
     if found is None:
-        return Wait(reason="queue_silent", message=f"how its items went is unknown: {facts.unknown}")
+        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"how its items went is unknown: {facts.unknown}")
     if found.tally is None:
-        return _nothing(facts, found, Wait(reason="no_run", message=f"the queue has no run {facts.episode.worker!r}"))
+        return _nothing(
+            facts, found, Wait(reason=Reason.NO_RUN, message=f"the queue has no run {facts.episode.worker!r}")
+        )
     verdict = judge(found.tally, rules(facts.limits), host=facts.episode.host)
     if isinstance(verdict, Wait):
         return verdict
     if isinstance(verdict, Leave):
-        return _nothing(facts, found, Wait(reason="nothing_due", message=verdict.message, about=verdict.about))
+        return _nothing(facts, found, Wait(reason=Reason.NO_FAULT_FOUND, message=verdict.message, about=verdict.about))
     if not isinstance(verdict, BlockRun) and verdict.host != facts.episode.host:
         message = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.message}"
-        return _nothing(facts, found, Wait(reason="elsewhere", message=message, about=verdict.deed))
+        return _nothing(facts, found, Wait(reason=Reason.OTHER_WORKER_FAULTY, message=message, about=verdict.deed))
     if facts.armed:
         return verdict
     if facts.episode.would_act:
         message = f"dry run: would {verdict.deed}, and does nothing"
-        return Wait(reason="dry_run", message=message, about=verdict.deed)
+        return Wait(reason=Reason.DRY_RUN, message=message, about=verdict.deed)
     return WouldAct(message=f"would {verdict.deed}: {verdict.message}")
 
 
 def adopt(_: Facts) -> Step:
     """Nothing is owed for another host: what is done is done in one transaction."""
-    return Wait(reason="settled", message="there is nothing to settle")
+    return Wait(reason=Reason.DONE, message="there is nothing to settle")
 
 
 def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
@@ -97,11 +100,12 @@ def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
     if facts.episode.firing:
         return wait
     if found.done:
-        return Close(outcome=Outcome.MENDED, message=f"the alert ended: {wait.message}")
+        return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=f"the alert ended: {wait.message}")
     if found.decided:
         message = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
-        return Close(outcome=Outcome.PARTLY, message=f"the alert ended, and {message}")
-    return Close(outcome=Outcome.UNCONFIRMED, message=f"the alert ended, and nothing was done: {wait.message}")
+        return Close(outcome=Outcome.PARTLY, reason=Reason.NOT_RECORDED, message=f"the alert ended, and {message}")
+    message = f"the alert ended, and nothing was done: {wait.message}"
+    return Close(outcome=Outcome.UNCONFIRMED, reason=wait.reason, message=message)
 
 
 def rules(limits: Limits) -> Rules:
@@ -138,7 +142,7 @@ def judge(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict:
         return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
     if run.unsettled:
         message = f"{run.unsettled} of its jobs are fenced or on hosts that seem lost: who runs them is not known"
-        return Wait(reason="unsettled", message=message)
+        return Wait(reason=Reason.JOBS_IN_DOUBT, message=message)
     at_it = [each for each in accused if each.runs_for_s is not None]
     if not at_it:
         worst = max(accused, key=_guilt)
@@ -174,7 +178,7 @@ def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -
     patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.patience_s]
     if not patient:
         message = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
-        return Wait(reason="undecided", message=message, about=str(worst))
+        return Wait(reason=Reason.INSUFFICIENT_DATA, message=message, about=str(worst))
     message = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
     return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
 
@@ -193,4 +197,4 @@ def _if_not_spent(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
     """What is at a cap would fail for being taken from its worker, and its run with it."""
     if worst.spent is None:
         return verdict
-    return Wait(reason="spent", message=f"{verdict.message}; but {worst.spent}", about=verdict.deed)
+    return Wait(reason=Reason.ATTEMPTS_EXHAUSTED, message=f"{verdict.message}; but {worst.spent}", about=verdict.deed)

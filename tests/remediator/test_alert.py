@@ -25,6 +25,7 @@ from remediator.alert import (
     truncated,
 )
 from remediator.plan import Subject
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import (
     HOST,
@@ -132,7 +133,7 @@ def test_one_bad_alert_costs_itself_only(bad: Any, where: str) -> None:
 
     assert [each.fingerprint for each in alerts] == ["a", "c"]
     assert len(refusals) == 1
-    assert refusals[0].reason == "malformed"
+    assert refusals[0].reason is Reason.MALFORMED
     assert refusals[0].message.startswith(f"alert 1: {where}: ")
     refusals[0].message.encode()
 
@@ -271,22 +272,22 @@ ADMIT = {
     "a resolved one is taken up as well: it may end a wait": (alert(firing=False), None),
     "an unarmed severity changes nothing": (alert(severity="info"), None),
     "no job: a container without one may wedge too": (alert(job_id=None, attempt=None, incarnation=None), None),
-    "no host: nobody knows whom it is for": (alert(host=None), "no_host"),
-    "an empty host is no host": (alert(host=""), "no_host"),
-    "another host's: its own remediator acts": (alert(host="box2"), "other_host"),
-    "a host that merely begins like ours": (alert(host="box10"), "other_host"),
-    "no remedy named": (alert(remedy=None), "unknown_remedy"),
-    "a remedy nobody wrote": (alert(remedy="reboot_host"), "unknown_remedy"),
-    "no trip named": (alert(trip=None), "unknown_trip"),
-    "a trip nobody defined": (alert(trip="boredom"), "unknown_trip"),
-    "no worker": (alert(worker=None), "no_worker"),
-    "an empty worker": (alert(worker=""), "no_worker"),
-    "a worker of a name that no worker has": (alert(worker="w1\n"), "no_worker"),
+    "no host: nobody knows whom it is for": (alert(host=None), Reason.NO_HOST),
+    "an empty host is no host": (alert(host=""), Reason.NO_HOST),
+    "another host's: its own remediator acts": (alert(host="box2"), Reason.OTHER_HOST),
+    "a host that merely begins like ours": (alert(host="box10"), Reason.OTHER_HOST),
+    "no remedy named": (alert(remedy=None), Reason.UNKNOWN_REMEDY),
+    "a remedy nobody wrote": (alert(remedy="reboot_host"), Reason.UNKNOWN_REMEDY),
+    "no trip named": (alert(trip=None), Reason.UNKNOWN_TRIP),
+    "a trip nobody defined": (alert(trip="boredom"), Reason.UNKNOWN_TRIP),
+    "no worker": (alert(worker=None), Reason.NO_WORKER),
+    "an empty worker": (alert(worker=""), Reason.NO_WORKER),
+    "a worker of a name that no worker has": (alert(worker="w1\n"), Reason.NO_WORKER),
     "a worker of the longest name that one can have": (alert(worker="w" * 256), None),
-    "a name that is longer": (alert(worker="w" * 257), "no_worker"),
+    "a name that is longer": (alert(worker="w" * 257), Reason.NO_WORKER),
     "several at once: the host is what counts first": (
         alert(host="box2", remedy="x", trip="y", worker=None),
-        "other_host",
+        Reason.OTHER_HOST,
     ),
 }
 
@@ -300,19 +301,19 @@ def test_who_is_admitted(found: Any, reason: str | None) -> None:
 
 ADMIT_SERVER = {
     "everything it needs": (server_alert(), None),
-    "a worker: it is about that, and not a server": (server_alert(worker="w1"), "no_server"),
+    "a worker: it is about that, and not a server": (server_alert(worker="w1"), Reason.NO_SERVER),
     "an empty worker is none": (server_alert(worker=""), None),
-    "no container": (server_alert(container=None), "no_container"),
-    "a container of a name that none has": (server_alert(container="c1\n"), "no_container"),
-    "no incarnation: its next life would be accused too": (server_alert(incarnation=None), "no_container"),
-    "a worker's trip": (server_alert(trip="stall"), "unknown_trip"),
-    "a worker's remedy without a worker": (server_alert(remedy="restart_worker", trip="stall"), "no_worker"),
-    "a worker's remedy for a server's trip": (alert(trip="server"), "unknown_trip"),
-    "another host's": (server_alert(host="box2"), "other_host"),
+    "no container": (server_alert(container=None), Reason.NO_CONTAINER),
+    "a container of a name that none has": (server_alert(container="c1\n"), Reason.NO_CONTAINER),
+    "no incarnation: its next life would be accused too": (server_alert(incarnation=None), Reason.NO_CONTAINER),
+    "a worker's trip": (server_alert(trip="stall"), Reason.UNKNOWN_TRIP),
+    "a worker's remedy without a worker": (server_alert(remedy="restart_worker", trip="stall"), Reason.NO_WORKER),
+    "a worker's remedy for a server's trip": (alert(trip="server"), Reason.UNKNOWN_TRIP),
+    "another host's": (server_alert(host="box2"), Reason.OTHER_HOST),
     "a tenant that holds too much memory": (tenant_alert(), None),
-    "a tenant without an incarnation": (tenant_alert(incarnation=None), "no_container"),
-    "a tenant in which a worker lives: it is about that": (tenant_alert(worker="w1"), "no_server"),
-    "a server's trip for a tenant's remedy": (tenant_alert(trip="server"), "unknown_trip"),
+    "a tenant without an incarnation": (tenant_alert(incarnation=None), Reason.NO_CONTAINER),
+    "a tenant in which a worker lives: it is about that": (tenant_alert(worker="w1"), Reason.NO_SERVER),
+    "a server's trip for a tenant's remedy": (tenant_alert(trip="server"), Reason.UNKNOWN_TRIP),
 }
 
 
@@ -326,12 +327,12 @@ def test_which_server_is_admitted(found: Any, reason: str | None) -> None:
 
 ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
     "a host that is silent": (host_alert(), None),
-    "another host's, which is where it is read": (host_alert(host="box2"), "other_host"),
-    "it names no host": (host_alert(host=None), "no_host"),
-    "it names a worker on it": (host_alert(worker="w1"), "no_host_alone"),
-    "it names a container on it": (host_alert(container="c1"), "no_host_alone"),
-    "another remedy's trip": (host_alert(trip="stall"), "unknown_trip"),
-    "its trip for a worker": (alert(trip="node_lost"), "unknown_trip"),
+    "another host's, which is where it is read": (host_alert(host="box2"), Reason.OTHER_HOST),
+    "it names no host": (host_alert(host=None), Reason.NO_HOST),
+    "it names a worker on it": (host_alert(worker="w1"), Reason.NO_HOST_ALONE),
+    "it names a container on it": (host_alert(container="c1"), Reason.NO_HOST_ALONE),
+    "another remedy's trip": (host_alert(trip="stall"), Reason.UNKNOWN_TRIP),
+    "its trip for a worker": (alert(trip="node_lost"), Reason.UNKNOWN_TRIP),
 }
 
 
@@ -345,13 +346,13 @@ def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
 
 ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
     "a run, and the worker that fails its items": (run_alert(), None),
-    "another host's, which has no executor here": (run_alert(host="box2"), "other_host"),
-    "it names no host": (run_alert(host=None), "no_host"),
-    "it names no run": (run_alert(run=None), "no_run"),
-    "a run of a name that none has": (run_alert(run="r1\n"), "no_run"),
-    "it names no worker": (run_alert(worker=None), "no_run"),
-    "another remedy's trip": (run_alert(trip="stall"), "unknown_trip"),
-    "its trip for a worker's remedy": (run_alert(remedy="restart_worker"), "unknown_trip"),
+    "another host's, which has no executor here": (run_alert(host="box2"), Reason.OTHER_HOST),
+    "it names no host": (run_alert(host=None), Reason.NO_HOST),
+    "it names no run": (run_alert(run=None), Reason.NO_RUN),
+    "a run of a name that none has": (run_alert(run="r1\n"), Reason.NO_RUN),
+    "it names no worker": (run_alert(worker=None), Reason.NO_RUN),
+    "another remedy's trip": (run_alert(trip="stall"), Reason.UNKNOWN_TRIP),
+    "its trip for a worker's remedy": (run_alert(remedy="restart_worker"), Reason.UNKNOWN_TRIP),
 }
 
 
@@ -390,6 +391,6 @@ def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted(
     refusal = admit(alert(host="box3"), hosts=hosts, remedies=ONE)
     assert refusal is not None
     assert (refusal.reason, refusal.message) == (
-        "other_host",
+        Reason.OTHER_HOST,
         "it is for host 'box3'; this ledger is worked by box1, box2 alone",
     )

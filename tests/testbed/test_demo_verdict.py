@@ -40,5 +40,5 @@ def test_an_alert_that_ended_too_soon_or_came_too_late_adds_no_episode_to_those_
 def _story(outcome: str | None) -> Story:
     return Story(
         episode_id=1, remedy="restart_worker", trip="stall", host="box1", worker="w1", job_id=7, attempt=1,
-        opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, message=outcome,
+        opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, reason=None, message=outcome,
     )  # fmt: skip

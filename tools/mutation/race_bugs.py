@@ -22,6 +22,7 @@ from remediator.ledger import ledger
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES, guards, restart_worker
 from remediator.remedies.guards import Act, Order, Orders
 from tests.races import judge
@@ -129,7 +130,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def trusting(facts: Facts) -> Step:
         if not facts.episode.firing:
-            return Close(outcome=Outcome.MENDED, message="the alert ended")
+            return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message="the alert ended")
         return decide(facts)
 
     remedy = replace(REMEDIES["restart_worker"], decide=trusting)
@@ -259,7 +260,7 @@ def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         restart_worker,
         "_requeue_or_fail",
-        lambda facts, job, ground: decide(facts, replace(job, watchdog_retries=0), ground),
+        lambda facts, job, ground, **how: decide(facts, replace(job, watchdog_retries=0), ground, **how),
     )
 
 

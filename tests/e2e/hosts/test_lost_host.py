@@ -158,7 +158,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
     right.fleet.start(OTHER)
 
     left.stage.chain.signal("exporter", signal.SIGSTOP)
-    until(lambda: "decided wait: heard" in told(), "its exporter alone is silent, and nothing is lost by that")
+    until(lambda: "decided wait: executor_alive" in told(), "its exporter alone is silent, and nothing is lost by that")
     assert store.job(job_id).state is State.RUNNING
 
     process = left.fleet.pid(HOLDER)

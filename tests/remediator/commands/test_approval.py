@@ -12,6 +12,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST, NOW, alert
@@ -145,7 +146,7 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
     ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert("a"), alert("b", worker="w2"))
     first, second = ledger.open_episodes()
-    ledger.wait(first.episode_id, Wait(reason="approval", message="asks", asks=BEGIN.free_key), now=NOW)
+    ledger.wait(first.episode_id, Wait(reason=Reason.APPROVAL, message="asks", asks=BEGIN.free_key), now=NOW)
     ledger.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
     found = ledger.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)
@@ -267,7 +268,7 @@ def test_the_audit_tells_of_answers(
 ) -> None:
     asked(ledger, store, cli)
     cli("approve", "1", "--for", "15m", "--because", "looked")
-    ledger.close_episode(1, Outcome.SUPERSEDED, "over", now=time.time())
+    ledger.close_episode(1, Outcome.SUPERSEDED, Reason.DONE, "over", now=time.time())
     capsys.readouterr()
 
     assert cli("ledger", "orders") == 0

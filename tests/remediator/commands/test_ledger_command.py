@@ -12,6 +12,7 @@ from remediator.alert import Refusal
 from remediator.capture.capture import Captured
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
+from remediator.reasons import Reason
 from tests.remediator.builders import HOST, NOW, alert
 
 
@@ -19,7 +20,7 @@ def filled(ledger: Ledger, **labels: str) -> None:
     ledger.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
     ledger.take_new(HOST, now=NOW)
     ledger.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
-    ledger.close_episode(1, Outcome.MENDED, "all is well", now=NOW + 4)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "all is well", now=NOW + 4)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -99,7 +100,7 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
 def test_refused_alerts_are_listed_with_why(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refusal = Refusal(reason="no_host", message="it names no host", fingerprint="f", labels={"worker": "w1"})
+    refusal = Refusal(reason=Reason.NO_HOST, message="it names no host", fingerprint="f", labels={"worker": "w1"})
     ledger.accept([], [refusal], now=NOW)
 
     (line,) = said(capsys, "--ledger", ledger_url, "refused")

@@ -20,6 +20,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST, NOW, alert, wish
@@ -408,7 +409,8 @@ def test_a_storm_latches_the_brake_once_and_its_release_mends_the_rest(
     with looping(works):
         # What had begun and fenced nothing yet when the brake latched is held as well.
         eventually(
-            lambda: mended() + sum(each.reason == "brake" for each in ledger.held()) == 6, "each is mended, or held"
+            lambda: mended() + sum(each.reason == Reason.CIRCUIT_BREAKER for each in ledger.held()) == 6,
+            "each is mended, or held",
         )
         latched = ledger.orders().brake()
         assert latched is not None
@@ -443,7 +445,7 @@ def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger
         )
 
     assert found.count(None) == 3
-    assert {each.reason for each in found if isinstance(each, Wait)} == {"brake"}
+    assert {each.reason for each in found if isinstance(each, Wait)} == {Reason.CIRCUIT_BREAKER}
     assert rows(ledger, "SELECT count(*) FROM intents") == [(3,)]
     assert rows(ledger, "SELECT count(*) FROM standing_orders WHERE act = 'brake'") == [(1,)]
 
@@ -476,7 +478,7 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
         now=now,
         for_s=1.0,
     )
-    ledger.close_episode(kept.episode_id, Outcome.PARTLY, "b", now=now)
+    ledger.close_episode(kept.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
 
 
 def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
@@ -523,7 +525,7 @@ def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_an
         episode = ledger.open_episodes()[-1]
         step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
         found = ledger.begin(episode, step, safeguards=safeguards, now=now)
-        ledger.close_episode(episode.episode_id, Outcome.PARTLY, "b", now=now)
+        ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
         return found.message if isinstance(found, Wait) else "begun"
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]

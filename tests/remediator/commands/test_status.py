@@ -21,6 +21,7 @@ from gpuwarden.queue import JobStore
 from remediator.commands import open_ledger, status
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from tests.certificates import authority
 from tests.exporter.http.test_server import live, served
@@ -146,7 +147,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     ledger.order(Order(act=Act.ARM, at=now, who="ann", because=""))
     ledger.order(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
     accept(ledger, alert(worker="w\x1b1"))
-    ledger.wait(1, Wait(reason="paused", message="paused: by bob"), now=now - 61)
+    ledger.wait(1, Wait(reason=Reason.PAUSED, message="paused: by bob"), now=now - 61)
 
     code, lines = ask()
 
@@ -162,7 +163,7 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
     ledger.order(window)
     ledger.order(replace(window, host=None, since=now + 60))
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason="maintenance", message="maintenance 1: by bob"), now=now - 3600)
+    ledger.wait(1, Wait(reason=Reason.MAINTENANCE, message="maintenance 1: by bob"), now=now - 3600)
 
     code, lines = ask()
 
@@ -261,30 +262,30 @@ def latched(ledger: Ledger) -> None:
 def asked(ledger: Ledger) -> None:
     accept(ledger, alert())
     ledger.wait(
-        1, Wait(reason="approval", message="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
+        1, Wait(reason=Reason.APPROVAL, message="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
     )
 
 
 def unarmed(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=time.time())
+    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
 
 def given_up(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.close_episode(1, Outcome.PARTLY, "free abandoned", now=time.time())
+    ledger.close_episode(1, Outcome.PARTLY, Reason.DONE, "free abandoned", now=time.time())
 
 
 def refused(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.close_episode(1, Outcome.REFUSED, "container w1 did not opt in", now=time.time())
+    ledger.close_episode(1, Outcome.REFUSED, Reason.DONE, "container w1 did not opt in", now=time.time())
 
 
 def held_for_long(ledger: Ledger) -> None:
     now = time.time()
     ledger.accept([alert()], [], now=now - 1000)
     ledger.take_new(HOST, now=now - 1000)
-    ledger.wait(1, Wait(reason="no_container", message="the worker's container is unknown"), now=now)
+    ledger.wait(1, Wait(reason=Reason.NO_CONTAINER, message="the worker's container is unknown"), now=now)
 
 
 def long_silent(ledger: Ledger) -> None:
@@ -481,7 +482,7 @@ def test_a_ledger_that_is_not_there_costs_its_own_lines_only(
 
 def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callable[..., Said]) -> None:
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=time.time())
+    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
     code, (line,) = ask("--json")
 

@@ -9,6 +9,7 @@ from gpuwarden.cli.main import main
 from remediator.commands import summary
 from remediator.ledger.ledger import Ledger, Story
 from remediator.plan import Outcome, Wait
+from remediator.reasons import Reason
 from tests.remediator.builders import HOST, NOW, alert
 
 DAY = 86400.0
@@ -21,12 +22,12 @@ def filled(ledger: Ledger, *, now: float = NOW) -> None:
     ledger.take_new(HOST, now=now)
     ledger.take_new("box2", now=now)
     ledger.would_act(1, "would stop c1: silent 130 s", now=now + 1)
-    ledger.wait(1, Wait(reason="dry_run", message="dry run"), now=now + 1)
+    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=now + 1)
     ledger.record(2, "did", "stop", "took 1 s", now=now + 2)
     ledger.record(2, "failed", "start", "no", now=now + 3)
     ledger.record(2, "did", "start", "took 1 s", now=now + 4)
-    ledger.close_episode(2, Outcome.MENDED, "all is well", now=now + 5)
-    ledger.wait(3, Wait(reason="cooldown", message="freed 12 s ago"), now=now + 6)
+    ledger.close_episode(2, Outcome.MENDED, Reason.DONE, "all is well", now=now + 5)
+    ledger.wait(3, Wait(reason=Reason.COOLDOWN, message="freed 12 s ago"), now=now + 6)
 
 
 def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summary:
@@ -66,7 +67,7 @@ def test_what_was_closed_before_is_left_out_and_what_still_waits_is_told_again(l
 
 def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_again(ledger: Ledger) -> None:
     filled(ledger)
-    ledger.close_episode(1, Outcome.UNCONFIRMED, "the alert ended", now=NOW + DAY + 5)
+    ledger.close_episode(1, Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=NOW + DAY + 5)
 
     assert of(ledger, since=NOW + DAY).would == []
     assert [each.outcome for each in of(ledger, since=NOW).would] == ["unconfirmed"]
@@ -75,7 +76,7 @@ def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_ag
 def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
     story = Story(
         episode_id=1, remedy="r", trip="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
-        closed_at=None, outcome=None, message=None,
+        closed_at=None, outcome=None, reason=None, message=None,
     )  # fmt: skip
 
     assert summary.summarize([story], since=NOW, now=NOW).waiting == {"at work": 1}

@@ -22,6 +22,7 @@ from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Executor, Hands
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
+from remediator.reasons import Reason
 from tests.remediator.builders import HOST
 from tests.remediator.executor.test_executor import PACE, arm, silent_server, to_the_end, told, turn, wedged
 from tests.remediator.world import Box, World
@@ -287,6 +288,6 @@ def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
     ledger.keep(episode, captured, now=time.time())
     assert len(ledger.captures(1)) == 1
 
-    ledger.close_episode(1, Outcome.UNCONFIRMED, "given up", now=time.time())
+    ledger.close_episode(1, Outcome.UNCONFIRMED, Reason.DONE, "given up", now=time.time())
     ledger.keep(replace(episode, free=None), captured, now=time.time())
     assert ledger.captures(1) == []

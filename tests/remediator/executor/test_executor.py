@@ -44,6 +44,7 @@ from remediator.ledger.ledger import Ledger, Story
 from remediator.ledger.schema import LEDGER
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
 from remediator.process_id import Holder
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Safeguards
 from remediator.settings.policy_file import PolicyFile
@@ -241,7 +242,7 @@ def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, stor
     turn(works, ledger)
 
     assert "decided wait: cooldown" in told(ledger, 2)
-    assert told(ledger, 3)[-1] == "decided wait: brake"
+    assert told(ledger, 3)[-1] == "decided wait: circuit_breaker"
     assert (box.calls, other.calls) == (["stop", "start"], [])
 
 
@@ -542,7 +543,7 @@ def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> 
 
     turn(executor(ledger, store, world), ledger)
 
-    assert told(ledger)[-2:] == ["decided begin", "decided wait: queue_silent"]
+    assert told(ledger)[-2:] == ["decided begin", "decided wait: queue_unreachable"]
     sql(store, "ALTER TABLE lost RENAME TO jobs")
     to_the_end(executor(ledger, store, world), ledger)
     assert store.job(1).state is State.QUEUED
@@ -625,7 +626,7 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert "decided wait: driver_silent" in told(ledger), "it was lost when it was to be seen dead"
+    assert "decided wait: driver_unreachable" in told(ledger), "it was lost when it was to be seen dead"
     assert story(ledger).outcome == Outcome.MENDED
     assert store.quarantined() == []
 
@@ -744,7 +745,7 @@ def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
 
     started_s = time.monotonic()
     turn(works, ledger)
-    assert told(ledger)[-2:] == ["did start", "decided wait: started"]
+    assert told(ledger)[-2:] == ["did start", "decided wait: stabilizing"]
     world.boxes["w1"].running = lasts
 
     def is_over() -> bool:
@@ -904,12 +905,14 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
     for step in (
         plan.Fence(message="no settle"),
         plan.Stop(message="no free"),
-        plan.Quarantine(message="no free"),
-        plan.Wait(reason="r", message="b"),
+        plan.Quarantine(reason=Reason.GPU_LOST, message="no free"),
+        plan.Wait(reason=Reason.DONE, message="b"),
     ):
         with pytest.raises(AssertionError):
             works._perform(episode, step)
-    works._perform(episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, message="no free either"))
+    works._perform(
+        episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message="no free either")
+    )
 
     assert told(ledger) == ["saw alert: firing"]
     assert world.boxes["w1"].calls == []

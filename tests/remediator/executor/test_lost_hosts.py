@@ -13,6 +13,7 @@ from gpuwarden.queue import JobStore, Submission
 from remediator import plan
 from remediator.executor.executor import Executor
 from remediator.ledger.ledger import Ledger, _open_episode_of
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert, host_alert
@@ -106,7 +107,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
-        eventually(lambda: "decided wait: node_lost" in told(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
         assert store.job(job_id).attempt == 1
         assert store.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.accept([host_alert(firing=False)], [], now=time.time())
@@ -130,7 +131,7 @@ def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other:
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: jobs_heard"
+        assert told(ledger)[-1] == "decided wait: workers_alive"
 
         silence(store)
         silence(store)
@@ -218,7 +219,7 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: watcher_blind"
+        assert told(ledger)[-1] == "decided wait: majority_silent"
 
         other.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
@@ -260,7 +261,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
             stack.enter_context(looping(onlooker(ledgers(f"box{number}"), store, f"box{number}")))
         stack.enter_context(looping(onlooker(other, store)))
         eventually(lambda: all(store.job(each).state is State.NODE_LOST for each in job_ids), "both are held")
-        eventually(lambda: "decided wait: node_lost" in told(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
 
     decided, *did = lines(ledger, "lose")
     assert did == [decided.replace("decided", "did")] * 2
@@ -342,7 +343,7 @@ def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
     works = executor(ledger, store, World(), pace=QUICK)
 
     with looping(works):
-        eventually(lambda: ledger.silent_hosts() and "decided wait: heard" in told(ledger), "it has looked")
+        eventually(lambda: ledger.silent_hosts() and "decided wait: executor_alive" in told(ledger), "it has looked")
         assert store.job(job_id).state is State.RUNNING
         other.accept([host_alert(firing=False)], [], now=time.time())
         eventually(lambda: story(ledger).outcome == "unconfirmed", "nothing was done")
@@ -398,7 +399,7 @@ def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
 def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
     other.take_new("box2", now=time.time())
 
-    other.close_episode(1, plan.Outcome.UNCONFIRMED, "read before it fired anew", now=other.now())
+    other.close_episode(1, plan.Outcome.UNCONFIRMED, Reason.DONE, "read before it fired anew", now=other.now())
 
     assert other.take_new("box2", now=time.time()) == 1
     assert [(each.episode_id, each.firing) for each in other.silent_hosts()] == [(2, True)]

@@ -15,6 +15,7 @@ from remediator import plan
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import AT_ONCE, Executor
 from remediator.ledger.ledger import Ledger
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 from tests.remediator.builders import HOST, run_alert
 from tests.remediator.executor.test_executor import LIMITS, PACE, executor, looping, story, told, wedged
@@ -100,7 +101,9 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
     assert did.message == "lock bad on box1; the administrator is to be told"
 
     judge(works, ledger)
-    assert told(ledger) == [*DONE, "decided wait: nothing_due"], "it is done once, and waits for the end of its alert"
+    assert told(ledger) == [*DONE, "decided wait: no_fault_found"], (
+        "it is done once, and waits for the end of its alert"
+    )
     accuse(ledger, firing=False)
     judge(works, ledger)
     assert (story(ledger).outcome, story(ledger).worker) == ("mended", "r1")
@@ -119,7 +122,7 @@ def test_an_alert_that_the_queue_does_not_bear_out_does_nothing(
     works = executor(ledger, store, World())
 
     judge(works, ledger)
-    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: nothing_due"])
+    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: no_fault_found"])
     accuse(ledger, firing=False)
     judge(works, ledger)
 
@@ -136,7 +139,7 @@ def test_a_worker_that_fails_beside_one_that_has_run_it_for_long_and_fails_none_
     accuse(ledger)
     patient = executor(ledger, store, World())
     judge(patient, ledger)
-    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: undecided"])
+    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: insufficient_data"])
 
     quick = replace(PACE, limits=replace(LIMITS, wrangle_patience_s=0.0))
     judge(executor(ledger, store, World(), pace=quick), ledger)
@@ -152,7 +155,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     works = executor(ledger, store, World(), pace=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided move", "did move", "decided wait: unsettled"]
+    assert told(ledger)[1:] == ["decided move", "did move", "decided wait: jobs_in_doubt"]
     assert locked(store) == {}
     store.reclaim_expired(now=store.now() + 3600)
     works_on(store, "r1", "w2", failed=6)
@@ -187,7 +190,7 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
     ("held", "ended"),
     [
         pytest.param({"act": Act.PAUSE}, {"act": Act.RESUME}, id="paused"),
-        pytest.param({"act": Act.BRAKE}, {"act": Act.RELEASE}, id="brake"),
+        pytest.param({"act": Act.BRAKE}, {"act": Act.RELEASE}, id="circuit_breaker"),
         pytest.param(
             {"act": Act.MAINTAIN, "until": 9e9}, {"act": Act.MAINTAINED, "until": 9e9, "ends": 2}, id="maintenance"
         ),
@@ -251,7 +254,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     assert brake.because.startswith(
         "4 workers to be locked and runs to be blocked within 600 s; above 3 they have one cause"
     )
-    assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: brake"]
+    assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: circuit_breaker"]
 
 
 def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
@@ -332,7 +335,7 @@ def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the
 
     judge(works, ledger)
     judge(works, ledger)
-    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: elsewhere"])
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: other_worker_faulty"])
     judge_there(executor_there(works, ledger, "worse"), ledger)
 
     assert sorted(locked(store)) == ["bad", "worse"]
@@ -351,7 +354,7 @@ def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger
     judge(works, ledger)
     judge(works, ledger)
 
-    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: spent"])
+    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: attempts_exhausted"])
 
 
 def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger: Ledger, store: JobStore) -> None:
@@ -368,7 +371,7 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
 
     judge(works, ledger)
 
-    first, second = (each for each in story(ledger).entries if each.what == "wait: elsewhere")
+    first, second = (each for each in story(ledger).entries if each.what == "wait: other_worker_faulty")
     assert first.message.startswith("worst on box3 comes first")
     assert second.message.startswith("worse on box2 comes first")
 
@@ -398,7 +401,7 @@ def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
 
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided lock", "decided wait: nothing_due"]
+    assert told(ledger)[1:] == ["decided lock", "decided wait: no_fault_found"]
     assert locked(store) == {}
     accuse(ledger, firing=False)
     judge(works, ledger)
@@ -437,7 +440,7 @@ def test_a_queue_that_does_not_answer_is_waited_for(
     with monkeypatch.context() as patch:
         patch.setattr(JobStore, "tally", silent)
         judge(works, ledger)
-    assert told(ledger)[-1] == "decided wait: queue_silent"
+    assert told(ledger)[-1] == "decided wait: queue_unreachable"
     assert story(ledger).entries[-1].message.endswith("the server has gone")
     judge(works, ledger)
 
@@ -453,7 +456,7 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     accuse(ledger)
     ledger.take_new(HOST, now=time.time())
 
-    ledger.close_episode(episode.episode_id, plan.Outcome.UNCONFIRMED, "the alert ended", now=time.time())
+    ledger.close_episode(episode.episode_id, plan.Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=time.time())
     ledger.take_new(HOST, now=time.time())
 
     assert [(each.episode_id, each.firing) for each in ledger.open_episodes(HOST)] == [(2, True)]
@@ -533,7 +536,7 @@ def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_second
     monkeypatch.setattr(JobStore, "tally", counting)
     monkeypatch.setattr(works, "look", looking)
     with looping(works):
-        eventually(lambda: "decided wait: nothing_due" in told(ledger), "it is judged")
+        eventually(lambda: "decided wait: no_fault_found" in told(ledger), "it is judged")
         before = looks
         eventually(lambda: looks > before + 5, "it goes on looking")
 

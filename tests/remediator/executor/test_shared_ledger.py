@@ -177,7 +177,7 @@ def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger
     fenced_and_gone(ledger, store)
     a, b = executor(ledger, store, World()), executor(ledger_b, store, World(), host="box2")
     episode = ledger.open_episodes(HOST)[0]
-    step = plan.Requeue(message="both of them", avoid_s=0.0)
+    step = plan.Requeue(retry=1, seen_dead=True, message="both of them", avoid_s=0.0)
     eventually(lambda: episode.settle and ledger_b.hold(episode.settle, for_s=-1.0), "the first lease ran out")
 
     with ThreadPoolExecutor(2) as pool:
@@ -196,7 +196,9 @@ def test_while_an_executor_holds_the_settle_another_does_not_act_on_it(
     assert episode.settle is not None
     assert ledger.hold(episode.settle, for_s=60.0)
 
-    executor(ledger_b, store, World(), host="box2")._perform(episode, plan.Requeue(message="b", avoid_s=0.0))
+    executor(ledger_b, store, World(), host="box2")._perform(
+        episode, plan.Requeue(retry=1, seen_dead=True, message="b", avoid_s=0.0)
+    )
 
     assert store.job(1).state is State.FENCING
 

@@ -14,6 +14,7 @@ from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
 from remediator.executor.executor import PAUSE_MAX_S, Executor
 from remediator.ledger.ledger import Ledger
+from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
@@ -80,7 +81,7 @@ def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
 ) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: dying"
+    assert told(ledger)[-1] == "decided wait: stopping"
 
     clocks.stepped_s = step_s
     real = time.time
@@ -88,7 +89,7 @@ def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
     look_on(works, ledger, clocks, for_s=BOUND_S - 5)
 
     assert store.job(1).state is State.FENCING
-    assert told(ledger)[-1] == "decided wait: dying"
+    assert told(ledger)[-1] == "decided wait: stopping"
     look_on(works, ledger, clocks, for_s=5)
     assert store.job(1).state is State.QUEUED
 
@@ -135,7 +136,7 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
     assert works._facts(begun).free_for_s >= 55.0
 
     world.boxes["w1"].wedged = True
-    ledger.withdraw(begun.episode_id, "it shows life", now=time.time())
+    ledger.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
     (episode,) = ledger.open_episodes()
     works._perform(episode, _begin(works, episode))
     (again,) = ledger.open_episodes()
@@ -221,7 +222,7 @@ def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_st
         go_on(PAUSE_S)
 
     assert "failed requeue" in before
-    assert since == ["decided stop", "failed stop", "decided wait: dying"] * 5
+    assert since == ["decided stop", "failed stop", "decided wait: stopping"] * 5
     account = told(ledger)
     assert account.index("did stop") < account.index("saw free: dead") < account.index("did requeue")
     assert (account.count("failed requeue"), story(ledger).outcome) == (1, "mended"), account

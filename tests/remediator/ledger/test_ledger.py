@@ -26,6 +26,7 @@ from remediator.ledger.ledger import TAKE_MAX, Ledger, Story, _open_episode, _ro
 from remediator.ledger.schema import METADATA
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.process_id import Holder
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards, may_begin, wish
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
 from tests.waiting import eventually
@@ -33,7 +34,7 @@ from tests.waiting import eventually
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
-REFUSAL = Refusal(reason="other_host", message="it is for box2", fingerprint="f9", labels={"host": "box2"})
+REFUSAL = Refusal(reason=Reason.OTHER_HOST, message="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     trip=Trip.STALL,
     free_key=KEY,
@@ -396,7 +397,7 @@ def waits_for_a_lock(url: str) -> bool:
 
 def test_after_its_episode_closed_the_next_alert_opens_another(ledger: Ledger) -> None:
     first = opened(ledger)
-    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
 
     second = opened(ledger, attempt="2")
 
@@ -453,7 +454,7 @@ def test_a_later_attempts_alert_gets_its_own_episode_once_the_open_one_closes(le
     accept(ledger, alert("later", attempt="2", incarnation="i2"))
     assert ledger.take_new(HOST, now=NOW) == 0
 
-    ledger.close_episode(first.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
 
     assert ledger.take_new(HOST, now=NOW) == 1
     assert [(each.attempt, each.incarnation) for each in ledger.open_episodes()] == [(2, "i2")]
@@ -463,7 +464,7 @@ def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> Non
     first = opened(ledger)
     accept(ledger, alert("second rule"), alert("ended", attempt="2"), alert("ended", attempt="2", firing=False))
 
-    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
 
     assert ledger.take_new(HOST, now=NOW) == 0
     assert ledger.open_episodes() == []
@@ -476,7 +477,7 @@ def test_closing_again_and_again_ends(ledger: Ledger) -> None:
 
     closed = 0
     while episodes := ledger.open_episodes():
-        ledger.close_episode(episodes[0].episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+        ledger.close_episode(episodes[0].episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
         ledger.take_new(HOST, now=NOW)
         closed += 1
 
@@ -509,7 +510,7 @@ def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
 def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
     assert not begins(ledger, first, BEGIN, now=NOW)
-    ledger.close_episode(first.episode_id, Outcome.MENDED, "done", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
 
     assert not begins(ledger, second, BEGIN, now=NOW)
@@ -519,7 +520,7 @@ def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
 
 def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, "done", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
 
     assert begins(ledger, second, Begin(**{**vars(BEGIN), "free_key": REBORN}), now=NOW)
@@ -536,7 +537,7 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
     first, free, settle = begun(ledger)
     assert advance(ledger, free, Stage.ABANDONED)
     assert advance(ledger, settle, Stage.ABANDONED)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it showed life", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it showed life", now=NOW)
 
     second = opened(ledger)
 
@@ -550,7 +551,7 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
 def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
 
-    ledger.withdraw(first.episode_id, "it shows life", now=NOW)
+    ledger.withdraw(first.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
 
     withdrawn = read(ledger, first)
     assert (withdrawn.free, withdrawn.settle) == (None, None)
@@ -566,7 +567,7 @@ def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
     assert advance(ledger, settle, Stage.FENCED)
     assert advance(ledger, free, Stage.STOPPING)
 
-    ledger.withdraw(first.episode_id, "too late", now=NOW)
+    ledger.withdraw(first.episode_id, Reason.UNCONFIRMED, "too late", now=NOW)
 
     kept = read(ledger, first)
     assert kept.free is not None
@@ -581,7 +582,7 @@ def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledge
     acted = read(ledger, first).free
     assert acted is not None
     assert advance(ledger, acted, Stage.ABANDONED)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it cannot be stopped", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it cannot be stopped", now=NOW)
 
     assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
 
@@ -594,7 +595,7 @@ def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(
     assert acted is not None
     its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "message": "it answers again"}
     assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, for_s=60.0, unspent=True)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, "it answers again", now=NOW)
+    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it answers again", now=NOW)
 
     assert begins(ledger, opened(ledger), BEGIN, now=NOW)
 
@@ -663,8 +664,8 @@ def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
 def test_an_episode_closes_once(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.close_episode(episode.episode_id, Outcome.MENDED, "done", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.PARTLY, "late", now=NOW + 1)
+    ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
 
     assert ledger.episode(episode.episode_id) is None
     assert (story(ledger).outcome, story(ledger).message, story(ledger).closed_at) == ("mended", "done", NOW)
@@ -733,7 +734,7 @@ def test_an_intent_that_a_live_executor_holds_is_moved_by_nobody_else(ledger: Le
 
         assert not ledger.hold(settle, for_s=60.0)
         assert not advance(ledger, settle, Stage.FENCED)
-        ledger.withdraw(episode.episode_id, "it shows life", now=NOW)
+        ledger.withdraw(episode.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
         assert read(ledger, episode).settle == settle
         assert other.hold(settle, for_s=60.0), "its own holder keeps it"
         assert advance(other, settle, Stage.FENCED)
@@ -786,7 +787,7 @@ def test_what_a_process_held_that_is_over_is_taken_over_at_once(ledger: Ledger, 
 
 def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -> None:
     episode = opened(ledger)
-    ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
 
     assert not begins(ledger, episode, BEGIN, now=NOW)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
@@ -857,13 +858,15 @@ def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_ove
         accept(taking, alert(f"later{attempt}", attempt=str(attempt + 1)), take=False)
         with ThreadPoolExecutor(2) as pool:
             taken = pool.submit(taking.take_new, HOST, now=NOW)
-            pool.submit(closing_.close_episode, episode.episode_id, Outcome.SUPERSEDED, "over", now=NOW).result()
+            pool.submit(
+                closing_.close_episode, episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW
+            ).result()
             taken.result()
         taking.take_new(HOST, now=NOW)
 
         (next_one,) = taking.open_episodes()
         assert next_one.attempt == attempt + 1
-        taking.close_episode(next_one.episode_id, Outcome.SUPERSEDED, "over", now=NOW)
+        taking.close_episode(next_one.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
     taking.close()
     closing_.close()
 
@@ -872,7 +875,7 @@ def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger
     episode = opened(ledger)
 
     ledger.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.PARTLY, "a\x00b", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "a\x00b", now=NOW)
 
     assert story(ledger).entries[1].message == "a\\x00b\\ud800c"
     assert story(ledger).message == "a\\x00b"

@@ -15,6 +15,7 @@ from remediator.ledger import retention
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import ALERTS, CAPTURES, JOURNAL, RUN_DECISIONS
 from remediator.plan import Close, Outcome, Stage
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST, KEY, NOW, REBORN, alert
 from tests.remediator.executor.test_executor import PACE, executor, looping
@@ -65,7 +66,7 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
         assert ledger.advance(intent, Stage.DONE, **its, now=at, for_s=60.0)
-    ledger.close_episode(episode.episode_id, Outcome.MENDED, "", now=at)
+    ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=at)
     return episode.episode_id
 
 
@@ -75,13 +76,16 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
 def test_an_episode_goes_with_all_that_is_told_of_it_and_younger_ones_stay_whole(ledger: Ledger) -> None:
     armed(ledger)
     old, young = mended(ledger), mended(ledger, key=REBORN, settle_key="7/2", at=LATER + 1)
+    for episode_id in (old, young):
+        decided = f"INSERT INTO run_decisions (episode_id, kind, decided_at) VALUES ({episode_id}, 'block', 1.0)"
+        rows(ledger, decided)
     before = {table: count(ledger, table) for table in TABLES}
     whole = ledger.story(young)
 
     forget(ledger)
 
     assert {table: before[table] - count(ledger, table) for table in TABLES} == {
-        "episodes": 1, "alerts": 1, "journal": 6, "intents": 2, "captures": 1,
+        "episodes": 1, "alerts": 1, "journal": 6, "intents": 2, "captures": 1, "run_decisions": 1,
     }  # fmt: skip
     assert ledger.story(old) is None
     assert ledger.story(young) == whole
@@ -246,7 +250,7 @@ def test_nothing_goes_of_what_is_open(ledger: Ledger) -> None:
 def test_nothing_goes_of_what_is_owed_though_its_episode_is_closed(ledger: Ledger) -> None:
     _, free, settle = begun(ledger)
     advance(ledger, free, Stage.DONE)
-    ledger.close_episode(1, Outcome.PARTLY, "", now=NOW)
+    ledger.close_episode(1, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
     forget(ledger)
     assert count(ledger, "intents") == 2
@@ -266,7 +270,9 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
 
     again = opened(ledger)
     assert ledger.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
-        outcome=Outcome.SUPERSEDED, message="that incarnation of the container was freed already"
+        outcome=Outcome.SUPERSEDED,
+        reason=Reason.RESTARTED_ALREADY,
+        message="that incarnation of the container was freed already",
     )
     assert ledger.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
     (begun_again,) = ledger.open_episodes()
@@ -276,8 +282,8 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
 
 def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
     episode, _, _ = begun(ledger)
-    ledger.withdraw(episode.episode_id, "all is well", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.UNCONFIRMED, "", now=NOW)
+    ledger.withdraw(episode.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW)
+    ledger.close_episode(episode.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW)
     second = opened(ledger)
     assert begins(ledger, second, BEGIN, now=NOW)
     (second,) = ledger.open_episodes()
@@ -285,7 +291,7 @@ def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
     assert second.settle is not None
     advance(ledger, second.free, Stage.ABANDONED)
     advance(ledger, second.settle, Stage.ABANDONED)
-    ledger.close_episode(second.episode_id, Outcome.PARTLY, "", now=NOW)
+    ledger.close_episode(second.episode_id, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     third = opened(ledger)
     forget(ledger)
     assert count(ledger, "intents") == 0
@@ -312,7 +318,7 @@ def test_no_number_is_given_twice(ledger: Ledger) -> None:
 def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         accept(ledger, alert())
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
     monkeypatch.setattr(retention, "BITES", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
     sizes, had = list[int](), sum(count(ledger, table) for table in TABLES)

@@ -16,6 +16,7 @@ from remediator.ledger.counters import TOOK_S
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, STAGES, LedgerCollector, Watchdog
 from remediator.plan import Kind, Outcome, Stage, Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from remediator.webhook.reconcile import Reconciler
@@ -40,7 +41,7 @@ def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Out
     """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
     ledger.accept([alert(**labels)], [], now=received)
     ledger.take_new(labels.get("host", HOST), now=received + 0.5)
-    ledger.close_episode(ledger.open_episodes()[-1].episode_id, outcome, "it is over", now=at)
+    ledger.close_episode(ledger.open_episodes()[-1].episode_id, outcome, Reason.DONE, "it is over", now=at)
 
 
 # --- how long it took
@@ -68,7 +69,7 @@ def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> No
     ledger.accept([alert("a"), alert("b")], [], now=NOW + 9)
     ledger.take_new(HOST, now=NOW + 9)
 
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 10)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 10)
 
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
 
@@ -78,10 +79,10 @@ def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledge
     ledger.take_new(HOST, now=NOW)
     ledger.accept([alert(attempt="2")], [], now=NOW + 5)
     ledger.take_new(HOST, now=NOW + 5)
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 20)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 20)
     ledger.take_new(HOST, now=NOW + 20)
 
-    ledger.close_episode(2, Outcome.SUPERSEDED, "", now=NOW + 21)
+    ledger.close_episode(2, Outcome.SUPERSEDED, Reason.DONE, "", now=NOW + 21)
 
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 20
     assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
@@ -139,7 +140,7 @@ def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothi
     assert advance(ledger, settle, Stage.ABANDONED, now=now)
     assert ages(ledger) == {("free", "planned"): 90, ("settle", "planned"): 90}
 
-    ledger.withdraw(second.episode_id, "all is well", now=now)
+    ledger.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=now)
     assert ages(ledger) == {}
     assert figure(ledger, "intent_age_seconds", host="box2", kind="free", stage="planned") is None
 
@@ -176,7 +177,7 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     ledger.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
     assert refused() == 2
     for episode in (first, second):
-        ledger.close_episode(episode.episode_id, Outcome.MENDED, "", now=NOW + 4)
+        ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 4)
     assert refused() == 0
 
 
@@ -271,7 +272,7 @@ def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open
     ledger.accept([], [REFUSAL], now=NOW)
     assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
 
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
     accept(ledger, alert("a"))
     assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
     assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
@@ -282,7 +283,7 @@ def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back
     accept(ledger, alert("a", attempt="2"))
     assert figure(ledger, "alerts_duplicate_total") == 1
 
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 1)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
     assert figure(ledger, "alerts_duplicate_total") == 1
     ledger.take_new(HOST, now=NOW + 2)
     assert len(ledger.open_episodes()) == 1
@@ -300,12 +301,12 @@ def history(ledger: Ledger) -> None:
     assert advance(ledger, replace(settle, stage=Stage.FENCED), Stage.DONE)
     accept(ledger, alert("a"), alert("b", attempt="2"))
     ledger.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
-    ledger.close_episode(1, Outcome.MENDED, "", now=NOW + 40)
+    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 40)
     ledger.take_new(HOST, now=NOW + 41)
     second = ledger.open_episodes()[-1]
     assert begins(ledger, second, replace(BEGIN, free_key=REBORN, settle_key="7/2"), now=NOW + 42)
-    ledger.withdraw(second.episode_id, "all is well", now=NOW + 43)
-    ledger.close_episode(second.episode_id, Outcome.UNCONFIRMED, "", now=NOW + 5000)
+    ledger.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW + 43)
+    ledger.close_episode(second.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW + 5000)
     third = opened(ledger, worker="w4")
     assert begins(ledger, third, replace(BEGIN, free_key="another", settle_key=None), now=NOW)
     ledger.would_act(third.episode_id, "would", now=NOW)
@@ -363,7 +364,7 @@ def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_
                 for step in ("stop", "start", "fence", "requeue"):
                     own.record(episode_id, "did", step, "", now=NOW)
                 own.accept([], [REFUSAL], now=NOW)
-                own.close_episode(episode_id, Outcome.MENDED, "", now=NOW + 3)
+                own.close_episode(episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 3)
 
     answers = together(*(partial(works, episodes[n:] + episodes[:n]) for n in range(4)))
 
@@ -383,7 +384,7 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     opened(ledger)
     assert begins(ledger, ledger.open_episodes()[-1], BEGIN, now=NOW)
     ledger.would_act(2, "would", now=NOW)
-    ledger.wait(2, Wait(reason="brake", message="the brake is latched"), now=NOW)
+    ledger.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=NOW)
     ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
     ledger.accept([alert()], [], now=NOW)
     registry = page(ledger)

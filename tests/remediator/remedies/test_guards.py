@@ -26,6 +26,7 @@ from remediator.plan import (
     Wait,
     Warn,
 )
+from remediator.reasons import Reason
 from remediator.remedies import guards
 from remediator.remedies.guards import Act, Latch, Order, Orders, Recent, Safeguards, Silence
 from tests.remediator import builders as build
@@ -187,17 +188,20 @@ def others(count: int) -> frozenset[str]:
     ("given", "recent", "verdict"),
     [
         pytest.param((ARM,), Recent(), None, id="armed and quiet: it begins"),
-        pytest.param((), Recent(), "dry_run", id="not armed"),
-        pytest.param((ARM, DISARM), Recent(), "dry_run", id="disarmed since the facts were read"),
-        pytest.param((ARM, PAUSE), Recent(), "paused", id="paused"),
-        pytest.param((ARM, BRAKE), Recent(), "brake", id="the brake is latched"),
-        pytest.param((ARM, WINDOW), Recent(), "maintenance", id="a maintenance runs"),
+        pytest.param((), Recent(), Reason.DRY_RUN, id="not armed"),
+        pytest.param((ARM, DISARM), Recent(), Reason.DRY_RUN, id="disarmed since the facts were read"),
+        pytest.param((ARM, PAUSE), Recent(), Reason.PAUSED, id="paused"),
+        pytest.param((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER, id="the brake is latched"),
+        pytest.param((ARM, WINDOW), Recent(), Reason.MAINTENANCE, id="a maintenance runs"),
         pytest.param(
-            (ARM, PAUSE, BRAKE), Recent(), "brake", id="the brake is told before a pause, which ends by itself"
+            (ARM, PAUSE, BRAKE),
+            Recent(),
+            Reason.CIRCUIT_BREAKER,
+            id="the brake is told before a pause, which ends by itself",
         ),
-        pytest.param((ARM,), Recent(freed_s_ago=299.9), "cooldown", id="freed less than the cool-down ago"),
+        pytest.param((ARM,), Recent(freed_s_ago=299.9), Reason.COOLDOWN, id="freed less than the cool-down ago"),
         pytest.param((ARM,), Recent(freed_s_ago=300.0), None, id="its cool-down is over"),
-        pytest.param((ARM,), Recent(freed_s_ago=-10.0), "cooldown", id="the clock was set back a little"),
+        pytest.param((ARM,), Recent(freed_s_ago=-10.0), Reason.COOLDOWN, id="the clock was set back a little"),
         pytest.param((ARM,), Recent(freed_s_ago=-9000.0), None, id="the clock was set back by more than that"),
         pytest.param((ARM,), Recent(targets=others(2), fleet=4), None, id="the third of four is a fault of its own"),
         pytest.param((ARM,), Recent(targets=others(3), fleet=4), "storm", id="the fourth of four is a storm"),
@@ -216,16 +220,18 @@ def others(count: int) -> frozenset[str]:
         pytest.param((ARM,), Recent(frees=6, fleet=16), None, id="in a fleet of sixteen it is none"),
         pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
-            (ARM,), Recent(targets=others(9), freed_s_ago=1.0), "cooldown", id="what cools down makes no storm"
+            (ARM,), Recent(targets=others(9), freed_s_ago=1.0), Reason.COOLDOWN, id="what cools down makes no storm"
         ),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=0.0), "gpu_cooldown", id="another one on its GPU is being freed"),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=119.9), "gpu_cooldown", id="another one was, a moment ago"),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=-1.0), "gpu_cooldown", id="and the clock was set back since"),
+        pytest.param(
+            (ARM,), Recent(gpu_freed_s_ago=0.0), Reason.GPU_COOLDOWN, id="another one on its GPU is being freed"
+        ),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=119.9), Reason.GPU_COOLDOWN, id="another one was, a moment ago"),
+        pytest.param((ARM,), Recent(gpu_freed_s_ago=-1.0), Reason.GPU_COOLDOWN, id="and the clock was set back since"),
         pytest.param((ARM,), Recent(gpu_freed_s_ago=120.0), None, id="its GPU has cooled down"),
         pytest.param(
             (ARM,),
             Recent(targets=others(9), gpu_freed_s_ago=1.0),
-            "gpu_cooldown",
+            Reason.GPU_COOLDOWN,
             id="what waits for it is no storm",
         ),
     ],
@@ -240,25 +246,29 @@ def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str |
 @pytest.mark.parametrize(
     ("given", "recent", "verdict"),
     [
-        pytest.param((ASK,), Recent(), "approval", id="nobody has answered: it waits"),
+        pytest.param((ASK,), Recent(), Reason.APPROVAL, id="nobody has answered: it waits"),
         pytest.param((ASK,), Recent(answer=YES), None, id="approved"),
         pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
-        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), "approval", id="it has run out"),
         pytest.param(
-            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), "approval", id="of another life"
+            (ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), Reason.APPROVAL, id="it has run out"
         ),
-        pytest.param((ASK,), Recent(answer=NO), "declined", id="declined"),
-        pytest.param((ASK,), Recent(answer=order(Act.DECLINE, key="k2")), "approval", id="another life was declined"),
-        pytest.param((ARM,), Recent(answer=NO), "declined", id="a no stands whatever is armed later"),
-        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), "approval", id="this host asks"),
+        pytest.param(
+            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), Reason.APPROVAL, id="of another life"
+        ),
+        pytest.param((ASK,), Recent(answer=NO), Reason.DECLINED, id="declined"),
+        pytest.param(
+            (ASK,), Recent(answer=order(Act.DECLINE, key="k2")), Reason.APPROVAL, id="another life was declined"
+        ),
+        pytest.param((ARM,), Recent(answer=NO), Reason.DECLINED, id="a no stands whatever is armed later"),
+        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), Reason.APPROVAL, id="this host asks"),
         pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), Recent(), None, id="all but this remedy ask"),
-        pytest.param((ASK, DISARM), Recent(answer=YES), "dry_run", id="a dry run wins over a yes"),
-        pytest.param((ASK, PAUSE), Recent(answer=YES), "paused", id="a pause holds what was approved"),
-        pytest.param((ASK, BRAKE), Recent(answer=YES), "brake", id="so does the brake"),
-        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), "cooldown", id="and a cool-down"),
+        pytest.param((ASK, DISARM), Recent(answer=YES), Reason.DRY_RUN, id="a dry run wins over a yes"),
+        pytest.param((ASK, PAUSE), Recent(answer=YES), Reason.PAUSED, id="a pause holds what was approved"),
+        pytest.param((ASK, BRAKE), Recent(answer=YES), Reason.CIRCUIT_BREAKER, id="so does the brake"),
+        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), Reason.COOLDOWN, id="and a cool-down"),
         pytest.param((ASK,), Recent(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"),
-        pytest.param((ASK,), Recent(targets=others(3)), "approval", id="what was not is none"),
-        pytest.param((ASK, PAUSE), Recent(), "paused", id="nobody is asked about what may not begin anyway"),
+        pytest.param((ASK,), Recent(targets=others(3)), Reason.APPROVAL, id="what was not is none"),
+        pytest.param((ASK, PAUSE), Recent(), Reason.PAUSED, id="nobody is asked about what may not begin anyway"),
     ],
 )
 def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
@@ -275,7 +285,7 @@ def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
     begun = guards.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.1), none, now=NOW)
 
     assert isinstance(held, Wait)
-    assert held.reason == "gpu_cooldown"
+    assert held.reason == Reason.GPU_COOLDOWN
     assert begun is None
 
 
@@ -285,9 +295,9 @@ def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
     assert guards.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
 
 
-FENCE, STOP = Fence(message="wedged"), Stop(because="wedged")
+FENCE, STOP = Fence(message="wedged"), Stop(message="wedged")
 WARN = Warn(message="wedged", signal="SIGUSR1", listener=ProcessId(pid=4001, start_ticks=7))
-SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, message="it does not run")
+SEEN_DEAD = Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.SEEN_DEAD, message="it does not run")
 PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": build.settle(Stage.PLANNED)}
 
 
@@ -352,7 +362,7 @@ def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
     held = guards.hold(FENCE, facts, orders(ARM, ASK), Recent(), SAFEGUARDS, now=NOW)
 
     assert isinstance(held, Wait)
-    assert (held.reason, held.asks) == ("approval", KEY)
+    assert (held.reason, held.asks) == (Reason.APPROVAL, KEY)
     assert guards.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
 
 
@@ -369,10 +379,12 @@ def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no
     ("silences", "unknown", "holds", "held"),
     [
         pytest.param((), "", False, None, id="nothing is silenced"),
-        pytest.param((Silence(silence_id="s1"),), "", False, "silenced", id="silenced"),
-        pytest.param((Silence(silence_id="s1"),), "b is down", False, "silenced", id="by one, while another is silent"),
+        pytest.param((Silence(silence_id="s1"),), "", False, Reason.SILENCED, id="silenced"),
+        pytest.param(
+            (Silence(silence_id="s1"),), "b is down", False, Reason.SILENCED, id="by one, while another is silent"
+        ),
         pytest.param((), "b is down", False, None, id="unknown, and it goes on"),
-        pytest.param((), "b is down", True, "silences_unknown", id="unknown, and it holds"),
+        pytest.param((), "b is down", True, Reason.SILENCES_UNKNOWN, id="unknown, and it holds"),
         pytest.param((), "", True, None, id="known, where unknown would hold"),
     ],
 )
@@ -387,15 +399,15 @@ def test_what_is_held_by_a_silence(
 YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
 HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
     "armed": ((ARM,), Recent(), None),
-    "paused": ((ARM, PAUSE), Recent(), "paused"),
-    "under maintenance": ((ARM, WINDOW), Recent(), "maintenance"),
-    "the brake is latched": ((ARM, BRAKE), Recent(), "brake"),
-    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), "paused"),
-    "who would hold them is under maintenance": ((ARM, window("box2")), Recent(), "maintenance"),
+    "paused": ((ARM, PAUSE), Recent(), Reason.PAUSED),
+    "under maintenance": ((ARM, WINDOW), Recent(), Reason.MAINTENANCE),
+    "the brake is latched": ((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
+    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), Reason.PAUSED),
+    "who would hold them is under maintenance": ((ARM, window("box2")), Recent(), Reason.MAINTENANCE),
     "a third is paused": ((ARM, order(Act.PAUSE, "box3")), Recent(), None),
-    "nobody has approved it": ((ASK,), Recent(), "approval"),
+    "nobody has approved it": ((ASK,), Recent(), Reason.APPROVAL),
     "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
-    "somebody approved a container on it": ((ASK,), Recent(answer=YES), "approval"),
+    "somebody approved a container on it": ((ASK,), Recent(answer=YES), Reason.APPROVAL),
     "a storm of others, and it cools down": (
         (ARM,),
         Recent(targets=frozenset("abcdef"), frees=99, freed_s_ago=1),
@@ -421,13 +433,13 @@ BLOCK = BlockRun(message="all fail")
 YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
 WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] = {
     "armed and quiet": (LOCK, (ARM,), Recent(), None),
-    "not armed": (LOCK, (), Recent(), "dry_run"),
-    "paused": (MOVE, (ARM, PAUSE), Recent(), "paused"),
-    "a maintenance runs": (BLOCK, (ARM, WINDOW), Recent(), "maintenance"),
-    "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), "brake"),
-    "nobody has approved it": (LOCK, (ASK,), Recent(), "approval"),
+    "not armed": (LOCK, (), Recent(), Reason.DRY_RUN),
+    "paused": (MOVE, (ARM, PAUSE), Recent(), Reason.PAUSED),
+    "a maintenance runs": (BLOCK, (ARM, WINDOW), Recent(), Reason.MAINTENANCE),
+    "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
+    "nobody has approved it": (LOCK, (ASK,), Recent(), Reason.APPROVAL),
     "somebody approved it": (LOCK, (ASK,), Recent(answer=YES_TO_LOCK), None),
-    "somebody approved something else": (MOVE, (ASK,), Recent(answer=YES_TO_LOCK), "approval"),
+    "somebody approved something else": (MOVE, (ASK,), Recent(answer=YES_TO_LOCK), Reason.APPROVAL),
     "the third condemned is a fault of its own": (LOCK, (ARM,), Recent(condemned=others(2)), None),
     "the fourth is a storm": (LOCK, (ARM,), Recent(condemned=others(3)), "storm"),
     "and so is a fourth run to be blocked": (BLOCK, (ARM,), Recent(condemned=others(3)), "storm"),
@@ -441,7 +453,7 @@ WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] =
     "a run of a worker's name is another": (BLOCK, (ARM,), Recent(condemned=others(2) | {"worker box1/r1"}), "storm"),
     "in a fleet of sixteen it is none": (LOCK, (ARM,), Recent(condemned=others(3), fleet=16), None),
     "a move condemns nobody": (MOVE, (ARM,), Recent(condemned=others(99)), None),
-    "what nobody approved is no storm": (LOCK, (ASK,), Recent(condemned=others(99)), "approval"),
+    "what nobody approved is no storm": (LOCK, (ASK,), Recent(condemned=others(99)), Reason.APPROVAL),
     "a storm of frees, and a container cools down": (
         LOCK,
         (ARM,),

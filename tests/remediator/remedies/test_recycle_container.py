@@ -24,6 +24,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.recycle_container import RANKED_MAX, TRIPS, adopt, choose, confirm, decide
 from tests.remediator.builders import (
@@ -348,7 +349,7 @@ def test_another_host_owes_a_tenant_nothing() -> None:
     step = adopt(tenant_facts(PLANNED))
 
     assert isinstance(step, Wait)
-    assert step.reason == "settled"
+    assert step.reason == Reason.DONE
 
 
 def test_the_alert_that_ends_closes_what_was_never_confirmed() -> None:

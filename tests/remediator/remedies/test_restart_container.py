@@ -23,6 +23,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.restart_container import TRIPS, adopt, confirm, decide
 from tests.remediator.builders import (
@@ -116,24 +117,24 @@ def test_what_confirms_a_silent_server(seen: dict[str, Any], silent: bool, says:
 # --- before anything is promised
 
 WAITS: dict[str, tuple[Facts, str]] = {
-    "the exporter does not answer": (server_facts(server=None, unknown="no answer"), "no_evidence"),
-    "the exporter's look is stale": (server_facts(server=server(sample_age_s=5.1)), "stale_evidence"),
-    "it is not confirmed": (server_facts(server=server(gpu_idle_s=0.0)), "unconfirmed"),
-    "whether workers live in it is unknown": (server_facts(server=server(workers=None)), "unconfirmed"),
-    "the engine does not answer": (server_facts(container=None, container_known=False), "no_container"),
-    "it is paused": (server_facts(container=container(paused=True)), "container_paused"),
-    "the exporter misses it in one listing": (server_facts(server=UNLISTED), "no_container"),
+    "the exporter does not answer": (server_facts(server=None, unknown="no answer"), Reason.NO_EVIDENCE),
+    "the exporter's look is stale": (server_facts(server=server(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
+    "it is not confirmed": (server_facts(server=server(gpu_idle_s=0.0)), Reason.UNCONFIRMED),
+    "whether workers live in it is unknown": (server_facts(server=server(workers=None)), Reason.UNCONFIRMED),
+    "the engine does not answer": (server_facts(container=None, container_known=False), Reason.NO_CONTAINER),
+    "it is paused": (server_facts(container=container(paused=True)), Reason.CONTAINER_PAUSED),
+    "the exporter misses it in one listing": (server_facts(server=UNLISTED), Reason.NO_CONTAINER),
     "the exporter misses it, and the engine does not answer": (
         server_facts(server=UNLISTED, container=None, container_known=False, unknown="no daemon"),
-        "no_container",
+        Reason.NO_CONTAINER,
     ),
     "the exporter misses it, and the engine cannot be asked": (
         server_facts(server=UNLISTED, container=None, container_known=False),
-        "no_container",
+        Reason.NO_CONTAINER,
     ),
     "a dry run that has said so": (
         server_facts(armed=False, episode=server_episode(would_act=True)),
-        "dry_run",
+        Reason.DRY_RUN,
     ),
 }
 
@@ -320,7 +321,7 @@ def test_what_a_stop_did_not_end_and_what_answers_again_is_left_running_for_a_pe
     leaves = decide(STEPS["stopping, and it runs and answers for longer than patience lasts"][0])
 
     assert isinstance(waits, Wait)
-    assert waits.reason == "unconfirmed"
+    assert waits.reason == Reason.UNCONFIRMED
     assert waits.message.startswith("not stopped again, for it is not confirmed any more: unanswered for 0.0 s")
     assert isinstance(leaves, Advance)
     assert (leaves.kind, leaves.stage, leaves.unspent) == (Kind.FREE, Stage.ABANDONED, True)
@@ -356,4 +357,4 @@ def test_another_host_owes_a_server_nothing() -> None:
     step = adopt(server_facts(PLANNED))
 
     assert isinstance(step, Wait)
-    assert step.reason == "settled"
+    assert step.reason == Reason.DONE

@@ -34,6 +34,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker, wrangle
 from remediator.remedies.restart import RETRY_S, TRIES_MAX
 from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, adopt, confirm, decide
@@ -450,7 +451,7 @@ def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
 
 ON_A_LOST_GPU: dict[str, Any] = {"gpu_pids": {"GPU-0": None, "GPU-1": []}, "lost_gpus_s": {"GPU-0": 60.0}}
 JUST_LOST = ON_A_LOST_GPU | {"lost_gpus_s": {"GPU-0": 59.9}}
-TAKEN = Quarantine(message="GPU-0 is lost, and out of use until a person releases it", lost=("GPU-0",))
+TAKEN = Quarantine(reason=Reason.GPU_LOST, message="", lost=("GPU-0",))
 WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "only promised: nothing is taken from anybody yet": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
@@ -458,19 +459,18 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "not while its container runs still: it is stopped first, for it may hold the queue's lock": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_PATIENCE_S,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Stop(message="it still runs"),
+        Stop(message=""),
     ),
     "nor while a process of it is left": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(pids=frozenset({4001})), evidence=evidence(**ON_A_LOST_GPU)),
-        Stop(message="it does not run, but processes [4001] are still in its cgroup"),
+        Stop(message=""),
     ),
     "nor instead of seeing it dead": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                message="the container does not run, its cgroup is empty, "
-                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+                reason=Reason.SEEN_DEAD, message=""),
     ),
     "once it is seen dead, before its job is settled": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
@@ -489,42 +489,39 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.STOPPING, lost=["GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                message="the container does not run, its cgroup is empty, "
-                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+                reason=Reason.SEEN_DEAD, message=""),
     ),
     "not while another of its GPUs may list one of its pids": (
         facts(free(Stage.STOPPING, lost=["GPU-0"], gpus=["GPU-0", "GPU-1"]), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(), evidence=evidence(gpu_pids={"GPU-1": None}, lost_gpus_s={"GPU-0": 60.0})),
-        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-1"),
+        Wait(reason=Reason.DRIVER_UNREACHABLE, message=""),
     ),
     "nor where nobody has looked for its processes": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=None,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
+        Wait(reason=Reason.DRIVER_UNREACHABLE, message=""),
     ),
     "nor its engine has told where they were": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(cgroup=None),
               evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
+        Wait(reason=Reason.DRIVER_UNREACHABLE, message=""),
     ),
     "though they were looked for in the session of one that no cgroup holds": (
         facts(free(Stage.STOPPING, cgroup=None), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(cgroup=None, session=4001), evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                message="the container does not run, its cgroup is empty, "
-                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+                reason=Reason.SEEN_DEAD, message=""),
     ),
     "and in the cgroup of one that its engine has no more": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=None,
               evidence=evidence(**ON_A_LOST_GPU)),
         Advance(kind=Kind.FREE, stage=Stage.DEAD,
-                message="the container is gone, its cgroup is empty, "
-                "no GPU of its that tells lists its pids, and GPU-0 is lost"),
+                reason=Reason.SEEN_DEAD, message=""),
     ),
     "not while a process is left there, also one that came after the stop": (
         facts(free(Stage.STOPPING, tries=1), settle(Stage.FENCED), job=FENCED_JOB,
               container=stopped(incarnation="", pids=frozenset({4999})), evidence=evidence(**ON_A_LOST_GPU)),
-        Wait(reason="dying", message="processes [4999] are still in its cgroup"),
+        Wait(reason=Reason.STOPPING, message=""),
     ),
     "only the lost one of its two": (
         facts(free(Stage.DEAD, gpus=["GPU-1", "GPU-0"]), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
@@ -543,7 +540,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "for which nothing is seen dead either": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, container=stopped(),
               evidence=evidence(**JUST_LOST)),
-        Wait(reason="driver_silent", message="the driver does not list the processes of GPU-0"),
+        Wait(reason=Reason.DRIVER_UNREACHABLE, message=""),
     ),
     "not by an old look": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(),
@@ -558,8 +555,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
     "what cannot be killed has the rest of its GPUs taken out of use too": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX, lost=["GPU-0"]), settle(Stage.DONE), free_for_s=120,
               evidence=evidence(**ON_A_LOST_GPU)),
-        Quarantine(message=f"it cannot be stopped, after {TRIES_MAX} tries: "
-                   "its GPUs are out of use until a person releases them"),
+        Quarantine(reason=Reason.STOP_FAILED, message=""),
     ),
 }  # fmt: skip
 
@@ -609,7 +605,7 @@ def test_a_worker_that_is_gone_from_a_container_that_was_started_since_is_waited
     step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=container(incarnation=REBORN)))
 
     assert isinstance(step, Wait)
-    assert step.reason == "restarted"
+    assert step.reason == Reason.RESTARTED
 
 
 def test_a_worker_that_is_gone_from_a_container_that_a_person_stopped_has_its_job_settled_and_is_left_down() -> None:
@@ -710,16 +706,19 @@ def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_not
 # --- before anything is promised
 
 HELD_UP: dict[str, tuple[Facts, str]] = {
-    "the exporter does not answer": (facts(evidence=None, unknown="no answer"), "no_evidence"),
-    "the exporter's look is stale": (facts(evidence=evidence(sample_age_s=5.1)), "stale_evidence"),
-    "the GPU is busy": (facts(evidence=evidence(gpu_idle_s=0.0)), "unconfirmed"),
-    "the job is not armed": (facts(evidence=evidence(beat_age_s=None)), "unconfirmed"),
-    "the lock is dead": (facts(evidence=evidence(alive=False)), "unconfirmed"),
-    "the engine does not answer": (facts(container=None, container_known=False), "no_container"),
-    "the container is in no file of ours": (facts(container=None), "no_container"),
-    "the worker's container is unknown": (facts(evidence=evidence(container_incarnation=None)), "no_container"),
-    "the container was restarted since the evidence": (facts(container=container(incarnation=REBORN)), "restarted"),
-    "the container has stopped since the evidence": (facts(container=stopped()), "restarted"),
+    "the exporter does not answer": (facts(evidence=None, unknown="no answer"), Reason.NO_EVIDENCE),
+    "the exporter's look is stale": (facts(evidence=evidence(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
+    "the GPU is busy": (facts(evidence=evidence(gpu_idle_s=0.0)), Reason.UNCONFIRMED),
+    "the job is not armed": (facts(evidence=evidence(beat_age_s=None)), Reason.UNCONFIRMED),
+    "the lock is dead": (facts(evidence=evidence(alive=False)), Reason.UNCONFIRMED),
+    "the engine does not answer": (facts(container=None, container_known=False), Reason.NO_CONTAINER),
+    "the container is in no file of ours": (facts(container=None), Reason.NO_CONTAINER),
+    "the worker's container is unknown": (facts(evidence=evidence(container_incarnation=None)), Reason.NO_CONTAINER),
+    "the container was restarted since the evidence": (
+        facts(container=container(incarnation=REBORN)),
+        Reason.RESTARTED,
+    ),
+    "the container has stopped since the evidence": (facts(container=stopped()), Reason.RESTARTED),
 }
 
 
@@ -840,23 +839,29 @@ def test_a_dead_worker_whose_fenced_job_a_person_settled_gets_its_container_back
 UNREAD = evidence(job_id=None, attempt=None)
 
 UNSURE: dict[str, tuple[Facts, str]] = {
-    "its job file tells nothing, and the queue says that it holds the attempt": (facts(evidence=UNREAD), "unconfirmed"),
-    "its job file tells nothing, and the attempt is fenced": (facts(evidence=UNREAD, job=FENCED_JOB), "unconfirmed"),
+    "its job file tells nothing, and the queue says that it holds the attempt": (
+        facts(evidence=UNREAD),
+        Reason.UNCONFIRMED,
+    ),
+    "its job file tells nothing, and the attempt is fenced": (
+        facts(evidence=UNREAD, job=FENCED_JOB),
+        Reason.UNCONFIRMED,
+    ),
     "its job file tells nothing, and the queue is silent": (
         facts(evidence=UNREAD, job=None, job_known=False),
-        "queue_silent",
+        Reason.QUEUE_UNREACHABLE,
     ),
     "it is dead, and the queue is silent": (
         facts(episode=DEAD_WORKER, evidence=GONE, job=None, job_known=False),
-        "queue_silent",
+        Reason.QUEUE_UNREACHABLE,
     ),
     "how many workers live in its container is unknown": (
         facts(evidence=evidence(container_workers=None)),
-        "unconfirmed",
+        Reason.UNCONFIRMED,
     ),
     "it is dead, and how many live in its container is unknown": (
         facts(episode=DEAD_WORKER, evidence=replace(GONE, container_workers=None)),
-        "unconfirmed",
+        Reason.UNCONFIRMED,
     ),
 }
 
@@ -921,10 +926,8 @@ def test_a_worker_that_another_followed_is_settled_at_once_and_its_container_goe
     dead = facts(free(Stage.DEAD), settle(Stage.FENCED), evidence=SUCCESSOR, job=FENCED_JOB)
     settled = facts(free(Stage.DEAD), settle(Stage.DONE), evidence=SUCCESSOR)
 
-    assert decide(dead) == Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
-    assert decide(settled) == Advance(
-        kind=Kind.FREE, stage=Stage.DONE, message="the container goes on with another worker in it"
-    )
+    assert decide(dead) == Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0)
+    assert decide(settled) == Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.REPLACED, message="")
 
 
 def test_a_process_that_stays_on_the_gpu_beside_the_next_worker_is_given_up_after_the_bound() -> None:
@@ -949,7 +952,7 @@ def test_a_worker_whose_incarnation_the_alert_did_not_name_is_judged_by_its_atte
 def test_a_container_that_did_not_opt_in_is_refused(armed: bool) -> None:
     step = decide(facts(container=container(managed=False), armed=armed))
 
-    assert step == Close(outcome=Outcome.REFUSED, message="container c1 did not opt in; nothing is done to it")
+    assert step == Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message="")
 
 
 def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_its_attempt() -> None:
@@ -973,7 +976,7 @@ def test_a_dry_run_records_once_what_it_would_do_and_then_waits() -> None:
     assert isinstance(first, WouldAct)
     assert "would fence job 7, stop c1, settle and start: silent 130.0 s" in first.message
     assert isinstance(then, Wait)
-    assert then.reason == "dry_run"
+    assert then.reason == Reason.DRY_RUN
 
 
 def test_arming_later_acts_on_what_a_dry_run_recorded_and_is_still_true() -> None:
@@ -992,7 +995,7 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
     ),
     "3: while it still runs it is stopped again": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB),
-        Stop(message="it still runs"),
+        Stop(message=""),
     ),
     "4: it is dead when it is down, its cgroup empty, and none of its pids on its GPUs": (
         facts(
@@ -1005,20 +1008,21 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            message="the container does not run, its cgroup is empty, no GPU of its lists its pids",
+            reason=Reason.SEEN_DEAD,
+            message="",
         ),
     ),
     "5: then the job is queued again": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=FENCED_JOB, container=stopped()),
-        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
     "6: and only then the container starts": (
         facts(free(Stage.DEAD), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
-        Start(message="it is seen dead and its job is settled"),
+        Start(message=""),
     ),
     "7: while it does not run it is started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), job=job(state=State.QUEUED), container=stopped()),
-        Start(message="it does not run yet"),
+        Start(message=""),
     ),
     "8: until it runs": (
         facts(
@@ -1027,11 +1031,11 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
             job=job(state=State.RUNNING, attempt=2),
             container=container(incarnation=REBORN),
         ),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, message="c1 runs again"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message=""),
     ),
     "9: and the episode is over": (
         facts(free(Stage.DONE), settle(Stage.DONE)),
-        Close(outcome=Outcome.MENDED, message="the container is free and its job is settled"),
+        Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=""),
     ),
 }
 
@@ -1077,7 +1081,7 @@ def test_what_is_not_confirmed_any_more_is_not_touched(changed: dict[str, Any], 
     step = decide(facts(free(Stage.PLANNED), promised, job=job_now, **changed))
 
     assert isinstance(step, Wait)
-    assert step.reason == "unconfirmed"
+    assert step.reason == Reason.UNCONFIRMED
 
 
 def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_it_was_fenced() -> None:
@@ -1137,7 +1141,8 @@ def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> N
     assert step == Advance(
         kind=Kind.FREE,
         stage=Stage.ABANDONED,
-        message="the attempt that was accused is over and its worker goes on",
+        reason=Reason.ATTEMPT_OVER,
+        message="",
     )
 
 
@@ -1149,7 +1154,7 @@ def test_disarming_stops_short_of_the_next_act_however_long_it_lasts(promised: S
     step = decide(known)
 
     assert isinstance(step, Wait)
-    assert step.reason == "dry_run"
+    assert step.reason == Reason.DRY_RUN
     assert isinstance(decide(replace(known, armed=True)), Fence | Stop)
 
 
@@ -1163,57 +1168,56 @@ def test_disarming_after_the_stop_still_settles_and_starts_what_was_stopped() ->
 
 # --- the settle by itself
 
-SETTLED: dict[str, tuple[Facts, Stage, str]] = {
+SETTLED: dict[str, tuple[Facts, Stage, Reason]] = {
     "its lease was reclaimed before the alert came": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.QUEUED)),
         Stage.ABANDONED,
-        "the job is queued",
+        Reason.ATTEMPT_OVER,
     ),
     "another worker runs its next attempt": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(attempt=2)),
         Stage.ABANDONED,
-        "attempt 1 is over; the job is running at attempt 2",
+        Reason.ATTEMPT_OVER,
     ),
     "it completed after all": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.COMPLETED)),
         Stage.ABANDONED,
-        "the job is completed",
+        Reason.ATTEMPT_OVER,
     ),
     "its state file claims a job that another worker holds": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(claimed_by="i9")),
         Stage.ABANDONED,
-        "attempt 1 is held by another worker than the one that is wedged",
+        Reason.OTHER_WORKER,
     ),
     "the queue knows no such job": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=None),
         Stage.ABANDONED,
-        "the queue has no such job",
+        Reason.NO_JOB,
     ),
     "a crash came between the requeue and its record": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=job(state=State.QUEUED), container=stopped()),
         Stage.DONE,
-        "found settled: the job is queued",
+        Reason.DONE,
     ),
     "so late that the next attempt runs already": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=job(attempt=2), container=stopped()),
         Stage.DONE,
-        "found settled: attempt 1 is over",
+        Reason.DONE,
     ),
     "a person cancelled it while it was fenced": (
         facts(free(Stage.STOPPING), settle(Stage.FENCED), job=job(state=State.CANCELLED)),
         Stage.DONE,
-        "found settled: the job is cancelled",
+        Reason.DONE,
     ),
 }
 
 
-@pytest.mark.parametrize(("known", "stage", "says"), SETTLED.values(), ids=SETTLED)
-def test_a_job_that_is_settled_already_is_not_settled_again(known: Facts, stage: Stage, says: str) -> None:
+@pytest.mark.parametrize(("known", "stage", "reason"), SETTLED.values(), ids=SETTLED)
+def test_a_job_that_is_settled_already_is_not_settled_again(known: Facts, stage: Stage, reason: Reason) -> None:
     step = decide(known)
 
     assert isinstance(step, Advance)
-    assert (step.kind, step.stage) == (Kind.SETTLE, stage)
-    assert says in step.message
+    assert (step.kind, step.stage, step.reason) == (Kind.SETTLE, stage, reason)
 
 
 def test_a_job_that_the_lease_reclaimed_does_not_excuse_its_container() -> None:
@@ -1235,39 +1239,39 @@ def test_a_node_that_was_lost_may_be_fenced_too() -> None:
 CAP: dict[str, tuple[dict[str, Any], Step]] = {
     "never tripped before: first retry": (
         {"watchdog_retries": 0},
-        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
     "tripped once: second retry": (
         {"watchdog_retries": 1},
-        Requeue(message="stall: retry 2 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(retry=2, seen_dead=True, message="", avoid_s=600.0),
     ),
     "tripped twice: third and last retry": (
         {"watchdog_retries": 2},
-        Requeue(message="stall: retry 3 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(retry=3, seen_dead=True, message="", avoid_s=600.0),
     ),
     "tripped three times: the fourth fails it": (
         {"watchdog_retries": 3},
-        Fail(message="stall: all 3 retries are used (seen dead)"),
+        Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
     ),
     "past a cap that was lowered since": (
         {"watchdog_retries": 9},
-        Fail(message="stall: all 3 retries are used (seen dead)"),
+        Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
     ),
     "its last attempt but one: it has one left": (
         {"attempts_max": 2},
-        Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0),
+        Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
     "its last attempt, though retries are left: nothing could claim it": (
         {"attempts_max": 1},
-        Fail(message="stall: all 1 attempts are used (seen dead)"),
+        Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
     ),
     "both caps at once: the attempts are named": (
         {"attempts_max": 1, "watchdog_retries": 3},
-        Fail(message="stall: all 1 attempts are used (seen dead)"),
+        Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
     ),
     "an ingest job fails at its first trip": (
         {"watchdog_retries": 0, "retried": False},
-        Fail(message="stall: jobs of its class are not retried (seen dead)"),
+        Fail(reason=Reason.NOT_RETRIED, message=""),
     ),
 }
 
@@ -1296,7 +1300,7 @@ def test_a_fenced_job_is_settled_after_the_bound_even_if_its_process_was_never_s
     at_the_bound = facts(free(Stage.STOPPING), settle(Stage.FENCED), job=FENCED_JOB, settle_for_s=60)
 
     assert isinstance(decide(just_under), Stop)
-    assert decide(at_the_bound) == Requeue(message="stall: retry 1 of 3 (not seen dead within 60 s)", avoid_s=600.0)
+    assert decide(at_the_bound) == Requeue(retry=1, seen_dead=False, message="", avoid_s=600.0)
 
 
 # --- the warning before the first act
@@ -1309,15 +1313,15 @@ PROMISED: dict[str, Any] = {"limits": WARNING, "listener": LISTENER}
 WARNINGS: dict[str, tuple[Facts, Step | str]] = {
     "it is warned before its job is fenced": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), **PROMISED),
-        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="", signal="SIGUSR1", listener=LISTENER),
     ),
     "warned, and in its grace": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=59.9, **PROMISED),
-        "warned",
+        Reason.GRACE_PERIOD,
     ),
     "warned, and its grace is over": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), warned_for_s=60.0, **PROMISED),
-        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message=""),
     ),
     "warned, and it beats again: it is left alone": (
         facts(
@@ -1327,7 +1331,7 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
             warned_for_s=60.0,
             **PROMISED,
         ),
-        "unconfirmed",
+        Reason.UNCONFIRMED,
     ),
     "warned, and it beat all the while: the promise is taken back": (
         facts(
@@ -1337,59 +1341,53 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
             settle_for_s=120.0,
             **PROMISED,
         ),
-        Withdraw(
-            message="no longer confirmed, and nothing was done: silent 1.0 s, GPU idle 130.0 s, RAM still 130.0 s of "
-            "120.0 s allowed, phase step, step 5"
-        ),
+        Withdraw(reason=Reason.UNCONFIRMED, message=""),
     ),
     "warned, and it has ended by itself: nothing is waited for": (
         facts(free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), container=stopped(), **PROMISED),
-        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message=""),
     ),
     "nobody knows whether the signal was sent: it is warned once more": (
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False}), settle(Stage.PLANNED), **PROMISED),
-        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="", signal="SIGUSR1", listener=LISTENER),
     ),
     "nobody knows that twice: it is not warned again": (
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False, "tries": 2}), settle(Stage.PLANNED), **PROMISED),
-        "warned",
+        Reason.GRACE_PERIOD,
     ),
     "nobody knows whether the signal was sent, and now it is seen by nobody: it has its grace": (
         facts(free(Stage.PLANNED, warned={**WARNED, "done": False}), settle(Stage.PLANNED), limits=WARNING),
-        "warned",
+        Reason.GRACE_PERIOD,
     ),
     "its engine does not answer: it is warned before its job is fenced, and not now": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=None, container_known=False, **PROMISED),
-        "engine_silent",
+        Reason.ENGINE_UNREACHABLE,
     ),
     "its engine does not answer in its grace": (
         facts(
             free(Stage.PLANNED, warned=WARNED), settle(Stage.PLANNED), container=None, container_known=False, **PROMISED
         ),
-        "warned",
+        Reason.GRACE_PERIOD,
     ),
     "it was warned under a promise that was taken back": (
         facts(free(Stage.PLANNED, warned={**WARNED, "before": True}), settle(Stage.PLANNED), **PROMISED),
-        Fence(message="attempt 1 is wedged still; nothing of it is accepted from here on"),
+        Fence(message=""),
     ),
     "it does not listen": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), limits=WARNING, deaf="process 4001 does not catch SIGUSR1"),
-        Fence(
-            message="attempt 1 is wedged still; nothing of it is accepted from here on; "
-            "not warned: process 4001 does not catch SIGUSR1"
-        ),
+        Fence(message=""),
     ),
     "its job is not its own any more, and its container is stopped all the same": (
         facts(free(Stage.PLANNED), settle(Stage.ABANDONED), job=None, **PROMISED),
-        Warn(message="it has 60 s for a checkpoint: SIGUSR1 to 4001", signal="SIGUSR1", listener=LISTENER),
+        Warn(message="", signal="SIGUSR1", listener=LISTENER),
     ),
     "fenced already: it ends itself, and no time is left for it": (
         facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, **PROMISED),
-        Stop(message=confirm(evidence(), Trip.STALL)[1]),
+        Stop(message=""),
     ),
     "disarmed since: it is not warned either": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), armed=False, **PROMISED),
-        "dry_run",
+        Reason.DRY_RUN,
     ),
 }
 
@@ -1416,8 +1414,8 @@ def test_a_fenced_job_that_is_to_be_held_is_settled_only_when_its_process_was_se
 
     assert isinstance(decide(still_up), Stop)
     assert isinstance(held, Wait)
-    assert held.reason == "not_seen_dead"
-    assert decide(seen_dead) == Requeue(message="stall: retry 1 of 3 (seen dead)", avoid_s=600.0)
+    assert held.reason == Reason.EXIT_UNCONFIRMED
+    assert decide(seen_dead) == Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0)
 
 
 SILENT_QUEUE: dict[str, Any] = {"job": None, "job_known": False, "unknown": "locked"}
@@ -1633,7 +1631,7 @@ def test_a_silent_queue_holds_up_what_needs_it_only(known: Facts, wanted: type[S
 def test_a_queue_that_does_not_answer_is_waited_for() -> None:
     step = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT_QUEUE))
 
-    assert step == Wait(reason="queue_silent", message="the queue does not answer: locked")
+    assert step == Wait(reason=Reason.QUEUE_UNREACHABLE, message="")
 
 
 # --- the free by itself
@@ -1643,32 +1641,28 @@ def test_an_engine_that_does_not_answer_is_waited_for() -> None:
     for stage in (Stage.PLANNED, Stage.STOPPING, Stage.DEAD, Stage.STARTING):
         known = facts(free(stage), settle(Stage.DONE), container=None, container_known=False, unknown="no daemon")
 
-        assert decide(known) == Wait(reason="engine_silent", message="the container engine does not answer: no daemon")
+        assert decide(known) == Wait(reason=Reason.ENGINE_UNREACHABLE, message="")
 
 
-ENDED: dict[str, tuple[Any, str]] = {
-    "it is gone": (None, "the container is gone"),
-    "somebody else restarted it": (
-        container(incarnation=REBORN, pids=frozenset({5001})),
-        "the container was restarted by someone else",
-    ),
-    "it has stopped by itself": (stopped(), "the container does not run"),
+ENDED: dict[str, Any] = {
+    "it is gone": None,
+    "somebody else restarted it": container(incarnation=REBORN, pids=frozenset({5001})),
+    "it has stopped by itself": stopped(),
 }
 
 
-@pytest.mark.parametrize(("now", "says"), ENDED.values(), ids=ENDED)
-def test_an_incarnation_that_is_over_is_not_stopped(now: Any, says: str) -> None:
+@pytest.mark.parametrize("now", ENDED.values(), ids=ENDED)
+def test_an_incarnation_that_is_over_is_not_stopped(now: Any) -> None:
     gone = evidence(gpu_pids={"GPU-0": []})
     known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=now, evidence=gone)
 
-    says = f"{says}, its cgroup is empty, no GPU of its lists its pids"
-    assert decide(known) == Advance(kind=Kind.FREE, stage=Stage.DEAD, message=says)
+    assert decide(known) == Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.SEEN_DEAD, message="")
 
 
 def test_one_that_ended_by_itself_and_left_a_process_on_its_gpu_is_not_dead() -> None:
     known = facts(free(Stage.PLANNED), settle(Stage.FENCED), job=FENCED_JOB, container=stopped())
 
-    assert decide(known) == Wait(reason="dying", message="the driver still lists its processes [4001, 4002]")
+    assert decide(known) == Wait(reason=Reason.STOPPING, message="")
     assert isinstance(decide(replace(known, free_for_s=120.0, quiet_for_s=120.0)), Quarantine)
 
 
@@ -1722,28 +1716,26 @@ def test_disarmed_in_the_middle_nothing_more_is_taken_and_what_was_taken_is_give
     step = decide(replace(known, armed=False))
 
     assert isinstance(step, wanted)
-    assert not isinstance(step, Wait) or step.reason == "dry_run"
+    assert not isinstance(step, Wait) or step.reason == Reason.DRY_RUN
     assert not isinstance(decide(known), Wait)
 
 
 AFTER_STOP: dict[str, tuple[Facts, Step]] = {
     "its cgroup still holds a process: it is stopped once more": (
         facts(free(Stage.STOPPING), container=stopped(pids=frozenset({4002}))),
-        Stop(message="it does not run, but processes [4002] are still in its cgroup"),
+        Stop(message=""),
     ),
     "also one that came after the stop": (
         facts(free(Stage.STOPPING), container=stopped(pids=frozenset({5001}))),
-        Stop(message="it does not run, but processes [5001] are still in its cgroup"),
+        Stop(message=""),
     ),
     "it ended by itself before it was stopped: what is left of it is waited for": (
         facts(free(Stage.PLANNED), job=FENCED_JOB, container=stopped(pids=frozenset({4002}))),
-        Wait(reason="dying", message="processes [4002] are still in its cgroup"),
+        Wait(reason=Reason.STOPPING, message=""),
     ),
     "a process that does not go is left to a person": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), container=stopped(pids=frozenset({4002})), free_for_s=120),
-        Quarantine(
-            message="processes [4002] are still in its cgroup: its GPUs are out of use until a person releases them"
-        ),
+        Quarantine(reason=Reason.STOPPING, message=""),
     ),
     "restarted by somebody else: the processes of the new one are not the old one's": (
         facts(
@@ -1754,42 +1746,41 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            message="the container was restarted by someone else, its cgroup is empty, no GPU of its lists its pids",
+            reason=Reason.SEEN_DEAD,
+            message="",
         ),
     ),
     "restarted by somebody else while a process of the old one lingers": (
         facts(free(Stage.STOPPING), container=container(incarnation=REBORN, pids=frozenset({4002, 5001}))),
-        Wait(reason="dying", message="processes [4002] are still in its cgroup"),
+        Wait(reason=Reason.STOPPING, message=""),
     ),
     "the driver still lists one of its pids": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001, 9]})),
-        Wait(reason="dying", message="the driver still lists its processes [4001]"),
+        Wait(reason=Reason.STOPPING, message=""),
     ),
     "the driver never lets go of it": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": [4001]}), free_for_s=120),
-        Quarantine(
-            message="the driver still lists its processes [4001]: its GPUs are out of use until a person releases them"
-        ),
+        Quarantine(reason=Reason.STOPPING, message=""),
     ),
     "no GPU could be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids=None)),
         Wait(
-            reason="driver_silent",
-            message="the driver does not list the processes of GPU-0",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "its own GPU could not be asked": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-0": None, "GPU-1": []})),
         Wait(
-            reason="driver_silent",
-            message="the driver does not list the processes of GPU-0",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "its own GPU fell off the bus": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []})),
         Wait(
-            reason="driver_silent",
-            message="the driver does not list the processes of GPU-0",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "a GPU that is not its own could not be asked, which says nothing of it": (
@@ -1797,21 +1788,22 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            message="the container does not run, its cgroup is empty, no GPU of its lists its pids",
+            reason=Reason.SEEN_DEAD,
+            message="",
         ),
     ),
     "the look is from before the stop": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(sample_age_s=60.0, gpu_pids={"GPU-0": []})),
         Wait(
-            reason="driver_silent",
-            message="the exporter does not say whether its processes are gone: an old look",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "the exporter is silent": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer"),
         Wait(
-            reason="driver_silent",
-            message="the exporter does not say whether its processes are gone: no answer",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "its worker heeded SIGTERM, and took its files away: the exporter knows it no more": (
@@ -1819,7 +1811,8 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            message="the container does not run, its cgroup is empty, its worker ended cleanly",
+            reason=Reason.SEEN_DEAD,
+            message="",
         ),
     ),
     "the container is gone, and its worker": (
@@ -1827,14 +1820,15 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DEAD,
-            message="the container is gone, its cgroup is empty, its worker ended cleanly",
+            reason=Reason.SEEN_DEAD,
+            message="",
         ),
     ),
     "somebody restarted it, and a worker that is not seen may as well be one whose file cannot be read": (
         facts(free(Stage.STOPPING), container=container(incarnation=REBORN, pids=frozenset({5001})), **DOWN),
         Wait(
-            reason="driver_silent",
-            message="the exporter does not say whether its processes are gone: 404",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
     "somebody restarted it, and its worker is never seen again": (
@@ -1847,40 +1841,35 @@ AFTER_STOP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            message="the exporter does not say whether its processes are gone: 404: a person must look",
+            reason=Reason.EXIT_UNCONFIRMED,
+            message="",
         ),
     ),
     "it is up still, however late it is: it is stopped once more": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX - 1), free_for_s=600),
-        Stop(message="it still runs"),
+        Stop(message=""),
     ),
     "it cannot be killed": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=120),
-        Quarantine(
-            message=f"it cannot be stopped, after {TRIES_MAX} tries: "
-            "its GPUs are out of use until a person releases them"
-        ),
+        Quarantine(reason=Reason.STOP_FAILED, message=""),
     ),
     "its GPU is off the bus for good": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=evidence(gpu_pids={"GPU-1": []}), free_for_s=120),
-        Quarantine(
-            message="the driver does not list the processes of GPU-0: "
-            "its GPUs are out of use until a person releases them"
-        ),
+        Quarantine(reason=Reason.DRIVER_UNREACHABLE, message=""),
     ),
     "tried often, but not for long: the engine may only be starting": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S - 0.1),
-        Wait(reason="dying", message=f"it still runs, after {TRIES_MAX} tries"),
+        Wait(reason=Reason.STOPPING, message=""),
     ),
     "then it is tried again from time to time": (
         facts(free(Stage.STOPPING, tries=TRIES_MAX), free_for_s=RETRY_S),
-        Stop(message="it still runs"),
+        Stop(message=""),
     ),
     "the exporter cannot be asked for ever so long: that is no ground to give it up": (
         facts(free(Stage.STOPPING), container=stopped(), evidence=None, unknown="no answer", free_for_s=6000),
         Wait(
-            reason="driver_silent",
-            message="the exporter does not say whether its processes are gone: no answer",
+            reason=Reason.DRIVER_UNREACHABLE,
+            message="",
         ),
     ),
 }
@@ -1893,40 +1882,40 @@ def test_after_the_stop_it_is_seen_dead_stopped_again_or_given_up(known: Facts, 
     assert decide(fenced) == wanted
 
 
-NOT_DYING: dict[str, tuple[dict[str, Any], str]] = {
-    "it runs after every try": ({"free_for_s": 120}, f"it cannot be stopped, after {TRIES_MAX} tries"),
+NOT_DYING: dict[str, tuple[dict[str, Any], Reason]] = {
+    "it runs after every try": ({"free_for_s": 120}, Reason.STOP_FAILED),
     "a process stays in its cgroup": (
         {"container": stopped(pids=frozenset({4002})), "free_for_s": 120},
-        "processes [4002] are still in its cgroup",
+        Reason.STOPPING,
     ),
     "a process stays on its GPU": (
         {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]}), "free_for_s": 120},
-        "the driver still lists its processes [4001]",
+        Reason.STOPPING,
     ),
     "it is gone, and its process stays on its GPU": (
         {"container": None, "evidence": evidence(gpu_pids={"GPU-0": [4001]}), "free_for_s": 120},
-        "the driver still lists its processes [4001]",
+        Reason.STOPPING,
     ),
     "somebody restarted it, and a process of the old one stays": (
         {"container": container(incarnation=REBORN, pids=frozenset({4002, 5001})), "free_for_s": 120},
-        "processes [4002] are still in its cgroup",
+        Reason.STOPPING,
     ),
 }
 
 
-@pytest.mark.parametrize(("seen", "says"), NOT_DYING.values(), ids=NOT_DYING)
+@pytest.mark.parametrize(("seen", "reason"), NOT_DYING.values(), ids=NOT_DYING)
 def test_what_does_not_die_has_its_gpus_taken_out_of_use_and_is_then_left_to_a_person(
-    seen: dict[str, Any], says: str
+    seen: dict[str, Any], reason: Reason
 ) -> None:
     def at(**more: Any) -> Step:
         return decide(facts(free(Stage.STOPPING, tries=TRIES_MAX, **more), settle(Stage.DONE), **seen))
 
     first, then, without_gpus = at(), at(quarantined=True), at(gpus=[])
 
-    assert first == Quarantine(message=f"{says}: its GPUs are out of use until a person releases them")
-    given_up = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message=f"{says}: a person must look")
+    assert first == Quarantine(reason=reason, message="")
+    given_up = Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message="")
     assert then == given_up
-    if "the driver" not in says:  # a container without a GPU is listed on none
+    if "evidence" not in seen:  # a container without a GPU is listed on none
         assert without_gpus == given_up
 
 
@@ -1936,9 +1925,9 @@ def test_what_cannot_be_killed_gives_its_job_back_at_the_bound_and_is_closed_as_
     closes = decide(facts(free(Stage.ABANDONED), settle(Stage.DONE)))
 
     assert isinstance(waits, Wait)
-    assert waits.reason == "bound"
+    assert waits.reason == Reason.SETTLE_TIMEOUT
     assert isinstance(settles, Requeue)
-    assert closes == Close(outcome=Outcome.PARTLY, message="free abandoned, settle done")
+    assert closes == Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message="")
 
 
 COMING_UP = container(incarnation=REBORN, starting=True)
@@ -1946,54 +1935,56 @@ COMING_UP = container(incarnation=REBORN, starting=True)
 BACK_UP: dict[str, tuple[Facts, Step]] = {
     "it does not start before its job is settled": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), job=None, job_known=False, container=stopped(), unknown="locked"),
-        Wait(reason="queue_silent", message="the queue does not answer: locked"),
+        Wait(reason=Reason.QUEUE_UNREACHABLE, message=""),
     ),
     "it was removed: there is nothing to start": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=None),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container is gone; there is nothing to start"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.CONTAINER_GONE, message=""),
     ),
     "somebody else has started it": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=container(incarnation=REBORN)),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, message="the container was started by someone else"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.STARTED_ELSEWHERE, message=""),
     ),
     "a container without a job starts as soon as it is dead": (
         facts(free(Stage.DEAD), None, container=stopped()),
-        Start(message="it is seen dead"),
+        Start(message=""),
     ),
     "its settle was abandoned: it starts all the same": (
         facts(free(Stage.DEAD), settle(Stage.ABANDONED), container=stopped()),
-        Start(message="it is seen dead"),
+        Start(message=""),
     ),
     "it vanished while it was being started": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=None),
-        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look"),
+        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.START_FAILED, message=""),
     ),
     "it is down and nobody knows any more what ran in it: systemd forgets": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
-        Start(message="it does not run yet"),
+        Start(message=""),
     ),
     "it was started and has ended by itself: it is not started again": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=stopped(incarnation=REBORN)),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            message="c1 was started, and has ended by itself since: a person must look",
+            reason=Reason.START_FAILED,
+            message="",
         ),
     ),
     "it was started a moment ago: it is looked at once more": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=1.9),
-        Wait(reason="started", message="c1 runs; it is believed when it does 2 s on"),
+        Wait(reason=Reason.STABILIZING, message=""),
     ),
     "it still runs a while after its start": (
         facts(free(Stage.STARTING), settle(Stage.DONE), container=container(incarnation=REBORN), runs_for_s=2.0),
-        Advance(kind=Kind.FREE, stage=Stage.DONE, message="c1 runs again"),
+        Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message=""),
     ),
     "a person stopped it, and its engine leaves it down": (
         facts(free(Stage.DEAD), settle(Stage.DONE), container=stopped(left_down=True)),
         Advance(
             kind=Kind.FREE,
             stage=Stage.DONE,
-            message="it is left down: its engine restarts whatever ends, and was told to stop it, not by us",
+            reason=Reason.LEFT_DOWN,
+            message="",
         ),
     ),
     "somebody started it, and ended it again: what they ended is not started": (
@@ -2001,44 +1992,46 @@ BACK_UP: dict[str, tuple[Facts, Step]] = {
         Advance(
             kind=Kind.FREE,
             stage=Stage.DONE,
-            message="the container was started by someone else, and has ended since: it is left as it is",
+            reason=Reason.ENDED_ELSEWHERE,
+            message="",
         ),
     ),
     "its engine forgets what ran in what is down": (
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(incarnation="")),
-        Start(message="it is seen dead and its job is settled"),
+        Start(message=""),
     ),
     "we stopped it, and its engine leaves it down": (
         facts(free(Stage.DEAD, tries=1), settle(Stage.DONE), container=stopped(left_down=True)),
-        Start(message="it is seen dead and its job is settled"),
+        Start(message=""),
     ),
     "the executor was killed before the start, and comes back late: it starts it": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=stopped(), free_for_s=600),
-        Start(message="it does not run yet"),
+        Start(message=""),
     ),
     "its engine still waits for it to come up": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=119.0),
-        Wait(reason="starting", message="c1 was started, and is not up yet"),
+        Wait(reason=Reason.STARTING, message=""),
     ),
     "its engine waits for ever for it to come up": (
         facts(free(Stage.STARTING, tries=1), settle(Stage.DONE), container=COMING_UP, runs_for_s=9.0, free_for_s=120.0),
         Advance(
             kind=Kind.FREE,
             stage=Stage.ABANDONED,
-            message="c1 was started, and its start does not come to an end: a person must look",
+            reason=Reason.START_FAILED,
+            message="",
         ),
     ),
     "it does not start, try after try": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=120),
-        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, message="it did not start again: a person must look"),
+        Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.START_FAILED, message=""),
     ),
     "it did not start a few times: the engine may only be starting": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped()),
-        Wait(reason="starting", message=f"it does not run yet, after {TRIES_MAX} tries"),
+        Wait(reason=Reason.STARTING, message=""),
     ),
     "then it is tried again from time to time": (
         facts(free(Stage.STARTING, tries=TRIES_MAX), settle(Stage.DONE), container=stopped(), free_for_s=RETRY_S),
-        Start(message="it does not run yet"),
+        Start(message=""),
     ),
 }
 
@@ -2076,60 +2069,74 @@ SILENT: dict[str, Any] = {
 WEDGE_SILENT = facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT)
 
 ADOPT: dict[str, tuple[Facts, Step | str]] = {
-    "to be held, and not seen dead: nobody else has it": (replace(WEDGE_SILENT, limits=HOLDING), "not_seen_dead"),
+    "to be held, and not seen dead: nobody else has it": (
+        replace(WEDGE_SILENT, limits=HOLDING),
+        Reason.EXIT_UNCONFIRMED,
+    ),
     "to be held, and seen dead before it fell silent": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), limits=HOLDING, **SILENT),
-        Requeue(message=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})", avoid_s=600.0),
+        Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
     ),
     "silent for the bound: its job goes to somebody else": (
         WEDGE_SILENT,
         Requeue(
-            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            retry=1,
+            seen_dead=False,
+            message="",
             avoid_s=600.0,
         ),
     ),
     "its container was seen dead before it fell silent": (
         facts(free(Stage.DEAD), settle(Stage.FENCED), **SILENT),
         Requeue(
-            message=f"stall: retry 1 of 3 (seen dead, and {FALLEN_SILENT})",
+            retry=1,
+            seen_dead=True,
+            message="",
             avoid_s=600.0,
         ),
     ),
     "its free stayed with another episode": (
         facts(None, settle(Stage.FENCED), **SILENT),
         Requeue(
-            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            retry=1,
+            seen_dead=False,
+            message="",
             avoid_s=600.0,
         ),
     ),
     "all its retries are used": (
         replace(WEDGE_SILENT, job=job(state=State.FENCING, watchdog_retries=3)),
-        Fail(message=f"stall: all 3 retries are used (not seen dead, and {FALLEN_SILENT})"),
+        Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
     ),
     "all its attempts are used": (
         replace(WEDGE_SILENT, job=job(state=State.FENCING, attempts_max=1)),
-        Fail(message=f"stall: all 1 attempts are used (not seen dead, and {FALLEN_SILENT})"),
+        Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
     ),
-    "a hair under the bound": (replace(WEDGE_SILENT, settle_for_s=59.9), "bound"),
-    "it has just shown life": (replace(WEDGE_SILENT, settle_for_s=0.0), "bound"),
-    "dry run: nothing is settled for anybody": (replace(WEDGE_SILENT, armed=False), "dry_run"),
-    "the queue does not answer": (replace(WEDGE_SILENT, job=None, job_known=False, unknown="away"), "queue_silent"),
+    "a hair under the bound": (replace(WEDGE_SILENT, settle_for_s=59.9), Reason.SETTLE_TIMEOUT),
+    "it has just shown life": (replace(WEDGE_SILENT, settle_for_s=0.0), Reason.SETTLE_TIMEOUT),
+    "dry run: nothing is settled for anybody": (replace(WEDGE_SILENT, armed=False), Reason.DRY_RUN),
+    "the queue does not answer": (
+        replace(WEDGE_SILENT, job=None, job_known=False, unknown="away"),
+        Reason.QUEUE_UNREACHABLE,
+    ),
     "it had been fenced, and its host fell silent before it noted that": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT),
         Requeue(
-            message=f"stall: retry 1 of 3 (not seen dead, and {FALLEN_SILENT})",
+            retry=1,
+            seen_dead=False,
+            message="",
             avoid_s=600.0,
         ),
     ),
-    "nothing is owed": (facts(free(Stage.STOPPING), None, **SILENT), "settled"),
+    "nothing is owed": (facts(free(Stage.STOPPING), None, **SILENT), Reason.DONE),
     "it is not fenced: its lease takes care of it": (
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), **{**SILENT, "job": job()}),
-        "not_fenced",
+        Reason.NOT_FENCED,
     ),
-    "it is settled": (facts(free(Stage.DEAD), settle(Stage.DONE), **SILENT), "settled"),
-    "it was settled, and that not noted": (replace(WEDGE_SILENT, job=job(state=State.QUEUED)), "settled"),
-    "another attempt of it is fenced": (replace(WEDGE_SILENT, job=job(state=State.FENCING, attempt=2)), "settled"),
-    "the queue knows no such job": (replace(WEDGE_SILENT, job=None), "settled"),
+    "it is settled": (facts(free(Stage.DEAD), settle(Stage.DONE), **SILENT), Reason.DONE),
+    "it was settled, and that not noted": (replace(WEDGE_SILENT, job=job(state=State.QUEUED)), Reason.DONE),
+    "another attempt of it is fenced": (replace(WEDGE_SILENT, job=job(state=State.FENCING, attempt=2)), Reason.DONE),
+    "the queue knows no such job": (replace(WEDGE_SILENT, job=None), Reason.DONE),
 }
 
 
@@ -2355,6 +2362,6 @@ def test_a_container_that_somebody_paused_is_left_to_them() -> None:
     before = decide(facts(container=container(paused=True)))
     begun = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), container=container(paused=True)))
 
-    assert (isinstance(before, Wait) and before.reason) == "container_paused"
-    assert (isinstance(begun, Wait) and begun.reason) == "unconfirmed"
+    assert (isinstance(before, Wait) and before.reason) == Reason.CONTAINER_PAUSED
+    assert (isinstance(begun, Wait) and begun.reason) == Reason.UNCONFIRMED
     assert isinstance(decide(facts()), Begin)

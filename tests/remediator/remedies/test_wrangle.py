@@ -22,6 +22,7 @@ from remediator.plan import (
     WouldAct,
     Wrangle,
 )
+from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.wrangle import (
     ACTIVATION,
@@ -179,7 +180,7 @@ def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_to
     verdict = judge(counts, RULES)
 
     assert isinstance(verdict, Wait)
-    assert verdict.reason == "spent"
+    assert verdict.reason == Reason.ATTEMPTS_EXHAUSTED
     assert verdict.message.endswith("; but job 7 has no attempt left")
 
 
@@ -202,7 +203,7 @@ def at_cap(each: WorkerTally) -> WorkerTally:
         pytest.param(
             run(at_cap(HERE), THERE, FINE), "box1", "lock worse on box2", id="another host's, its own at a cap"
         ),
-        pytest.param(run(at_cap(HERE), FINE), "box1", "spent", id="nobody, where all are at a cap"),
+        pytest.param(run(at_cap(HERE), FINE), "box1", Reason.ATTEMPTS_EXHAUSTED, id="nobody, where all are at a cap"),
         pytest.param(run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="to a person, one not at a cap"),
         pytest.param(run(HERE, THERE), "box1", "block it", id="nobody finishes any: the run"),
         pytest.param(
@@ -416,21 +417,33 @@ def test_what_is_found_is_done_where_it_is_armed_and_recorded_once_where_it_is_n
     assert isinstance(would, WouldAct)
     assert would.message == f"would {deed}: {step.message}"
     assert isinstance(again, Wait)
-    assert (again.reason, again.message) == ("dry_run", f"dry run: would {deed}, and does nothing")
+    assert (again.reason, again.message) == (Reason.DRY_RUN, f"dry run: would {deed}, and does nothing")
 
 
 WAITS: dict[str, tuple[Facts, str, str]] = {
-    "the queue does not answer": (run_facts(LOCKS, run=None, unknown="no answer"), "queue_silent", "no answer"),
+    "the queue does not answer": (
+        run_facts(LOCKS, run=None, unknown="no answer"),
+        Reason.QUEUE_UNREACHABLE,
+        "no answer",
+    ),
     "its alert has ended, and the queue does not answer": (
         run_facts(LOCKS, run=None, firing=False),
-        "queue_silent",
+        Reason.QUEUE_UNREACHABLE,
         "is unknown",
     ),
-    "the queue has no such run": (run_facts(None), "no_run", "the queue has no run 'r1'"),
-    "nobody is accused in the queue": (run_facts(NOTHING), "nothing_due", "no worker has failed more than 5"),
-    "who runs it is not known": (run_facts(run(BAD, unsettled=1)), "unsettled", "fenced"),
-    "nor where its alert has ended meanwhile": (run_facts(run(BAD, unsettled=1), firing=False), "unsettled", "fenced"),
-    "the faulty one is on another host": (run_facts(ELSEWHERE), "elsewhere", "worse on box2 comes first"),
+    "the queue has no such run": (run_facts(None), Reason.NO_RUN, "the queue has no run 'r1'"),
+    "nobody is accused in the queue": (run_facts(NOTHING), Reason.NO_FAULT_FOUND, "no worker has failed more than 5"),
+    "who runs it is not known": (run_facts(run(BAD, unsettled=1)), Reason.JOBS_IN_DOUBT, "fenced"),
+    "nor where its alert has ended meanwhile": (
+        run_facts(run(BAD, unsettled=1), firing=False),
+        Reason.JOBS_IN_DOUBT,
+        "fenced",
+    ),
+    "the faulty one is on another host": (
+        run_facts(ELSEWHERE),
+        Reason.OTHER_WORKER_FAULTY,
+        "worse on box2 comes first",
+    ),
 }
 
 

@@ -29,6 +29,7 @@ from deploy.standalone import debian_packages
 from gpuwarden.db.engine import writing
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Wait
+from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook import readiness
 from remediator.webhook.app import create_app
@@ -527,11 +528,11 @@ def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pa
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
     served.ledger.take_new(HOST, now=1.0)
     for number in (1, 2):
-        served.ledger.wait(number, Wait(reason="brake", message="the brake is latched"), now=2.0)
+        served.ledger.wait(number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=2.0)
     served.ledger.order(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
     served.ledger.order(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
 
-    assert served.count("episodes_held", reason="brake") == 2
+    assert served.count("episodes_held", reason="circuit_breaker") == 2
     assert served.count("episodes_open") == 3
     assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
     assert served.count("maintenance") == 0
@@ -539,7 +540,7 @@ def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pa
     assert served.count("maintenance") == 1
     served.ledger.order(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
     served.ledger.record(1, "decided", "begin", "wedged", now=5.0)
-    assert (served.count("brake_latched"), served.count("episodes_held", reason="brake")) == (0, 1)
+    assert (served.count("brake_latched"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
 
 
 def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Served) -> None:

@@ -7,7 +7,7 @@ is refused.
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0010"
+revision = "0011"
 down_revision = None
 
 _ID = sa.BigInteger().with_variant(sa.Integer, "sqlite")
@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("asked", sa.String),
         sa.Column("closed_at", sa.Float),
         sa.Column("outcome", sa.String),
+        sa.Column("reason", sa.String),
         sa.Column("message", sa.String),
         sa.Column("wait_reason", sa.String),
         sa.Column("wait_message", sa.String),

@@ -1,0 +1,109 @@
+"""Why an episode waits or ended, why something was given up, and why an alert was refused: fixed words. Pure.
+
+They are stored in the ledger, published as the label `reason`, and listed in docs/reasons.md.
+"""
+
+from enum import StrEnum
+from typing import Self
+
+
+class Reason(StrEnum):
+    """A fixed word, and in `text` one line about it for people."""
+
+    text: str
+
+    def __new__(cls, word: str, text: str) -> Self:
+        """A member, from its word and its line."""
+        member = str.__new__(cls, word)
+        member._value_ = word
+        member.text = text
+        return member
+
+    # What holds an armed remediator
+    DRY_RUN = "dry_run", "the remedy is not armed on this host; `gpuwarden arm` arms it"
+    PAUSED = "paused", "an operator paused the host; ends at its time, or with `gpuwarden resume`"
+    MAINTENANCE = "maintenance", "a planned maintenance runs; ends at its time, or with `gpuwarden maintenance end`"
+    SILENCED = "silenced", "Alertmanager silences every alert of the episode; ends with the silence"
+    SILENCES_UNKNOWN = "silences_unknown", "an Alertmanager does not answer, and `--silences-unknown hold` is set"
+    COOLDOWN = "cooldown", "the container was restarted less than `--cooldown-s` ago"
+    GPU_COOLDOWN = "gpu_cooldown", "another container on the GPU is being restarted, or was within `--vram-cooldown-s`"
+    APPROVAL = "approval", "armed with `--approval`: an operator must approve (`gpuwarden approve`) or decline"
+    DECLINED = "declined", "an operator declined it; `gpuwarden approve` allows it"
+    CIRCUIT_BREAKER = (
+        "circuit_breaker",
+        "the circuit breaker is open; an operator closes it (`gpuwarden brake release`)",
+    )
+    GRACE_PERIOD = "grace_period", "the worker was warned and has its grace period for a checkpoint"
+
+    # What local evidence says
+    UNCONFIRMED = "unconfirmed", "the evidence of the host's own exporter does not confirm the alert, or no longer does"
+    NO_EVIDENCE = "no_evidence", "the host's own exporter does not answer, or does not know the target"
+    STALE_EVIDENCE = "stale_evidence", "the exporter's newest sample is too old"
+    NO_CONTAINER = (
+        "no_container",
+        "the container is unknown: no label names it, or neither exporter nor engine shows it",
+    )
+    CONTAINER_PAUSED = "container_paused", "the container is paused (`docker pause`); ends when it is unpaused"
+    RESTARTED = "restarted", "the container is not the one that the evidence describes"
+    NOT_MANAGED = "not_managed", "the container did not opt in (`gpuwarden.managed=true`)"
+    SHARED_CONTAINER = "shared_container", "other live workers share the container"
+    HAS_WORKERS = "has_workers", "workers live in the container; it is judged by their jobs"
+    NOT_RESTARTABLE = "not_restartable", "the engine removes the container when it stops (`--rm`)"
+    REPLACED = "replaced", "another incarnation has taken the place of the one that the alert names"
+    ATTEMPT_OVER = "attempt_over", "the attempt that the alert names is over"
+    JOB_NOT_HELD = "job_not_held", "the dead worker does not hold the job any more"
+
+    # While something is done
+    QUEUE_UNREACHABLE = "queue_unreachable", "the queue does not answer"
+    ENGINE_UNREACHABLE = "engine_unreachable", "the container engine does not answer"
+    DRIVER_UNREACHABLE = "driver_unreachable", "exporter or GPU driver do not say which processes run"
+    STOPPING = "stopping", "the container, or processes of it, still run after the stop"
+    STOP_FAILED = "stop_failed", "the container cannot be stopped"
+    EXIT_UNCONFIRMED = "exit_unconfirmed", "it is not confirmed that the processes exited"
+    SEEN_DEAD = "seen_dead", "the container does not run, and no process of it is left"
+    STARTING = "starting", "the container was started and is not up yet"
+    STABILIZING = "stabilizing", "the container runs; it counts as started once it has run for a moment"
+    START_FAILED = "start_failed", "the container did not start again, or ended after its start"
+    STARTED_ELSEWHERE = "started_elsewhere", "someone else started the container"
+    LEFT_DOWN = "left_down", "someone else stopped a container that its engine would restart; it is left down"
+    CONTAINER_GONE = "container_gone", "the container does not exist any more"
+    ENDED_ELSEWHERE = "ended_elsewhere", "the container ended without gpuwarden"
+    GPU_LOST = "gpu_lost", "a GPU is lost; it is out of use until an operator releases it"
+    SETTLE_TIMEOUT = "settle_timeout", "the settle timeout runs before the job is requeued or failed"
+    NOT_FENCED = "not_fenced", "the job was not taken from its attempt yet; its own lease holds"
+    NO_JOB = "no_job", "the queue has no such job"
+    OTHER_WORKER = "other_worker", "another worker holds the attempt"
+    NOT_RETRIED = "not_retried", "jobs of this class are not retried"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted", "the job has no attempt left, or would have none"
+    RETRIES_EXHAUSTED = "retries_exhausted", "the job has used all retries by gpuwarden"
+    DONE = "done", "nothing is left to do"
+    GIVEN_UP = "given_up", "a part of what was begun was given up"
+    CLOSED_MEANWHILE = "closed_meanwhile", "another executor closed the episode"
+    RESTARTED_ALREADY = "restarted_already", "this incarnation of the container was restarted already"
+
+    # Of a silent host
+    EXECUTOR_ALIVE = "executor_alive", "the silent host's own executor is alive"
+    OBSERVATION_TOO_SHORT = "observation_too_short", "this executor has not observed the silence for long enough"
+    MAJORITY_SILENT = "majority_silent", "more hosts are silent than alive; look for the common cause"
+    WORKERS_ALIVE = "workers_alive", "workers of the silent host renew their leases, or never did"
+    NO_JOBS = "no_jobs", "the silent host has no jobs"
+    JOBS_HELD = "jobs_held", "the jobs of the lost host are held for it; `gpuwarden job cancel` gives one up"
+
+    # Of a run whose items fail
+    NO_RUN = "no_run", "no label names a run, or the queue has no such run"
+    NO_FAULT_FOUND = "no_fault_found", "no worker or job of the run is faulty"
+    OTHER_WORKER_FAULTY = "other_worker_faulty", "a worker of another host is the faulty one; that host's executor acts"
+    INSUFFICIENT_DATA = "insufficient_data", "another worker has not ended its first item yet"
+    JOBS_IN_DOUBT = "jobs_in_doubt", "jobs of the run are fenced or on lost hosts"
+    NOT_RECORDED = "not_recorded", "what was decided may or may not have been done"
+
+    # Of an alert that was refused or abandoned
+    MALFORMED = "malformed", "the alert cannot be read"
+    NO_HOST = "no_host", "the alert has no label `host`"
+    OTHER_HOST = "other_host", "no executor of this ledger runs on the alert's host"
+    UNKNOWN_REMEDY = "unknown_remedy", "the label `remedy` names no remedy"
+    UNKNOWN_TRIP = "unknown_trip", "the remedy cannot confirm the label `trip`"
+    NO_WORKER = "no_worker", "the remedy needs the label `worker`"
+    NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
+    NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"
+    ABANDONED = "abandoned", "no executor took up the alert within `--keep-days`"
