@@ -1,8 +1,10 @@
 """Why an episode waits or ended, why something was given up, and why an alert was refused: fixed words. Pure.
 
-They are stored in the ledger, published as the label `reason`, and listed in docs/reasons.md.
+`Reason` is stored in the ledger, published as the label `reason`, and listed in docs/reasons.md. `Doubt` is for code
+alone: why the host's own evidence does not confirm what an alert says.
 """
 
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
@@ -107,3 +109,58 @@ class Reason(StrEnum):
     NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
     NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"
     ABANDONED = "abandoned", "no executor took up the alert within `--keep-days`"
+
+
+class Doubt(StrEnum):
+    """Why local evidence does not confirm a condition. A figure that is unknown never counts as idle."""
+
+    UNDER_BOUND = "under_bound"  # a figure has not reached its bound
+    NO_CONDITION = "no_condition"
+    NO_LOCK = "no_lock"
+    NO_JOB = "no_job"
+    NO_GANG = "no_gang"
+    NO_BUDGET = "no_budget"
+    NO_BOUND = "no_bound"
+    NOT_ARMED = "not_armed"
+    NOT_POLICED = "not_policed"
+    GANG_NOT_ACCUSED = "gang_not_accused"
+    GPU_UNKNOWN = "gpu_unknown"
+    RAM_UNKNOWN = "ram_unknown"
+    WORK_UNKNOWN = "work_unknown"
+    SIGNS_UNKNOWN = "signs_unknown"
+    TIME_UNKNOWN = "time_unknown"
+    NOT_PROBED = "not_probed"
+    NEVER_ANSWERED = "never_answered"
+    ANSWER_UNKNOWN = "answer_unknown"
+    MEMORY_UNKNOWN = "memory_unknown"
+    RANKING_UNKNOWN = "ranking_unknown"
+    PROCESSES_UNKNOWN = "processes_unknown"
+    OLD_EXPORTER = "old_exporter"
+    NO_MEMORY_HELD = "no_memory_held"
+    ROOM = "room"
+    NONE_OVER = "none_over"
+    OTHER_VICTIM = "other_victim"
+    NO_EVIDENCE = "no_evidence"
+    STALE_EVIDENCE = "stale_evidence"
+    OTHER_CONTAINER = "other_container"
+    OTHER_ATTEMPT = "other_attempt"
+    CONTAINER_PAUSED = "container_paused"
+    HAS_WORKERS = "has_workers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What local evidence says of a condition: confirmed, or why not; `message` holds the figures, for people."""
+
+    doubt: Doubt | None
+    message: str = field(compare=False)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the condition is met by what this host's own exporter measured."""
+        return self.doubt is None
+
+    @classmethod
+    def of(cls, confirmed: bool, message: str) -> Self:
+        """Of figures that are all known."""
+        return cls(doubt=None if confirmed else Doubt.UNDER_BOUND, message=message)

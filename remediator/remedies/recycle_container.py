@@ -7,12 +7,13 @@ that is protected is never recycled, and what is unknown is never guessed. Pure.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
 from gpuwarden.job import Trip
 from remediator.plan import Advance, Facts, Stage, Step
+from remediator.reasons import Doubt, Finding
 from remediator.remedies import restart_without_job
 
 TRIPS: Final = frozenset({Trip.VRAM})
@@ -28,10 +29,11 @@ adopt: Final = restart_without_job.adopt
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Whose container on one GPU is to be recycled, by incarnation, `None` for nobody's; and why, with the ranking."""
+    """Whose container on one GPU is to be recycled, by incarnation, or why nobody's; `message` has the ranking."""
 
     victim: str | None
-    message: str
+    message: str = field(compare=False)
+    doubt: Doubt | None = None
 
 
 def decide(facts: Facts) -> Step:
@@ -45,10 +47,10 @@ def decide(facts: Facts) -> Step:
     return step
 
 
-def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
-    """Whether fresh local evidence makes the accused the one to be recycled on any GPU, and the sentence for it."""
+def confirm(seen: ServerFacts, accused: str | None) -> Finding:
+    """Whether fresh local evidence makes the accused the one to be recycled on any GPU."""
     if seen.cards is None:
-        return False, "the exporter tells of no GPU's memory"
+        return Finding(doubt=Doubt.MEMORY_UNKNOWN, message="the exporter tells of no GPU's memory")
     held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
     choices = [choose(card, accused=accused) for card in held]
     confirmed = [choice.message for choice in choices if choice.victim == accused]
@@ -56,16 +58,20 @@ def confirm(seen: ServerFacts, accused: str | None) -> tuple[bool, str]:
     unlisted += seen.nameless_gpus or []
     if confirmed and seen.nameless_gpus is None:
         message = "the exporter does not tell whether it has other GPUs that are missing: it is of an older version"
-        return False, f"{message}; {'; '.join(confirmed)}"
+        return Finding(doubt=Doubt.OLD_EXPORTER, message=f"{message}; {'; '.join(confirmed)}")
     if confirmed and seen.unseen != []:
-        return False, f"{_unseen(seen.unseen)}; {'; '.join(confirmed)}"
+        message = f"{_unseen(seen.unseen)}; {'; '.join(confirmed)}"
+        return Finding(doubt=Doubt.RANKING_UNKNOWN, message=message)
     if confirmed and unlisted:
         message = f"the driver does not list the processes of {', '.join(unlisted)}: it could not be seen dead there"
-        return False, f"{message}; {'; '.join(confirmed)}"
+        return Finding(doubt=Doubt.PROCESSES_UNKNOWN, message=f"{message}; {'; '.join(confirmed)}")
     if confirmed:
         simulated = ", simulated GPU" if seen.gpu_simulated else ""
-        return True, "; ".join(confirmed) + simulated
-    return False, "; ".join(choice.message for choice in choices) or "it holds no memory of any GPU"
+        return Finding(doubt=None, message="; ".join(confirmed) + simulated)
+    if not choices:
+        return Finding(doubt=Doubt.NO_MEMORY_HELD, message="it holds no memory of any GPU")
+    doubt = choices[0].doubt or Doubt.OTHER_VICTIM
+    return Finding(doubt=doubt, message="; ".join(choice.message for choice in choices))
 
 
 def _unseen(names: Sequence[str] | None) -> str:
@@ -83,24 +89,24 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     has picked already, which keeps it from going to and fro between two, else the greatest, else the first by name.
     """
     if card.free_bytes is None:
-        return Choice(victim=None, message=f"how much memory of {card.gpu} is free is unknown: nothing is done")
+        return _nobody(Doubt.MEMORY_UNKNOWN, f"how much memory of {card.gpu} is free is unknown: nothing is done")
     short = f"{_room(card)}; {_ranking(card.tenants)}"
     if card.free_bytes >= card.floor_bytes:
-        return Choice(victim=None, message=f"there is room: {short}")
+        return _nobody(Doubt.ROOM, f"there is room: {short}")
     if card.returning_bytes is None:
         message = "whether memory of processes that have ended is on its way back is unknown: nothing is done"
-        return Choice(victim=None, message=f"{message}: {short}")
+        return _nobody(Doubt.MEMORY_UNKNOWN, f"{message}: {short}")
     if card.free_bytes + card.returning_bytes >= card.floor_bytes:
         message = f"there is room once {_mib(card.returning_bytes)} are back that processes held which have ended"
-        return Choice(victim=None, message=f"{message}: {short}")
+        return _nobody(Doubt.ROOM, f"{message}: {short}")
     unknown = [each.container for each in _candidates(card.tenants) if each.used_bytes is None]
     if unknown:
         message = f"what {', '.join(sorted(unknown)[:RANKED_MAX])} holds is unknown, so nobody is known to hold most"
-        return Choice(victim=None, message=f"{message}: {short}")
+        return _nobody(Doubt.RANKING_UNKNOWN, f"{message}: {short}")
     over = {each.incarnation: (_over(each) or 0, each) for each in _candidates(card.tenants)}
     most = max((by for by, _ in over.values()), default=0)
     if most <= 0:
-        return Choice(victim=None, message=f"nobody that may be recycled is over budget: {short}")
+        return _nobody(Doubt.NONE_OVER, f"nobody that may be recycled is over budget: {short}")
     level = sorted(
         (each.incarnation != accused, -by, each.container, each.incarnation)
         for by, each in over.values()
@@ -109,6 +115,10 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     _, below, name, victim = level[0]
     why = "is most over its budget" if len(level) == 1 else f"is one of {len(level)} level at most over their budgets"
     return Choice(victim=victim, message=f"{name} {why}, by {_mib(-below)}: {short}")
+
+
+def _nobody(doubt: Doubt, message: str) -> Choice:
+    return Choice(victim=None, doubt=doubt, message=message)
 
 
 def _candidates(tenants: Sequence[TenantFacts]) -> list[TenantFacts]:

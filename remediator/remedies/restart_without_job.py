@@ -27,11 +27,11 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.reasons import Reason
+from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import restart
 
-Confirm = Callable[[ServerFacts], tuple[bool, str]]
-"""Whether fresh local evidence shows by itself what is accused, and the sentence that says so. Any unknown is a no."""
+Confirm = Callable[[ServerFacts], Finding]
+"""Whether fresh local evidence shows by itself what is accused. Any unknown is a no."""
 
 
 def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
@@ -77,15 +77,15 @@ def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
     if seen.workers:
         message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
         return Close(outcome=Outcome.REFUSED, reason=Reason.HAS_WORKERS, message=message)
-    confirmed, figures = confirm(seen)
-    if not confirmed:
-        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {figures}")
+    found = confirm(seen)
+    if not found.confirmed:
+        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if not facts.container_known:
         return restart.doubt(facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}")
     container = facts.container
     if container is None or _is_over(facts):
         return _ended(facts)
-    return _begin(facts, trip, container, seen, figures)
+    return _begin(facts, trip, container, seen, found.message)
 
 
 def _unlisted(facts: Facts) -> Step:
@@ -142,10 +142,11 @@ def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFact
 
 def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
     """Facts are read again before the act: what is not so any more is left alone."""
-    confirmed, figures = _still_so(facts, free, confirm)
-    if confirmed and not facts.armed:
+    found = _still_so(facts, free, confirm)
+    figures = found.message
+    if found.confirmed and not facts.armed:
         return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
-    if confirmed:
+    if found.confirmed:
         return Stop(message=figures)
     if restart.late(facts, facts.free_for_s):
         return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
@@ -158,8 +159,9 @@ def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
     Nothing was taken from it before, as a fence takes a job: an engine that refused the stop has left a server that may
     be well by now.
     """
-    confirmed, figures = _still_so(facts, free, confirm)
-    if confirmed:
+    found = _still_so(facts, free, confirm)
+    figures = found.message
+    if found.confirmed:
         return None
     if restart.late(facts, facts.free_for_s):
         message = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
@@ -167,18 +169,20 @@ def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
     return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped again, for it is not confirmed any more: {figures}")
 
 
-def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> tuple[bool, str]:
+def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
     seen = facts.server
     if seen is None:
-        return False, f"no local evidence: {facts.unknown}"
+        return Finding(doubt=Doubt.NO_EVIDENCE, message=f"no local evidence: {facts.unknown}")
     if seen.sample_age_s > facts.limits.evidence_fresh_s:
-        return False, f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+        message = f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+        return Finding(doubt=Doubt.STALE_EVIDENCE, message=message)
     if seen.container_incarnation != free.key:
-        return False, "the evidence does not speak of the incarnation that was promised to"
+        message = "the evidence does not speak of the incarnation that was promised to"
+        return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
     if seen.workers != 0:
-        return False, "workers live in it, or may"
+        return Finding(doubt=Doubt.HAS_WORKERS, message="workers live in it, or may")
     if facts.container is not None and facts.container.paused:
-        return False, "the container is paused"
+        return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
     return confirm(seen)
 
 

@@ -9,6 +9,7 @@ A worker whose process is gone goes the same way: its container is stopped, if i
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from gpuwarden.evidence import WorkerFacts
@@ -34,7 +35,7 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.reasons import Reason
+from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import restart
 
 QUEUE_PATIENCE_S: Final = 10.0
@@ -102,55 +103,57 @@ def adopt(facts: Facts) -> Step:
     return _requeue_or_fail(facts, job, f"{seen}, and {silent}", seen_dead=seen_dead)
 
 
-def confirm(evidence: WorkerFacts, trip: Trip) -> tuple[bool, str]:
-    """Whether fresh local evidence shows the tripped condition by itself, and the sentence that says so.
+def confirm(evidence: WorkerFacts, trip: Trip) -> Finding:
+    """Whether fresh local evidence shows the tripped condition by itself.
 
     Any unknown is a no: an absent figure is never taken for idle.
     """
     check = _CONDITIONS.get(trip)
     if check is None:
-        return False, f"no local evidence is defined for trip {trip}"
+        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {trip}")
     if evidence.alive is not True and not (evidence.alive is False and trip is Trip.DEAD_WORKER):
-        return False, "the worker's process does not hold its lock"
+        return Finding(doubt=Doubt.NO_LOCK, message="the worker's process does not hold its lock")
     if evidence.job_id is None:
-        return False, "the worker runs no job"
+        return Finding(doubt=Doubt.NO_JOB, message="the worker runs no job")
     return check(evidence)
 
 
-def _stalled(evidence: WorkerFacts) -> tuple[bool, str]:
+def _stalled(evidence: WorkerFacts) -> Finding:
     """Silent with its GPU idle (A2), or, far longer than its own step or phase, with one that proves nothing (A14b)."""
-    silent, figures = _silent(evidence)
+    silent = _silent(evidence)
     after_s, beat_age_s = evidence.stuck_after_s, evidence.beat_age_s
-    if silent or after_s is None or beat_age_s is None or beat_age_s < after_s:
-        return silent, figures
-    stuck, message = _stuck(evidence)
-    return stuck, message if stuck else f"{figures}; {message}"
+    if silent.confirmed or after_s is None or beat_age_s is None or beat_age_s < after_s:
+        return silent
+    stuck = _stuck(evidence)
+    return stuck if stuck.confirmed else replace(stuck, message=f"{silent.message}; {stuck.message}")
 
 
-def _gang_stuck(evidence: WorkerFacts) -> tuple[bool, str]:
+def _gang_stuck(evidence: WorkerFacts) -> Finding:
     """Its own part in what its whole gang is accused of: that the other ranks spin too, no host knows alone (A14b).
 
     So it is asked for by the alert about the gang only: a rank that spins is as healthy as the one that it waits for.
     """
     after_s, beat_age_s, pegged_s = evidence.gang_stuck_after_s, evidence.beat_age_s, evidence.gpu_pegged_s
     if after_s is None:
-        return False, "the worker runs no rank of a gang, or after how long that is stuck is not said"
+        message = "the worker runs no rank of a gang, or after how long that is stuck is not said"
+        return Finding(doubt=Doubt.NO_GANG, message=message)
     if beat_age_s is None:
-        return False, f"the rank is not armed (phase {evidence.phase})"
+        return Finding(doubt=Doubt.NOT_ARMED, message=f"the rank is not armed (phase {evidence.phase})")
     still_s = evidence.gang_stuck_still_s
     signs = (still_s, pegged_s, evidence.ram_still_s, evidence.io_still_s, evidence.fault_still_s)
     known = [each for each in signs if each is not None]
     if still_s is None or len(known) < len(signs):
-        return False, "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
+        message = "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
+        return Finding(doubt=Doubt.SIGNS_UNKNOWN, message=message)
     least_s = min(known[1:])
     figures = (
         f"a rank that spins: no step for {beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
         f"still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    return beat_age_s >= after_s and least_s >= still_s, figures
+    return Finding.of(beat_age_s >= after_s and least_s >= still_s, figures)
 
 
-def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
+def _stuck(evidence: WorkerFacts) -> Finding:
     """Without a beat for long enough, and its container without any other sign of life that counts then.
 
     A GPU that is pegged without a pause is held by what waits for ever, and its process may spin beside it. Where the
@@ -159,7 +162,7 @@ def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
     still_s, pegged_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_pegged_s, evidence.gpu_not_seen_busy_s
     shown = {"RAM": evidence.ram_still_s, "I/O": evidence.io_still_s, "page faults": evidence.fault_still_s}
     if still_s is None or None in shown.values():
-        return False, "whether RAM, I/O and page faults are still is unknown"
+        return Finding(doubt=Doubt.SIGNS_UNKNOWN, message="whether RAM, I/O and page faults are still is unknown")
     if pegged_s is not None and pegged_s >= still_s:
         gpu = f"GPU pegged {pegged_s:.1f} s"
     else:
@@ -173,34 +176,36 @@ def _stuck(evidence: WorkerFacts) -> tuple[bool, str]:
         f"stuck{where}: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, {gpu}, "
         f"{names} still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    return len(stills) == len(shown) and least_s >= still_s, figures
+    if len(stills) < len(shown):
+        return Finding(doubt=Doubt.GPU_UNKNOWN, message=figures)
+    return Finding.of(least_s >= still_s, figures)
 
 
-def _silent(evidence: WorkerFacts) -> tuple[bool, str]:
+def _silent(evidence: WorkerFacts) -> Finding:
     """No beat, every GPU idle and RAM still, each for the whole silence that the job's owner allows (A2)."""
     silence_s = evidence.stall_timeout_s
     if not silence_s:
-        return False, "the worker runs no job that the stall condition polices"
+        return Finding(doubt=Doubt.NOT_POLICED, message="the worker runs no job that the stall condition polices")
     if evidence.beat_age_s is None:
-        return False, f"the job is not armed (phase {evidence.phase})"
-    quiet_s, signs = _container_quiet(evidence)
+        return Finding(doubt=Doubt.NOT_ARMED, message=f"the job is not armed (phase {evidence.phase})")
+    quiet_s, signs, unknown = _container_quiet(evidence)
     if quiet_s is None:
-        return False, signs
+        return Finding(doubt=unknown, message=signs)
     figures = f"silent {evidence.beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
-    return min(evidence.beat_age_s, quiet_s) >= silence_s, figures
+    return Finding.of(min(evidence.beat_age_s, quiet_s) >= silence_s, figures)
 
 
-def _over_budget(evidence: WorkerFacts) -> tuple[bool, str]:
+def _over_budget(evidence: WorkerFacts) -> Finding:
     """The attempt has run for its budget or longer, busy or not (A1)."""
     if not evidence.budget_s:
-        return False, "the attempt has no budget"
+        return Finding(doubt=Doubt.NO_BUDGET, message="the attempt has no budget")
     if evidence.elapsed_s is None:
-        return False, "for how long the attempt has run is unknown"
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has run is unknown")
     figures = f"has run for {evidence.elapsed_s:.1f} s of a budget of {evidence.budget_s:.1f} s, {_where(evidence)}"
-    return evidence.elapsed_s >= evidence.budget_s, figures
+    return Finding.of(evidence.elapsed_s >= evidence.budget_s, figures)
 
 
-def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
+def _unhealthy(evidence: WorkerFacts) -> Finding:
     """A GPU job that has shown no sign of life for a whole window, after the grace for its load (A7).
 
     The window lies within one phase: what counted as life in the phase before is not told any more. A job that has
@@ -210,12 +215,14 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
         return _on_a_lost_gpu(evidence)
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
-        return False, "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
+        message = "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
+        return Finding(doubt=Doubt.NOT_POLICED, message=message)
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
-        return False, "for how long the attempt has run, or been in its phase, is unknown"
-    quiet_s, signs = _container_quiet(evidence)
+        message = "for how long the attempt has run, or been in its phase, is unknown"
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
+    quiet_s, signs, unknown = _container_quiet(evidence)
     if quiet_s is None:
-        return False, signs
+        return Finding(doubt=unknown, message=signs)
     beat_age_s = evidence.beat_age_s
     figures = (
         f"{'without a beat so far' if beat_age_s is None else f'silent {beat_age_s:.1f} s'}, "
@@ -223,50 +230,53 @@ def _unhealthy(evidence: WorkerFacts) -> tuple[bool, str]:
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
     silent_s = quiet_s if beat_age_s is None else min(quiet_s, beat_age_s)
-    return min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures
+    return Finding.of(min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures)
 
 
-def _on_a_lost_gpu(evidence: WorkerFacts) -> tuple[bool, str]:
+def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
     """A GPU job of which a GPU is lost, and that has shown no sign of life for a whole window, no beat either (A7).
 
     It has no grace: there is nothing to load any more. The window lies within one phase, as above.
     """
     window_s = evidence.health_window_s
     if not window_s:
-        return False, "the job's class uses no GPU"
+        return Finding(doubt=Doubt.NOT_POLICED, message="the job's class uses no GPU")
     if evidence.phase_age_s is None:
-        return False, "for how long the attempt has been in its phase is unknown"
-    quiet_s, signs = _container_quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has been in its phase is unknown")
+    quiet_s, signs, unknown = _container_quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
     if quiet_s is None:
-        return False, signs
+        return Finding(doubt=unknown, message=signs)
     beat_age_s = evidence.phase_age_s if evidence.beat_age_s is None else evidence.beat_age_s
     figures = (
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, its last beat "
         f"{'never' if evidence.beat_age_s is None else f'{beat_age_s:.1f} s ago'}, {_where(evidence)}"
     )
-    return min(quiet_s, evidence.phase_age_s, beat_age_s) >= window_s, figures
+    return Finding.of(min(quiet_s, evidence.phase_age_s, beat_age_s) >= window_s, figures)
 
 
-def _container_quiet(evidence: WorkerFacts, gpu: tuple[str, float | None] | None = None) -> tuple[float | None, str]:
+def _container_quiet(
+    evidence: WorkerFacts, gpu: tuple[str, float | None] | None = None
+) -> tuple[float | None, str, Doubt | None]:
     """For how long a container has shown none of the signs of life that count in its job's phase (A5).
 
-    `gpu` is what its GPUs are, and for how long: idle, where nothing is said. `None` where any of them is unknown; with
-    it the sentence that says so, or names each.
+    `gpu` is what its GPUs are, and for how long: idle, where nothing is said. `None` where any of them is unknown, and
+    then which. With it the sentence that says so, or names each.
     """
     state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
     if gpu_s is None:
-        return None, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}"
+        return None, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}", Doubt.GPU_UNKNOWN
     if evidence.ram_still_s is None:
-        return None, f"RAM unknown: {evidence.ram_unknown or 'not measured'}"
+        return None, f"RAM unknown: {evidence.ram_unknown or 'not measured'}", Doubt.RAM_UNKNOWN
     quiet_s = min(gpu_s, evidence.ram_still_s)
     figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
     if evidence.phase not in _WORK_COUNTS:
-        return quiet_s, figures
+        return quiet_s, figures, None
     work = (evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
     known = [still_s for still_s in work if still_s is not None]
     if len(known) < len(work):
-        return None, f"work of its processes unknown: {evidence.work_unknown or 'not measured'}"
-    return min(quiet_s, *known), f"{figures}, I/O, page faults and CPU still {min(known):.1f} s"
+        message = f"work of its processes unknown: {evidence.work_unknown or 'not measured'}"
+        return None, message, Doubt.WORK_UNKNOWN
+    return min(quiet_s, *known), f"{figures}, I/O, page faults and CPU still {min(known):.1f} s", None
 
 
 def _where(evidence: WorkerFacts) -> str:
@@ -276,7 +286,7 @@ def _where(evidence: WorkerFacts) -> str:
 _WORK_COUNTS: Final = frozenset(phase for phase in Phase if phase.counts_work)
 
 
-def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
+def _worker_dead(evidence: WorkerFacts) -> Finding:
     """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14).
 
     Or no process at all, for as long as one that comes back by itself may take. A free lock alone does not tell that: a
@@ -285,29 +295,30 @@ def _worker_dead(evidence: WorkerFacts) -> tuple[bool, str]:
     """
     bound_s = evidence.dead_after_s
     if bound_s <= 0:
-        return False, "the exporter sets no time after which a worker is dead"
+        return Finding(doubt=Doubt.NO_BOUND, message="the exporter sets no time after which a worker is dead")
     if not evidence.alive:
         if evidence.dead_s is None:
-            return False, "for how long the worker's process has been gone is unknown"
+            message = "for how long the worker's process has been gone is unknown"
+            return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
         age_s = evidence.heartbeat_age_s
         heartbeat = "before the last reboot" if age_s is None else f"{age_s:.1f} s ago"
         figures = (
             f"its process is gone and its files are left, for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
             f"its last heartbeat {heartbeat}, phase {evidence.phase}, step {evidence.step}"
         )
-        return min(evidence.dead_s, evidence.dead_s if age_s is None else age_s) >= bound_s, figures
+        return Finding.of(min(evidence.dead_s, evidence.dead_s if age_s is None else age_s) >= bound_s, figures)
     if evidence.heartbeat_age_s is None:
-        return False, "the worker's heartbeat is unknown"
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="the worker's heartbeat is unknown")
     if evidence.cpu_still_s is None:
-        return False, "the CPU time of the worker's process is unknown"
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="the CPU time of the worker's process is unknown")
     figures = (
         f"no heartbeat for {evidence.heartbeat_age_s:.1f} s and no CPU time used for {evidence.cpu_still_s:.1f} s "
         f"of {bound_s:.1f} s allowed, phase {evidence.phase}, step {evidence.step}"
     )
-    return min(evidence.heartbeat_age_s, evidence.cpu_still_s) >= bound_s, figures
+    return Finding.of(min(evidence.heartbeat_age_s, evidence.cpu_still_s) >= bound_s, figures)
 
 
-_CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], tuple[bool, str]]]] = {
+_CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], Finding]]] = {
     Trip.STALL: _stalled,
     Trip.GANG: _gang_stuck,
     Trip.BUDGET: _over_budget,
@@ -319,21 +330,25 @@ TRIPS: Final = frozenset(_CONDITIONS)
 """The trips that `confirm` can confirm; an alert with another is refused at the door."""
 
 
-def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, str]:
-    """The first of the reported conditions that local evidence shows; else `None` and why each is not."""
+def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, Finding]:
+    """The first of the reported conditions that local evidence shows; else `None`, and why each is not.
+
+    Where several are reported, the doubt is that of the one that the episode is known by.
+    """
     reported = [facts.episode.trip, *sorted(facts.episode.trips - {facts.episode.trip})]
-    doubts = []
+    doubts: list[Finding] = []
     for trip in reported:
         if trip is Trip.GANG and trip not in facts.episode.trips and not _is_fenced(facts):
             # Local evidence is of this rank alone. Without the alert it may wait for one that works again. Once its
             # attempt is fenced, that ends whatever the others do, and no scrape that failed may let it live on.
-            wedged, figures = False, "nothing says any more that the other ranks of its gang spin too"
+            message = "nothing says any more that the other ranks of its gang spin too"
+            found = Finding(doubt=Doubt.GANG_NOT_ACCUSED, message=message)
         else:
-            wedged, figures = confirm(evidence, trip)
-        if wedged:
-            return trip, figures
-        doubts.append(figures if len(reported) == 1 else f"{trip}: {figures}")
-    return None, "; ".join(doubts)
+            found = confirm(evidence, trip)
+        if found.confirmed:
+            return trip, found
+        doubts.append(found if len(reported) == 1 else replace(found, message=f"{trip}: {found.message}"))
+    return None, replace(doubts[0], message="; ".join(each.message for each in doubts))
 
 
 def _is_fenced(facts: Facts) -> bool:
@@ -357,9 +372,9 @@ def _consider(facts: Facts) -> Step:
         )
     if _speaks_of_another(facts, evidence):
         return _another(facts, evidence)
-    trip, figures = _confirmed(evidence, facts)
+    trip, found = _confirmed(evidence, facts)
     if trip is None:
-        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {figures}")
+        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if (excuse := _excuse(facts, evidence)) is not None:
         return Close(outcome=Outcome.SUPERSEDED, reason=excuse[0], message=excuse[1])
     container = facts.container
@@ -373,7 +388,7 @@ def _consider(facts: Facts) -> Step:
         if episode.would_act:
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
         acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
-        return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {figures}")
+        return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {found.message}")
     return Begin(
         trip=trip,
         free_key=container.incarnation,
@@ -382,7 +397,7 @@ def _consider(facts: Facts) -> Step:
         container_name=container.name,
         settle_key=None if episode.job_id is None else f"{episode.job_id}/{episode.attempt}",
         worker_incarnation=evidence.worker_incarnation,
-        message=figures,
+        message=found.message,
         gpus=tuple(evidence.gpus or ()),
         pids=container.pids,
         cgroup=container.cgroup,
@@ -513,10 +528,11 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: boo
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
     """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
     if facts.container_known and not restart.is_up(facts, free):
-        wedged, figures = True, restart.down(facts)
+        found = Finding.of(confirmed=True, message=restart.down(facts))
     else:
-        wedged, figures = _still_wedged(facts, free)
-    if not wedged:
+        found = _still_wedged(facts, free)
+    figures = found.message
+    if not found.confirmed:
         if restart.late(facts, facts.settle_for_s):
             return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
         return Wait(reason=Reason.UNCONFIRMED, message=f"not fenced, for it is not confirmed any more: {figures}")
@@ -534,10 +550,11 @@ def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
         return Withdraw(reason=excuse[0], message=f"{excuse[1]}, and nothing was done")
     if fenced and _is_succeeded(facts, free):
         return _see_succeeded(facts, free)
-    wedged, figures = _still_wedged(facts, free)
-    if wedged and not facts.armed:
+    found = _still_wedged(facts, free)
+    figures = found.message
+    if found.confirmed and not facts.armed:
         return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
-    if wedged:
+    if found.confirmed:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
         step = Stop(message=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
         return step if fenced else restart.warned_first(facts, free, step)
@@ -555,21 +572,22 @@ def _not_freed(reason: Reason, message: str) -> Advance:
     return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message=message)
 
 
-def _still_wedged(facts: Facts, free: Intent) -> tuple[bool, str]:
+def _still_wedged(facts: Facts, free: Intent) -> Finding:
     """Whether fresh evidence confirms that this attempt, in the container that was promised to, is wedged now."""
     evidence = facts.evidence
     if evidence is None:
-        return False, f"no local evidence: {facts.unknown}"
+        return Finding(doubt=Doubt.NO_EVIDENCE, message=f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        return False, f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+        message = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+        return Finding(doubt=Doubt.STALE_EVIDENCE, message=message)
     if evidence.container_incarnation != free.key:
-        return False, "the evidence does not speak of the container that was promised to"
+        message = "the evidence does not speak of the container that was promised to"
+        return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
     if _speaks_of_another(facts, evidence):
-        return False, "the evidence speaks of another attempt"
+        return Finding(doubt=Doubt.OTHER_ATTEMPT, message="the evidence speaks of another attempt")
     if facts.container is not None and facts.container.paused:
-        return False, "the container is paused"
-    trip, figures = _confirmed(evidence, facts)
-    return trip is not None, figures
+        return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
+    return _confirmed(evidence, facts)[1]
 
 
 def _lives_there(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:

@@ -254,7 +254,7 @@ class Wedge:
         self._looked()
         with suppress(WitnessError):
             facts = self.witness.about(self.worker, host=HOST)
-            return facts if confirm(facts, Trip.STALL)[0] else None
+            return facts if confirm(facts, Trip.STALL).confirmed else None
         return None
 
     def _looked(self) -> bool:

@@ -22,7 +22,7 @@ from remediator.ledger import ledger
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
-from remediator.reasons import Reason
+from remediator.reasons import Finding, Reason
 from remediator.remedies import REMEDIES, guards, restart_worker
 from remediator.remedies.guards import Act, Order, Orders
 from tests.races import judge
@@ -251,7 +251,7 @@ def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the alert says is enough: nobody asks the host's exporter whether it is so."""
-    monkeypatch.setattr(restart_worker, "confirm", lambda *_: (True, "the alert said so"))
+    monkeypatch.setattr(restart_worker, "confirm", lambda *_: Finding.of(confirmed=True, message="the alert said so"))
 
 
 def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:

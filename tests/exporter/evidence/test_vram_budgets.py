@@ -22,6 +22,7 @@ from exporter.model.readings import Gpu, GpuReadings, GpuShare, MigInstance, Ten
 from exporter.model.thresholds import Thresholds
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
 from remediator.actuators.docker import LABEL
+from remediator.reasons import Doubt
 from remediator.remedies.recycle_container import choose, confirm
 from tests.exporter import builders as build
 
@@ -285,21 +286,20 @@ def test_who_was_given_a_gpu_that_is_missing_is_ranked_and_never_confirmed(
 ) -> None:
     facts = accused(build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0), ("0", *missing), had)
 
-    found, because = confirm(facts, "worker-0@1")
+    found = confirm(facts, "worker-0@1")
 
     assert choose((facts.cards or [])[0]).victim == "worker-0@1"
-    assert (found, "does not list the processes of" in because) == (names is None, names is not None)
-    assert names is None or f"the processes of {names}: it could not be seen dead there" in because
+    assert found.doubt is (None if names is None else Doubt.PROCESSES_UNKNOWN)
+    assert names is None or f"the processes of {names}: it could not be seen dead there" in found.message
 
 
 def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), node="renderD128", memory_free_bytes=0)
 
-    assert confirm(accused(gpu, ("renderD128",)), "worker-0@1")[0]
-    found, because = confirm(accused(gpu, ("renderD128", "renderD129")), "worker-0@1")
+    assert confirm(accused(gpu, ("renderD128",)), "worker-0@1").confirmed
+    found = confirm(accused(gpu, ("renderD128", "renderD129")), "worker-0@1")
 
-    assert not found
-    assert "does not list the processes of renderD129: it could not be seen dead there" in because
+    assert found.doubt is Doubt.PROCESSES_UNKNOWN
 
 
 def accused(gpu: Gpu, request: tuple[str, ...], had: tuple[str, ...] = ()) -> ServerFacts:
