@@ -6,7 +6,6 @@ import os
 import signal
 import stat
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from pydantic import ValidationError
 
 from exporter.collectors.registry import SnapshotCollector
-from exporter.doorkeeper import Doorkeeper
-from exporter.http.server import Pages, server
+from exporter.http.server import create_app
 from exporter.model.readings import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings, unknown_variables
@@ -42,6 +40,8 @@ from exporter.state.answered_servers import AnsweredFile
 from exporter.state.pauses import PausedFile, Pauses
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.http.serving import Server, bind
+from gpuwarden.http.web_config import WebConfig
 from gpuwarden.reporter import host_key
 from gpuwarden.settings import complaints, given
 
@@ -49,9 +49,6 @@ log: Final = structlog.get_logger("exporter")
 
 DOCKER_SOCKET: Final = Path("/var/run/docker.sock")
 """Where Docker listens unless it is told otherwise."""
-
-END_WITHIN_S: Final = 5.0
-"""How often the main thread looks whether it is to end, seconds, where nothing has told it."""
 
 GARBAGE_EACH: Final = 20_000
 """After how many new objects that are left the youngest are looked through for cycles: a look at a full host leaves
@@ -85,7 +82,7 @@ def serve(settings: Settings) -> None:
     if settings.state_dir is not None:
         _take(settings.state_dir)
     host = host_key(settings.dir)
-    door = Doorkeeper(settings.web_config_file)
+    web = WebConfig(settings.web_config_file)
     thresholds = settings.thresholds()
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
@@ -116,11 +113,15 @@ def serve(settings: Settings) -> None:
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))
     for collector in (PROCESS_COLLECTOR, PLATFORM_COLLECTOR, GC_COLLECTOR):
         registry.register(collector)
-    web = server(settings.listen, settings.port, Pages(registry, sampler.latest, host=host, door=door), door)
+    listener = bind(settings.listen, settings.port)
+
+    def ready() -> None:
+        log.info("exporter ready", host=host, listen=settings.listen, port=listener.getsockname()[1],
+                 version=__version__, web=web.describe())  # fmt: skip
+
+    server = Server(create_app(registry, sampler.latest, host=host, web=web), web, at_start=ready)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=web.end, daemon=True).start())
-    # In a thread, as its end is: a handler runs between two steps of the main thread, which may hold any lock.
-    signal.signal(signal.SIGHUP, lambda *_: threading.Thread(target=_look_anew, args=(door,), daemon=True).start())
+        signal.signal(number, server.handle_exit)
     for source in sources.values():
         source.tell()
     engines.start()
@@ -128,10 +129,8 @@ def serve(settings: Settings) -> None:
     gc.freeze()  # what is there now stays: to look through all of it again would hold up a scrape for tens of ms
     gc.set_threshold(GARBAGE_EACH)
     sampler.start()
-    log.info("exporter ready", host=host, listen=settings.listen, port=web.server_port, version=__version__,
-             web=door.describe())  # fmt: skip
     try:
-        web.serve_forever(poll_interval=END_WITHIN_S)
+        server.run(sockets=[listener])
     finally:
         sampler.close()
         for source in sources.values():
@@ -139,7 +138,7 @@ def serve(settings: Settings) -> None:
                 source.driver.close()
         servers.close()
         engines.close()
-        web.server_close()
+        listener.close()
         log.info("exporter stopped")
 
 
@@ -211,15 +210,6 @@ def pods_of(settings: Settings) -> Pods:
     if settings.pod_resources == "auto":
         return Pods(api=api, pod_resources=kubelet.SOCKET, pod_resources_wanted=False)
     return Pods(api=api, pod_resources=None if settings.pod_resources == "none" else Path(settings.pod_resources))
-
-
-def _look_anew(door: Doorkeeper) -> None:
-    """What SIGHUP does: options and the environment stay as they are, and what is in files is read anew."""
-    because = door.look()
-    if because:
-        log.warning("SIGHUP: the web configuration cannot be used; the one before stays", because=because)
-    else:
-        log.info("SIGHUP: what changed in files is in force; options want a restart", web=door.describe())
 
 
 @dataclass(frozen=True, kw_only=True)

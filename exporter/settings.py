@@ -48,8 +48,8 @@ class Settings(BaseSettings):
     port: int = Field(default=29835, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     web_config_file: Path | None = Field(
         default=None,
-        description="TLS and passwords for the pages: a web configuration file, as Prometheus and its exporters take "
-        "it; read anew when it changes, and SIGHUP tells what of it is in force (docs/exporter-web.md)",
+        description="TLS, passwords and tokens for the pages: a Prometheus web configuration file; read again when it "
+        "changes, and SIGHUP logs what of it is in force (docs/exporter-web.md)",
     )
     docker: str = Field(
         default="auto",

@@ -16,7 +16,7 @@ import uvicorn
 
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.http import bind_errors
+from gpuwarden.http.serving import hint as bind_hint
 from gpuwarden.queue.open import existing
 from gpuwarden.reporter import host_key
 from remediator import tls
@@ -151,5 +151,5 @@ def _listening(address: str, port: int) -> socket.socket:
         return socket.socket(fileno=server.detach())
     except OSError as error:
         because = (error.strerror or str(error)).partition(" (while")[0]  # Python says the address once more there
-        hint = bind_errors.hint(error) or "stop what listens there, or give another --port"
+        hint = bind_hint(error) or "stop what listens there, or give another --port"
         raise GpuwardenError(f"cannot listen on {where} ({because}): {hint}") from None

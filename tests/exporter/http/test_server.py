@@ -1,5 +1,6 @@
 """The exporter's pages, by a real server; and the whole program, as a process of its own."""
 
+import asyncio
 import gzip
 import http.client
 import json
@@ -8,22 +9,22 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from email import message_from_bytes
 from pathlib import Path
 from typing import Any
-from wsgiref.util import setup_testing_defaults
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
 
 from exporter.collectors.registry import SnapshotCollector
-from exporter.doorkeeper import Doorkeeper
 from exporter.http import evidence
 from exporter.http import server as web
 from exporter.model.readings import GpuFigures, Snapshot, SourceHealth, Unknown
@@ -31,14 +32,13 @@ from exporter.model.thresholds import Thresholds
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
+from gpuwarden.http.web_config import WebConfig
 from gpuwarden.state_file import Stamp
 from tests.asking import needs_ipv6
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
+from tests.served import get, served_app
 from tests.waiting import eventually
-
-Answer = tuple[int, str, dict[str, str]]
-"""Status, body, headers."""
 
 PROMETHEUS_ACCEPTS = (
     "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -47,23 +47,11 @@ PROMETHEUS_ACCEPTS = (
 """What Prometheus 2.42 sends."""
 
 
-def get(
-    port: int, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, host: str = "127.0.0.1"
-) -> Answer:
-    connection = http.client.HTTPConnection(host, port, timeout=10)
-    try:
-        connection.request(method, path, headers=headers or {})
-        response = connection.getresponse()
-        return response.status, response.read().decode(), dict(response.getheaders())
-    finally:
-        connection.close()
-
-
-def pages(latest: Callable[[], Snapshot | None], door: Doorkeeper) -> web.Pages:
+def app(latest: Callable[[], Snapshot | None], config: WebConfig) -> Starlette:
     """The pages of this snapshot."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(latest, host="box-1", thresholds=Thresholds()))
-    return web.Pages(registry, latest, host="box-1", door=door)
+    return web.create_app(registry, latest, host="box-1", web=config)
 
 
 @contextmanager
@@ -71,15 +59,9 @@ def served(
     latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None, listen: str = "127.0.0.1"
 ) -> Iterator[int]:
     """The port of a server of this snapshot."""
-    door = Doorkeeper(web_config_file)
-    with web.server(listen, 0, pages(latest, door), door) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    config = WebConfig(web_config_file)
+    with served_app(app(latest, config), config, listen=listen) as port:
+        yield port
 
 
 def now(snapshot: Snapshot) -> Snapshot:
@@ -216,13 +198,13 @@ def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.
     assert (found, text) == (404, "no such server is seen on this host\n")
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_but_get_and_head_is_answered(method: str, path: str) -> None:
+def test_nothing_but_get_and_head_is_answered(method: str) -> None:
     with served(live(build.sighting())) as port:
-        status, _, headers = get(port, path, method=method)
+        for path in ("/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"):
+            status, _, headers = get(port, path, method=method)
 
-    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+            assert (path, status, headers["Allow"]) == (path, 405, "GET, HEAD")
 
 
 @pytest.mark.parametrize(
@@ -233,11 +215,11 @@ def test_head_is_answered_as_get_without_the_page(path: str) -> None:
         expected, page, headers = get(port, path)
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
             connection.sendall(f"HEAD {path} HTTP/1.0\r\n\r\n".encode())
-            head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+            status, _, rest = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n")
 
-    lines = head.decode().split("\r\n")
-    told = dict(line.split(": ", 1) for line in lines[1:])
-    assert int(lines[0].split()[1]) == expected
+    head, _, body = rest.partition(b"\r\n\r\n")
+    told = message_from_bytes(head)
+    assert int(status.split()[1]) == expected
     assert body == b""
     assert told["Content-Type"] == headers["Content-Type"]
     assert int(told["Content-Length"]) == pytest.approx(len(page.encode()), abs=100)  # durations differ in digits
@@ -266,129 +248,21 @@ def test_without_a_fresh_look_there_is_no_answer(latest: Callable[[], Snapshot |
 
 
 @pytest.mark.parametrize(
-    ("address", "status"), [("127.0.0.1", "200"), ("127.8.9.10", "200"), ("::1", "200"), ("10.0.0.7", "403")]
+    ("address", "status"), [("127.0.0.1", 200), ("127.8.9.10", 200), ("::1", 200), ("10.0.0.7", 403)]
 )
-def test_evidence_is_given_to_this_host_alone(address: str, status: str) -> None:
-    said: list[str] = []
-    environ: dict[str, Any] = {}
-    setup_testing_defaults(environ)
-    environ |= {"PATH_INFO": "/evidence", "QUERY_STRING": "worker=w0", "REMOTE_ADDR": address}
+def test_evidence_is_given_to_this_host_alone(address: str, status: int) -> None:
+    pages = httpx.ASGITransport(app(live(build.sighting()), WebConfig(None)), client=(address, 50000))
 
-    def start_response(status: str, *_: Any) -> Any:
-        said.append(status)
+    async def asked() -> int:
+        async with httpx.AsyncClient(transport=pages, base_url="http://box-1") as caller:
+            return (await caller.get("/evidence?worker=w0")).status_code
 
-    pages(live(build.sighting()), Doorkeeper(None))(environ, start_response)
-
-    assert said[0].split()[0] == status
+    assert asyncio.run(asked()) == status
 
 
 def test_a_client_that_sends_nothing_holds_up_nobody() -> None:
     with served(live()) as port, socket.create_connection(("127.0.0.1", port)):
         assert get(port, "/-/ready")[0] == 200
-
-
-def test_more_connections_than_may_be_are_closed_and_answered_again_once_others_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(web, "CONNECTIONS_MAX", 2)
-
-    def answered(port: int) -> bool:
-        try:
-            return get(port, "/-/healthy")[0] == 200
-        except (OSError, http.client.HTTPException):
-            return False
-
-    with served(live()) as port:
-        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
-            assert not answered(port)
-        eventually(lambda: answered(port), "two have hung up")
-
-
-def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
-    door = Doorkeeper(None)
-    with web.server("127.0.0.1", 0, pages(live(), door), door) as server, ExitStack() as held:
-
-        def comes() -> bool:  # nobody is accepted yet: whoever finds no place in the queue comes again 1 s later
-            try:
-                held.enter_context(socket.create_connection(("127.0.0.1", server.server_port), timeout=0.5))
-            except TimeoutError:
-                return False
-            return True
-
-        assert all(comes() for _ in range(web.CONNECTIONS_MAX))
-
-
-def test_a_thread_that_cannot_be_started_costs_one_connection_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "CONNECTIONS_MAX", 1)
-    start = threading.Thread.start
-    refusals: list[threading.Thread] = []
-
-    def refused_once(thread: threading.Thread) -> None:
-        if not refusals and "process_request" in repr(thread._target):  # type: ignore[attr-defined]
-            refusals.append(thread)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with served(live()) as port:
-        monkeypatch.setattr(threading.Thread, "start", refused_once)
-        with pytest.raises((OSError, http.client.HTTPException)):
-            get(port, "/-/healthy")
-
-        assert get(port, "/-/healthy")[0] == 200
-    assert len(refusals) == 1
-
-
-def test_one_address_takes_its_share_of_the_connections_and_leaves_the_others_theirs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(web, "ADDRESS_CONNECTIONS_MAX", 2)
-
-    with served(live()) as port:
-        held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) for _ in range(2)]
-        with socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0)) as third:
-            assert third.recv(1) == b""
-        assert get(port, "/-/healthy")[0] == 200
-        for each in held:
-            each.close()
-
-
-@pytest.mark.parametrize("line", [b"", b"GET / HTTP/1.0\r\n"], ids=["its first line", "a header"])
-def test_a_request_that_comes_in_small_pieces_has_no_more_time_than_another(
-    monkeypatch: pytest.MonkeyPatch, line: bytes
-) -> None:
-    monkeypatch.setattr(web, "REQUEST_TIMEOUT_S", 0.3)
-
-    with served(live()) as port, socket.create_connection(("127.0.0.1", port)) as slow:
-        slow.sendall(line)
-        slow.settimeout(0.05)
-
-        def hung_up() -> bool:
-            try:
-                slow.sendall(b"x")
-                return slow.recv(1) == b""
-            except TimeoutError:
-                return False
-            except OSError:
-                return True
-
-        eventually(hung_up, "it is let go of")
-        assert get(port, "/-/healthy")[0] == 200
-
-
-def test_a_port_in_use_is_named() -> None:
-    with served(live()) as port, pytest.raises(web.PortTakenError, match=rf"127\.0\.0\.1:{port} is in use.*--port"):
-        web.server("127.0.0.1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
-
-
-@pytest.mark.parametrize(
-    ("address", "because"),
-    [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")],
-)
-def test_an_address_that_is_not_ours_is_named_with_what_to_give(address: str, because: str) -> None:
-    hint = "give --listen an address of this host, or 0.0.0.0 for all of them"
-
-    with pytest.raises(web.PortTakenError, match=f"^cannot listen on {address}:0: {because}: {hint}$"):
-        web.server(address, 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 @needs_ipv6
@@ -398,14 +272,6 @@ def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen:
         told = [get(port, path, host=host)[0] for host in asked for path in ("/-/healthy", "/evidence?worker=w0")]
 
     assert told == [200, 200] * len(asked)
-
-
-@needs_ipv6
-def test_an_ipv6_address_is_told_in_brackets() -> None:
-    with served(live(), listen="::1") as port, pytest.raises(web.PortTakenError, match=rf"\[::1\]:{port} is in use"):
-        web.server("::1", port, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
-    with pytest.raises(web.PortTakenError, match=r"cannot listen on \[2001:db8::1\]:0"):
-        web.server("2001:db8::1", 0, pages(lambda: None, Doorkeeper(None)), Doorkeeper(None))
 
 
 # Testimony
@@ -604,6 +470,18 @@ def program(house: Path, simulation: Path) -> Iterator[Exporter]:
         yield found
 
 
+def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Its log line that says it is ready. A program that ends before that fails the test with all that it wrote."""
+    assert process.stderr
+    written: list[str] = []
+    for line in process.stderr:
+        written.append(line)
+        if '"event": "exporter ready"' in line:
+            found: dict[str, Any] = json.loads(line)
+            return found
+    pytest.fail(f"the exporter ended with {process.wait()} before it was ready:\n{''.join(written)}")
+
+
 @contextmanager
 def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
     process = subprocess.Popen(
@@ -614,11 +492,7 @@ def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
         text=True,
     )  # fmt: skip
     assert process.stderr
-    entry: dict[str, Any] = {}
-    while entry.get("event") != "exporter ready":
-        line = process.stderr.readline()
-        assert line, process.communicate()
-        entry = json.loads(line)
+    entry = ready(process)
     yield Exporter(process=process, port=entry["port"])
     if process.returncode is None:
         process.kill()
@@ -672,19 +546,6 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
     assert f"gpuwarden_gpu_info{{{info}}} 1.0" in text
     assert f'gpuwarden_exporter_info{{nodename="box-1",version="{__version__}"}} 1.0' in text
     assert "process_resident_memory_bytes" in text
-
-
-@pytest.mark.parametrize("listen", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
-def test_a_server_ends_when_it_is_told_to_and_not_when_it_next_looks(listen: str) -> None:
-    door = Doorkeeper(None)
-    with web.server(listen, 0, pages(live(), door), door) as server:
-        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 60.0}, daemon=True)
-        serving.start()
-        assert get(server.server_port, "/-/healthy", host=listen)[0] == 200
-        server.end()
-        serving.join(timeout=10)
-
-        assert not serving.is_alive()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -746,7 +607,7 @@ def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(hou
 
     assert status == 1
     assert error == (
-        f"gpuwarden exporter: user 1 of basic_auth_users in the web configuration file {config} has no bcrypt hash, as "
+        f"gpuwarden exporter: the web configuration file {config}: basic_auth_users: user 1 has no bcrypt hash, as "
         '`htpasswd -nBC 10 ""` prints it after the colon\n'
     )
 
@@ -837,4 +698,7 @@ def test_a_port_in_use_ends_the_program_with_one_line(house: Path) -> None:
         status, error = run("--dir", house, "--docker", "none", "--port", port)
 
     assert status == 1
-    assert error == f"gpuwarden exporter: 127.0.0.1:{port} is in use: stop what listens there, or give another --port\n"
+    assert error == (
+        f"gpuwarden exporter: cannot listen on 127.0.0.1:{port} (Address already in use): stop what listens there, or "
+        "give another --port\n"
+    )

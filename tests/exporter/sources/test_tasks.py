@@ -20,7 +20,8 @@ from exporter.model.readings import TaskReadings
 from exporter.sources.tasks import ENTRIES_MAX, TASKS_MAX, Tasks
 from gpuwarden import clock, procfs
 from tests.exporter.collectors.test_registry import values
-from tests.exporter.http.test_server import Exporter, command, environment, get
+from tests.exporter.http.test_server import Exporter, command, environment
+from tests.served import get
 from tests.waiting import eventually
 
 RUNNER = """

@@ -22,7 +22,7 @@ from remediator.settings.settings import ExecuteSettings
 from tests.certificates import Authority, authority
 from tests.exporter import builders as host
 from tests.exporter.http.test_server import live, served
-from tests.exporter.test_doorkeeper import tls, users
+from tests.gpuwarden.http.test_web_config import tls, users
 from tests.remediator.builders import HOST, evidence, server
 
 

@@ -25,7 +25,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from tests.certificates import authority
 from tests.exporter.http.test_server import live, served
-from tests.exporter.test_doorkeeper import tls, users
+from tests.gpuwarden.http.test_web_config import tls, users
 from tests.remediator.builders import HOST, alert
 from tests.remediator.ledger.test_ledger import accept
 

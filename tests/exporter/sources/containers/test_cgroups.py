@@ -37,7 +37,8 @@ from testbed import private_engine
 from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.worker_image import worker_image
 from tests.exporter import builders as build
-from tests.exporter.http.test_server import get, served
+from tests.exporter.http.test_server import served
+from tests.served import get
 from tests.waiting import eventually
 
 ID = "0123456789abcdef" * 4

@@ -1,0 +1,302 @@
+"""The HTTP server of both programs: uvicorn with a web configuration file, and with bounds on slow callers.
+
+A connection has `REQUEST_TIMEOUT_S` for its TLS handshake and its first header together, again for each later header,
+and again to take an answer. `CONNECTIONS_MAX` connections are open at one time, `ADDRESS_CONNECTIONS_MAX` of them from
+one address; one more is closed. uvicorn itself closes a connection that is idle between two requests.
+
+Each connection gets the TLS context that is in force when it is made. So a renewed certificate, a removed authority and
+a changed `client_auth_type` need no restart.
+"""
+
+import asyncio
+import errno
+import ipaddress
+import logging
+import signal
+import socket
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.http.web_config import WebConfig
+
+log: Final = structlog.get_logger("gpuwarden")
+
+REQUEST_TIMEOUT_S: Final = 10
+"""How long a caller may take for handshake and header together, seconds; and how long to take the answer."""
+
+CONNECTIONS_MAX: Final = 100
+"""Connections that are open at one time."""
+
+ADDRESS_CONNECTIONS_MAX: Final = 25
+"""Of these from one address, so that one caller cannot shut out the others."""
+
+BACKLOG: Final = 2048
+"""Connections that the kernel queues. A caller that finds no place there tries again 1 s later."""
+
+GRACEFUL_S: Final = 5
+"""How long requests that are being answered may take after a signal to end, seconds."""
+
+
+class Server(uvicorn.Server):
+    """Serves an application until SIGTERM or SIGINT. SIGHUP has it read the web configuration if that has changed.
+
+    Args:
+        app: the ASGI application.
+        web: who may connect, and how.
+        at_start: called once requests are answered.
+        at_end: called at the first signal to end, by its handler.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        web: WebConfig,
+        *,
+        at_start: Callable[[], None] = lambda: None,
+        at_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(_Config(app, web))
+        self._web = web
+        self._at_start, self._at_end = at_start, at_end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        await super().startup(sockets)
+        if threading.current_thread() is threading.main_thread():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._look)
+        self._at_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal handler: end in good order."""
+        if not self.should_exit:
+            self._at_end()
+        super().handle_exit(sig, frame)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As in uvicorn, but a signal that was obeyed is not raised once more: the exit status is 0."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+    def _look(self) -> None:
+        because = self._web.look()
+        if because:
+            log.warning("SIGHUP: the web configuration cannot be used; the one before stays", because=because)
+        else:
+            log.info("SIGHUP: what changed in files is in force; options want a restart", web=self._web.describe())
+
+
+class _Config(uvicorn.Config):
+    def __init__(self, app: Any, web: WebConfig) -> None:
+        # h11 is named: uvicorn takes httptools where it is installed, and that reads headers without any bound.
+        super().__init__(
+            app,
+            http=_Connection,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=GRACEFUL_S,
+        )
+        self.web = web
+        self.slots = _Slots()
+        _forward(logging.getLogger("uvicorn.error"))
+
+
+class _Slots:
+    """Counts open connections, in all and of each address."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+
+    def take(self, address: str) -> bool:
+        if self._taken.total() >= CONNECTIONS_MAX or self._taken[address] >= ADDRESS_CONNECTIONS_MAX:
+            return False
+        self._taken[address] += 1
+        return True
+
+    def release(self, address: str) -> None:
+        self._taken[address] -= 1
+        if not self._taken[address]:
+            del self._taken[address]
+
+
+class _Connection(H11Protocol):
+    """One connection. It holds its slot until it is closed and its last request is answered."""
+
+    config: _Config
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._socket: asyncio.Transport | None = None
+        self._peer = ("", 0)
+        self._slot = self._answering = False
+        self._early = b""
+        self._securing: asyncio.Task[None] | None = None
+        self._request_by: asyncio.TimerHandle | None = None
+        self._answer_by: asyncio.TimerHandle | None = None
+        self._application, self.app = self.app, self._answer
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a slot, and shake hands where TLS is in force."""
+        peer = transport.get_extra_info("peername")
+        if peer is None:  # it has hung up
+            transport.close()
+            return
+        self._peer = _unmapped(peer[0]), peer[1]
+        self._slot = self.config.slots.take(self._peer[0])
+        if not self._slot:
+            transport.close()
+            return
+        self._socket = transport
+        self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, transport.abort)
+        context = self.config.web.tls()
+        if context is None:
+            self._begin(transport)
+        else:
+            self._securing = self.loop.create_task(self._secure(transport, context))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Closed by either side. A failed handshake can call it twice."""
+        for timer in (self._request_by, self._answer_by):
+            if timer is not None:
+                timer.cancel()
+        self._socket = None
+        if self.transport is not None:  # else no request has begun
+            super().connection_lost(exc)
+        self._release()
+
+    def data_received(self, data: bytes) -> None:
+        """Part of a request. With TLS the first can come before the task of the handshake goes on."""
+        if self.transport is None:
+            self._early += data
+            return
+        super().data_received(data)
+        header_is_whole = self.cycle is not None and not self.cycle.response_complete
+        if self._request_by is not None and header_is_whole:
+            self._request_by.cancel()
+            self._request_by = None
+        elif self._request_by is None and not header_is_whole and self._socket is not None:
+            self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, self._socket.abort)
+
+    def on_response_complete(self) -> None:
+        """The caller has to take the answer."""
+        super().on_response_complete()
+        self._expect_answer_taken()
+
+    def pause_writing(self) -> None:
+        """The caller has to take a part of the answer before there is more."""
+        super().pause_writing()
+        self._expect_answer_taken()
+
+    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        try:
+            # `_request_by` bounds the handshake, too.
+            secured = await self.loop.start_tls(
+                transport, self, context, server_side=True, ssl_shutdown_timeout=REQUEST_TIMEOUT_S
+            )
+        except OSError:  # no TLS, a version that is too old, or a certificate that no authority of ours has signed
+            secured = None
+        if secured is None or secured.is_closing():  # None, too, where the caller hangs up in the handshake
+            transport.abort()
+            self.connection_lost(None)
+            return
+        self._begin(secured)
+        if self._early:
+            early, self._early = self._early, b""
+            self.data_received(early)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.client = self._peer
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        self._answering = True
+        try:
+            await self._application(scope, receive, send)
+        finally:
+            self._answering = False
+            if self._socket is None:
+                self._release()
+
+    def _expect_answer_taken(self) -> None:
+        if self._answer_by is not None:
+            self._answer_by.cancel()
+        self._answer_by = self.loop.call_later(REQUEST_TIMEOUT_S, self._end_if_not_taken)
+
+    def _end_if_not_taken(self) -> None:
+        self._answer_by = None
+        if self._socket is not None and self._socket.get_write_buffer_size():
+            self._socket.abort()
+
+    def _release(self) -> None:
+        if self._slot and not self._answering:
+            self._slot = False
+            self.config.slots.release(self._peer[0])
+
+
+def _unmapped(address: str) -> str:
+    """A socket of both families names an IPv4 caller by an IPv6 address; its IPv4 address is returned."""
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return address if mapped is None else str(mapped)
+
+
+class _Forward(logging.Handler):
+    """Writes what a library logs as this program logs."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.error("web server error", because=record.getMessage().strip(), exc_info=record.exc_info)
+
+
+def _forward(logger: logging.Logger) -> None:
+    logger.handlers, logger.propagate = [_Forward(level=logging.ERROR)], False
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """A listening socket. `::` takes IPv4, too, whatever the host's default is.
+
+    Raises:
+        GpuwardenError: the address or the port cannot be had, and what to give.
+    """
+    ipv6 = ":" in address
+    family = socket.AF_INET6 if ipv6 else socket.AF_INET
+    try:
+        server = socket.create_server(
+            (address, port), family=family, backlog=BACKLOG, dualstack_ipv6=ipv6 and socket.has_dualstack_ipv6()
+        )
+    except OSError as error:
+        where = f"[{address}]:{port}" if ipv6 else f"{address}:{port}"
+        because = (error.strerror or str(error)).partition(" (while")[0]  # Python repeats the address there
+        raise GpuwardenError(": ".join(filter(None, (f"cannot listen on {where} ({because})", hint(error))))) from None
+    # Only of a socket that is made from its descriptor does asyncio know that it is TCP. It then turns Nagle's delay
+    # off, with which each answer waits 40 ms for the client's acknowledgement.
+    return socket.socket(fileno=server.detach())
+
+
+def hint(error: OSError) -> str | None:
+    """What to do about an address or a port that cannot be bound; `None` where the error is all there is to say."""
+    if error.errno == errno.EADDRINUSE:
+        return "stop what listens there, or give another --port"
+    if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:  # getaddrinfo's errors are below 0
+        return "give --listen an address of this host, or 0.0.0.0 for all of them"
+    if error.errno == errno.EAFNOSUPPORT:
+        return "this host has no IPv6: give --listen an address of IPv4, or 0.0.0.0 for all of them"
+    if error.errno == errno.EACCES:
+        return "give a --port of 1024 or more, which needs no root"
+    return None

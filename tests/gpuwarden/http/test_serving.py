@@ -1,0 +1,308 @@
+"""The server of both programs: its bounds on slow callers, where it listens, and how it ends."""
+
+import errno
+import http.client
+import re
+import socket
+import ssl
+import struct
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gpuwarden.errors import GpuwardenError
+from gpuwarden.http import serving
+from gpuwarden.http.serving import bind, hint
+from gpuwarden.http.web_config import WebConfig
+from tests.asking import needs_ipv6
+from tests.certificates import Authority, authority
+from tests.served import get, served_app
+from tests.waiting import eventually
+
+HANGS_UP_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER (socket(7)): a close breaks the connection off, as a crash does, or a probe of a port."""
+
+PLAIN = WebConfig(None)
+
+
+async def small(request: Request) -> Response:
+    return PlainTextResponse(f"{request.client and request.client.host}\n")
+
+
+async def large(_: Request) -> Response:
+    return PlainTextResponse("x" * 2**25)  # more than a connection holds
+
+
+async def broken(_: Request) -> Response:
+    raise RuntimeError("it is broken")
+
+
+APP = Starlette(
+    routes=[Route("/", small, methods=["GET", "POST"]), Route("/large", large), Route("/broken", broken)]
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return authority(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path, ours: Authority) -> WebConfig:
+    config = tmp_path / "web.yml"
+    config.write_text(f"tls_server_config: {{cert_file: {ours.server.cert}, key_file: {ours.server.key}}}\n")
+    return WebConfig(config)
+
+
+def answered(port: int, trusts: Authority | None = None) -> bool:
+    try:
+        if trusts is None:
+            return get(port, "/")[0] == 200
+        with secured(socket.create_connection(("127.0.0.1", port), timeout=10), trusts) as caller:
+            caller.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return caller.recv(1) == b"H"
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def secured(caller: socket.socket, trusts: Authority) -> ssl.SSLSocket:
+    return ssl.create_default_context(cafile=trusts.own.cert).wrap_socket(caller, server_hostname="127.0.0.1")
+
+
+def hung_up(caller: socket.socket, sends: bytes = b"") -> bool:
+    """Whether the server has closed the connection. Sends a byte each time if it is to be slow and not silent."""
+    caller.settimeout(0.05)
+    try:
+        caller.sendall(sends)
+        return caller.recv(2**16) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+# Slow callers
+
+
+def test_a_caller_that_sends_nothing_delays_no_other() -> None:
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)):
+        assert answered(port)
+
+
+def test_a_caller_that_does_not_shake_hands_delays_no_other(encrypted: WebConfig, ours: Authority) -> None:
+    with served_app(APP, encrypted) as port, socket.create_connection(("127.0.0.1", port)):
+        assert answered(port, ours)
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\n"], ids=["its first line", "a header"])
+def test_a_header_in_small_pieces_has_no_more_time_than_another(
+    monkeypatch: pytest.MonkeyPatch, beginning: bytes
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
+
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(beginning)
+        eventually(lambda: hung_up(slow, b"x"), "it is closed")
+        assert answered(port)
+
+
+def test_a_second_header_on_a_connection_has_no_more_time_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
+
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        for _ in range(2):
+            slow.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = http.client.HTTPResponse(slow)
+            answer.begin()
+            assert (answer.status, answer.read()) == (200, b"127.0.0.1\n")
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        eventually(lambda: hung_up(slow, b"x"), "it is closed")
+
+
+def test_the_rest_of_a_body_that_was_answered_unread_has_no_more_time_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
+
+    with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        eventually(lambda: hung_up(slow, b"x"), "it is closed")
+
+
+def test_a_slow_handshake_counts_against_the_time_of_the_header(
+    monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig
+) -> None:
+    monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a ClientHello of 512 bytes
+
+    with served_app(APP, encrypted) as port, socket.create_connection(("127.0.0.1", port)) as slow:
+        slow.sendall(hello)
+        eventually(lambda: hung_up(slow, b"x"), "it is closed")
+
+
+@pytest.mark.parametrize(
+    ("sends", "stays"),
+    [
+        pytest.param(b"GET /lar", False, id="hangs up within its request"),
+        pytest.param(b"GET /large HTTP/1.0\r\n\r\n", False, id="hangs up before it has the answer"),
+        pytest.param(b"GET /large HTTP/1.0\r\n\r\n", True, id="does not take the answer"),
+        pytest.param(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", True, id="does not take it and wants another"),
+        pytest.param(b"\x00\r\n\r\n", False, id="sends no HTTP"),
+    ],
+)
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "by TLS"])
+def test_a_place_is_free_again_and_no_error_is_logged_where_a_caller(
+    request: pytest.FixtureRequest,
+    ours: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    secure: bool,
+    sends: bytes,
+    stays: bool,
+) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
+    if stays:
+        monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 1.0)
+
+    with served_app(APP, request.getfixturevalue("encrypted") if secure else PLAIN) as port:
+
+        def free() -> bool:
+            return answered(port, ours if secure else None)
+
+        caller = socket.create_connection(("127.0.0.1", port))
+        with secured(caller, ours) if secure else caller as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANGS_UP_AT_ONCE)
+            caller.sendall(sends)
+            if sends.endswith(b"\r\n\r\n"):
+                assert caller.recv(1)
+            if stays:
+                eventually(free, "its place is free")
+        eventually(free, "its place is free")
+
+    assert capfd.readouterr().err == ""
+
+
+# Many callers
+
+
+def test_more_connections_than_the_bound_are_closed_and_answered_once_others_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
+
+    with served_app(APP, PLAIN) as port:
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            assert not answered(port)
+        eventually(lambda: answered(port), "two have hung up")
+
+
+def test_one_address_takes_its_share_of_the_connections_and_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 2)
+
+    with served_app(APP, PLAIN) as port:
+        held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0)) for _ in range(2)]
+        with socket.create_connection(("127.0.0.1", port), 10, source_address=("127.0.0.2", 0)) as third:
+            assert third.recv(1) == b""
+        assert answered(port)
+        for each in held:
+            each.close()
+
+
+def test_a_caller_that_hangs_up_keeps_its_place_until_its_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Response:
+        began.set()
+        go_on.wait(20)
+        return PlainTextResponse("")
+
+    with served_app(Starlette(routes=[Route("/slow", slow), Route("/", small)]), PLAIN) as port:
+        with socket.create_connection(("127.0.0.1", port)) as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANGS_UP_AT_ONCE)
+            caller.sendall(b"GET /slow HTTP/1.0\r\n\r\n")
+            assert began.wait(10)
+        assert not any(answered(port) for _ in range(3))
+        go_on.set()
+        eventually(lambda: answered(port), "its place is free")
+
+
+def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
+    with bind("127.0.0.1", 0) as listener, ExitStack() as held:
+
+        def comes() -> bool:  # none is accepted yet; a caller without a place in the queue tries again 1 s later
+            try:
+                held.enter_context(socket.create_connection(listener.getsockname(), timeout=0.5))
+            except TimeoutError:
+                return False
+            return True
+
+        assert all(comes() for _ in range(serving.CONNECTIONS_MAX))
+
+
+# Errors
+
+
+def test_an_error_in_a_page_is_a_500_and_one_line_in_our_log(capfd: pytest.CaptureFixture[str]) -> None:
+    with served_app(APP, PLAIN) as port:
+        assert get(port, "/broken")[0] == 500
+        assert answered(port)
+
+    assert "it is broken" in "".join(capfd.readouterr())
+
+
+# Where it listens
+
+
+def test_a_port_in_use_is_named() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(GpuwardenError, match=rf"127\.0\.0\.1:{port} \(Address already in use\): .*--port"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("address", "because"), [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")]
+)
+def test_an_address_of_another_host_is_named_with_what_to_give(address: str, because: str) -> None:
+    says = "give --listen an address of this host, or 0.0.0.0 for all of them"
+
+    with pytest.raises(GpuwardenError, match=rf"^cannot listen on {address}:0 \({because}\): {says}$"):
+        bind(address, 0)
+
+
+@needs_ipv6
+def test_an_ipv6_address_is_named_in_brackets() -> None:
+    with pytest.raises(GpuwardenError, match=re.escape("cannot listen on [2001:db8::1]:0")):
+        bind("2001:db8::1", 0)
+
+
+@needs_ipv6
+def test_all_of_ipv6_is_all_of_ipv4_too_and_a_caller_keeps_its_ipv4_address() -> None:
+    with served_app(APP, PLAIN, listen="::") as port:
+        assert [get(port, "/", host=host)[1] for host in ("::1", "127.0.0.1")] == ["::1\n", "127.0.0.1\n"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EADDRINUSE, ""), "another --port"),
+        (OSError(errno.EADDRNOTAVAIL, ""), "an address of this host"),
+        (socket.gaierror(socket.EAI_NONAME, ""), "an address of this host"),
+        (OSError(errno.EAFNOSUPPORT, ""), "this host has no IPv6"),
+        (OSError(errno.EACCES, ""), "1024 or more"),
+    ],
+)
+def test_each_refusal_says_what_to_give(error: OSError, says: str) -> None:
+    assert says in (hint(error) or "")
+
+
+def test_an_unknown_refusal_has_no_hint() -> None:
+    assert hint(OSError(errno.ENOMEM, "")) is None
