@@ -16,6 +16,9 @@ from typing import Final
 from bench.figures import BenchError
 
 CONNECTIONS: Final = 64
+ADDRESS_CONNECTIONS: Final = 16
+"""Connections from one address: the webhook bounds them."""
+
 LATE_S: Final = 0.005
 """A call that is sent later than that after it was due is counted: its latency is in part the client's own."""
 
@@ -115,15 +118,15 @@ async def _flat_out(port: int, requests: Sequence[bytes], connections: int, want
 class _Connection:
     """One that is kept open between calls, and made anew where it lay idle: servers close those (uvicorn after 5 s)."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, own_address: str) -> None:
+        self._port, self._own_address = port, own_address
         self._used_s = 0.0
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, sent: bytes, wanted: int) -> None:
         if self._streams is None or time.perf_counter() - self._used_s > IDLE_S:
             await self.close()
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, local_addr=(self._own_address, 0))
         await _call(*self._streams, sent, wanted)
         self._used_s = time.perf_counter()
 
@@ -139,7 +142,7 @@ class _Connection:
 @asynccontextmanager
 async def _connections(port: int, count: int) -> AsyncIterator["asyncio.LifoQueue[_Connection]"]:
     """So many that none uses; the one that was used last is taken first."""
-    connections = [_Connection(port) for _ in range(count)]
+    connections = [_Connection(port, f"127.0.0.{1 + number // ADDRESS_CONNECTIONS}") for number in range(count)]
     idle: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
     for each in connections:
         idle.put_nowait(each)

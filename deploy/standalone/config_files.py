@@ -161,6 +161,11 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
     )
 
 
+def web_config(token_file: str) -> str:
+    """The remediator's web configuration file: whoever shows a token of that file, beside it, is let in."""
+    return _yaml({"bearer_token_file": token_file})
+
+
 def _yaml(value: object) -> str:
     text: str = yaml.safe_dump(value, sort_keys=False)
     return text

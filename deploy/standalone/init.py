@@ -22,7 +22,7 @@ from string import Template
 from typing import Final, NoReturn
 
 from deploy.standalone import data_dir, docker_socket, package_data
-from deploy.standalone.config_files import Pace, alertmanager_config, prometheus_config
+from deploy.standalone.config_files import Pace, alertmanager_config, prometheus_config, web_config
 from deploy.standalone.stack import PORTS, add_units, add_watchdog, keep_token, web_address
 from gpuwarden.docs_pages import RUNBOOKS, pages
 from gpuwarden.errors import GpuwardenError
@@ -118,6 +118,7 @@ def files(site: Site) -> dict[str, str]:
         "alertmanager.yml": alertmanager_config(
             webhook=webhook, token_file=etc / "token", pace=Pace(), outside=site.watchdog_url
         ),
+        "gpuwarden/remediator-web.yml": web_config("token"),
         "gpuwarden/gpuwarden.env": _filled("gpuwarden.env", fill),
         **{f"gpuwarden/rules/{path.name}": package_data.linked(path, runbooks) for path in package_data.rules()},
         **{f"gpuwarden/dashboards/{path.name}": path.read_text(encoding="utf-8") for path in package_data.dashboards()},

@@ -7,7 +7,8 @@ killed. Layout of the work folder:
 - `prometheus/` and `alertmanager/` are theirs, as configured by `prometheus.yml` and `alertmanager.yml`;
 - `rules/` are the plan's, with the address of our remediator in what they link;
 - `parts.json` says which processes were started last: the boot they belong to, and by part the pid with its start time;
-- `token` (0600) is what Alertmanager shows the remediator; `log/<part>.log` is what each part says.
+- `token` (0600) is what Alertmanager shows the remediator, which `remediator-web.yml` names;
+- `log/<part>.log` is what each part says.
 
 `Chain` starts and stops; what becomes of a part that ends by itself is for its caller (`deploy.standalone.supervisor`).
 """
@@ -35,7 +36,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deploy.standalone import debian_packages, package_data
-from deploy.standalone.config_files import Pace, alertmanager_config, prometheus_config
+from deploy.standalone.config_files import Pace, alertmanager_config, prometheus_config, web_config
 from gpuwarden import clock
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.files import atomic_write
@@ -172,6 +173,8 @@ class Chain:
             folder.mkdir(parents=True, exist_ok=True)
         atomic_write(self.directory / "host", plan.host + "\n", mode=0o644, sync=True)
         keep_token(self.token_file)
+        self.web_config_file = plan.work / "remediator-web.yml"
+        atomic_write(self.web_config_file, web_config(self.token_file.name), mode=0o644, sync=True)
 
     def __enter__(self) -> Self:
         """Start everything, and wait until all of it answers."""
@@ -234,7 +237,7 @@ class Chain:
             "serve",
             [
                 *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
-                *("--token-file", str(self.token_file), "--queue", self.queue_url),
+                *("--web-config-file", str(self.web_config_file), "--queue", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
                 *("--node-lost-after-s", str(self.plan.node_lost_after_s)),
             ],

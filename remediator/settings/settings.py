@@ -86,23 +86,9 @@ class ServeSettings(_Common):
 
     listen: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0 is all of IPv4, :: all of both")
     port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    token_file: Path | None = Field(
-        default=None,
-        description="file with the bearer token that Alertmanager sends, 16 characters or more; of several, one a "
-        "line, any is accepted, and a change is seen within a second. This or basic_auth_file is wanted",
-    )
-    basic_auth_file: Path | None = Field(
-        default=None,
-        description="file with lines `user:password` for HTTP basic authentication, by the same rules; with both, "
-        "either is accepted",
-    )
-    tls_cert_file: Path | None = Field(
-        default=None, description="certificate in PEM, with those between it and its authority; with it HTTPS is served"
-    )
-    tls_key_file: Path | None = Field(default=None, description="the certificate's key in PEM, not encrypted")
-    tls_client_ca_file: Path | None = Field(
-        default=None,
-        description="authorities in PEM; with it every caller must show a certificate that one of them has signed",
+    web_config_file: Path = Field(
+        description="what Alertmanager must show, and TLS: a Prometheus web configuration file with bearer_token_file "
+        "or basic_auth_users; read again when it changes (docs/exporter-web.md)",
     )
     body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
     alerts_max: int = Field(
@@ -131,23 +117,6 @@ class ServeSettings(_Common):
         default=None,
         description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
     )
-
-    @model_validator(mode="after")
-    def _somebody_is_let_in(self) -> Self:
-        if self.token_file is None and self.basic_auth_file is None:
-            raise ValueError(
-                "--token-file or --basic-auth-file is wanted (or GPUWARDEN_REMEDIATOR_TOKEN_FILE or "
-                "GPUWARDEN_REMEDIATOR_BASIC_AUTH_FILE): what Alertmanager must show"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _tls_is_whole(self) -> Self:
-        if (self.tls_cert_file is None) != (self.tls_key_file is None):
-            raise ValueError("--tls-cert-file and --tls-key-file are wanted together, or neither")
-        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
-            raise ValueError("--tls-client-ca-file wants --tls-cert-file and --tls-key-file: callers are known by TLS")
-        return self
 
 
 class ExecuteSettings(_Common):

@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 
 from gpuwarden import __version__
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.http.web_config import BusyError, WebConfig
 from remediator import alert as alerts
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, LedgerCollector, Watchdog
@@ -28,7 +29,6 @@ from remediator.plan import Limits
 from remediator.remedies.wrangle import Rules
 from remediator.webhook import openapi as api
 from remediator.webhook import runbooks
-from remediator.webhook.auth import Credentials
 from remediator.webhook.intake import Inbox
 from remediator.webhook.readiness import Readiness
 from remediator.webhook.reconcile import Reconciler
@@ -55,7 +55,7 @@ def create_app(
     *,
     ledger: Ledger,
     host: str,
-    credentials: Credentials,
+    web: WebConfig,
     body_max_bytes: int,
     alerts_max: int = alerts.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
@@ -70,7 +70,7 @@ def create_app(
     Args:
         ledger: where alerts are made durable.
         host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
-        credentials: what Alertmanager must show.
+        web: what Alertmanager must show.
         body_max_bytes: larger bodies are refused with 413.
         alerts_max: bodies with more alerts are refused with 413 too.
         alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
@@ -104,25 +104,10 @@ def create_app(
     reconciler = Reconciler(alertmanagers, inbox, alerts_max=alerts_max, registry=registry)
     app = FastAPI(title="gpuwarden remediator", version=__version__, docs_url=None, redoc_url=None)
 
-    next_word_s = 0.0
-
-    async def authenticated(request: Request) -> None:  # else FastAPI calls it in a thread, and it waits for nothing
-        if not credentials.admit(request.headers.get("Authorization", "")):
-            rejected.labels("unauthenticated").inc()
-            nonlocal next_word_s
-            if time.monotonic() >= next_word_s:
-                next_word_s = time.monotonic() + UNAUTHENTICATED_S
-                log.warning(
-                    "webhook calls let in by nothing", because="does Alertmanager's receiver show what is in the file?"
-                )
-            raise HTTPException(
-                401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": credentials.challenge}
-            )
-
     @app.post(
         "/api/v1/alerts",
         status_code=202,
-        dependencies=[Depends(authenticated)],
+        dependencies=[Depends(_Authentication(web, rejected))],
         responses=api.answers(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
         openapi_extra=api.webhook(alerts_max=alerts_max),
     )
@@ -162,6 +147,31 @@ def create_app(
     runbooks.add(app)
     _describe(app)
     return app
+
+
+class _Authentication:
+    """Lets in a call with a token or a password that the web configuration accepts."""
+
+    def __init__(self, web: WebConfig, rejected: Counter) -> None:
+        self._web, self._rejected = web, rejected
+        self._next_word_s = 0.0
+
+    async def __call__(self, request: Request) -> None:
+        try:
+            if await self._web.admits(request.headers.get("Authorization", "")):
+                return
+        except BusyError as error:
+            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
+        self._rejected.labels("unauthenticated").inc()
+        if time.monotonic() >= self._next_word_s:
+            self._next_word_s = time.monotonic() + UNAUTHENTICATED_S
+            log.warning(
+                "webhook call rejected: no valid token or password",
+                hint="check http_config of the Alertmanager receiver against --web-config-file",
+            )
+        raise HTTPException(
+            401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": self._web.challenge}
+        )
 
 
 async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:

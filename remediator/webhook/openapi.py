@@ -78,7 +78,7 @@ def answers(*, alerts_max: int, body_max_bytes: int, body_timeout_s: float) -> d
         | {"headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}},
         408: _refusal(f"the body did not come whole within {body_timeout_s:g} s"),
         413: _refusal(f"over {body_max_bytes} bytes, or over {alerts_max} alerts"),
-        503: _refusal("the ledger cannot be written, and nothing of it is kept: send it again"),
+        503: _refusal("the ledger cannot be written, or too many passwords are being checked: send it again"),
     }
 
 

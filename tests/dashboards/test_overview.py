@@ -47,6 +47,7 @@ from exporter.model.readings import (
 )
 from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
+from gpuwarden.http.web_config import WebConfig
 from gpuwarden.job import JobClass, Phase, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
@@ -56,7 +57,6 @@ from remediator.ledger.ledger import Ledger
 from remediator.metrics.queue import Count, QueueCollector
 from remediator.remedies.guards import Orders
 from remediator.webhook.app import create_app
-from remediator.webhook.auth import Credentials
 from testbed.check_release import CHECKOUT, RULES_GLOB
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
@@ -219,7 +219,7 @@ def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
     ledger = FullLedger(create_engine("sqlite://"))
     app = create_app(
-        ledger=ledger, host="h1", credentials=Credentials(), body_max_bytes=1, queue=FullQueue(no_store, host="h1")
+        ledger=ledger, host="h1", web=WebConfig(None), body_max_bytes=1, queue=FullQueue(no_store, host="h1")
     )
 
     async def page() -> str:

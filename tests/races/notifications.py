@@ -20,11 +20,11 @@ from fastapi import FastAPI
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from gpuwarden.http.web_config import WebConfig
 from remediator.alert import Alert
 from remediator.clients.http import AnswerError
 from remediator.ledger.ledger import Ledger
 from remediator.webhook.app import create_app
-from remediator.webhook.auth import Credentials
 from tests.races.clocks import Clocks
 from tests.races.judge import LOST, ONCE, Acting, Judge
 from tests.races.machine import HOSTS, PAUSE_S, SLOTS, Races
@@ -213,7 +213,7 @@ class Door:
         clocks: Clocks,
         points: Points,
         keeper: Doorkeeper,
-        token_file: Path,
+        web_config_file: Path,
         alertmanagers: Sequence[Alertmanager],
     ) -> None:
         self._host = host
@@ -221,7 +221,7 @@ class Door:
         self._clocks = clocks
         self._points = points
         self._keeper = keeper
-        self._token_file = token_file
+        self._web_config_file = web_config_file
         self._alertmanagers = alertmanagers
         self._loop: asyncio.Runner | None = None
         self._client: httpx.AsyncClient
@@ -265,7 +265,7 @@ class Door:
         return create_app(
             ledger=self._ledger,
             host=self._host,
-            credentials=Credentials(token_file=self._token_file),
+            web=WebConfig(self._web_config_file),
             body_max_bytes=2**20,
             alertmanagers=[f"http://{each.name}" for each in self._alertmanagers],
         )
@@ -284,7 +284,7 @@ class Notifications(Races):
 
     judged_by: ClassVar[type[Judge]] = Doorkeeper
     judge: Doorkeeper
-    token_file: ClassVar[Path]
+    web_config_file: ClassVar[Path]
     alone: ClassVar[bool] = False
 
     def _set_up(self, stack: ExitStack) -> None:
@@ -458,7 +458,7 @@ class Notifications(Races):
         ledger.shared = not self.alone
         return Door(
             host, ledger=ledger, clocks=self.clocks, points=self.points, keeper=self.judge,
-            token_file=self.token_file, alertmanagers=self.alertmanagers,
+            web_config_file=self.web_config_file, alertmanagers=self.alertmanagers,
         )  # fmt: skip
 
 

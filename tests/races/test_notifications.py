@@ -40,9 +40,10 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 
 
 @pytest.fixture(scope="module")
-def token_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("door") / "token"
-    file.write_text(TOKEN)
+def web_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("door") / "web.yml"
+    file.write_text("bearer_token_file: token\n")
+    file.with_name("token").write_text(TOKEN)
     return file
 
 
@@ -53,13 +54,15 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
 
-def machine_on(found: Databases, token_file: Path, *, ends: bool = True, alone: bool = False) -> type[Notifications]:
-    its = {"databases": found, "seen": [], "ends": ends, "alone": alone, "token_file": token_file}
+def machine_on(
+    found: Databases, web_config_file: Path, *, ends: bool = True, alone: bool = False
+) -> type[Notifications]:
+    its = {"databases": found, "seen": [], "ends": ends, "alone": alone, "web_config_file": web_config_file}
     return type("On", (Notifications,), its)
 
 
-def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databases, token_file: Path) -> None:
-    machine = machine_on(sqlite, token_file)
+def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databases, web_config_file: Path) -> None:
+    machine = machine_on(sqlite, web_config_file)
 
     run(machine, examples=3)
 
@@ -69,9 +72,9 @@ def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databas
 
 @pytest.mark.nightly
 def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_it_on_its_way(
-    sqlite: Databases, token_file: Path
+    sqlite: Databases, web_config_file: Path
 ) -> None:
-    machine = machine_on(sqlite, token_file)
+    machine = machine_on(sqlite, web_config_file)
 
     run(machine, examples=15)
 
@@ -80,8 +83,8 @@ def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_i
 
 
 @pytest.mark.nightly
-def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, token_file: Path) -> None:
-    machine = machine_on(sqlite, token_file, alone=True)
+def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, web_config_file: Path) -> None:
+    machine = machine_on(sqlite, web_config_file, alone=True)
 
     run(machine, examples=8)
 
@@ -91,8 +94,8 @@ def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, token_
 
 @pytest.mark.needs_postgres
 @pytest.mark.nightly
-def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, token_file: Path) -> None:
-    machine = machine_on(postgresql, token_file)
+def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, web_config_file: Path) -> None:
+    machine = machine_on(postgresql, web_config_file)
 
     run(machine, examples=5)
 
@@ -101,10 +104,10 @@ def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, token_fi
 
 
 def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_use(
-    sqlite: Databases, token_file: Path, monkeypatch: pytest.MonkeyPatch
+    sqlite: Databases, web_config_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = in_place()
-    machine = machine_on(sqlite, token_file, ends=False)
+    machine = machine_on(sqlite, web_config_file, ends=False)
     begun = machine()
     assert not any(now is was for now, was in zip(in_place(), before, strict=True)), "the control"
     begun.teardown()

@@ -31,6 +31,7 @@ def house(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "host").write_text(f"{HOST}\n")
     (folder / "token").write_text(TOKEN)
+    (folder / "web.yml").write_text("bearer_token_file: token\n")
     return folder
 
 
@@ -89,7 +90,7 @@ def refused(arguments: list[str], **env: str) -> tuple[int, list[str]]:
 def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    options = ["--dir", str(house), "--ledger", f"sqlite:///{house}/l.db", "--token-file", str(house / "token")]
+    options = ["--dir", str(house), "--ledger", f"sqlite:///{house}/l.db", "--web-config-file", str(house / "web.yml")]
 
     def answers() -> bool:
         try:

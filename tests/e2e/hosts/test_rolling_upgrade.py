@@ -198,7 +198,7 @@ class Upgrade:
             "GPUWARDEN_DIR": str(chain.directory),
             "GPUWARDEN_REMEDIATOR_LEDGER": chain.ledger_url,
             "GPUWARDEN_REMEDIATOR_QUEUE": chain.queue_url,
-            "GPUWARDEN_REMEDIATOR_TOKEN_FILE": str(chain.token_file),
+            "GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE": str(chain.web_config_file),
             "GPUWARDEN_REMEDIATOR_PORT": "0",
         }
         ended = subprocess.run(

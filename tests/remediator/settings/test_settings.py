@@ -57,7 +57,7 @@ def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch:
     assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--dir", "/opt"]).dir == Path("/opt")
 
 
-SERVE = ["--ledger", "sqlite:////l.db", "--token-file", "t"]
+SERVE = ["--ledger", "sqlite:////l.db", "--web-config-file", "w"]
 TWO = ("http://a:9093", "https://b/alertmanager")
 
 

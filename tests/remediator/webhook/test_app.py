@@ -19,7 +19,6 @@ from uuid import uuid4
 
 import httpx
 import pytest
-import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url, text
 
@@ -27,15 +26,17 @@ import gpuwarden.db.engine
 import remediator.webhook.app
 from deploy.standalone import debian_packages
 from gpuwarden.db.engine import writing
+from gpuwarden.http.serving import Server, bind
+from gpuwarden.http.web_config import WebConfig
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Wait
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook import readiness
 from remediator.webhook.app import create_app
-from remediator.webhook.auth import Credentials
 from testbed.postgres import Postgres
 from tests.asking import PLAIN, needs_ipv6
+from tests.gpuwarden.http.test_web_config import users
 from tests.remediator.builders import HOST, payload, sent
 from tests.waiting import eventually, together
 
@@ -83,13 +84,14 @@ class Served:
         return kept
 
 
-def house(folder: Path) -> list[str]:
-    """A host's folder and token; the options that point at them."""
+def house(folder: Path, *, web: str = "") -> list[str]:
+    """A host's folder, token and web configuration with `web` in it; the options that point at them."""
     folder.mkdir(exist_ok=True)
     (folder / "host").write_text(f"{HOST}\n")
     (folder / "token").write_text(f"{TOKEN}\n")
+    (folder / "web.yml").write_text(f"bearer_token_file: token\n{web}")
     return [
-        *("--dir", str(folder), "--token-file", str(folder / "token")),
+        *("--dir", str(folder), "--web-config-file", str(folder / "web.yml")),
         *("--ledger", f"sqlite:///{folder}/ledger.db", "--body-max-bytes", str(BODY_MAX_BYTES)),
         *("--alerts-max", str(ALERTS_MAX)),
     ]
@@ -108,8 +110,8 @@ def port_of(log: Path) -> int | None:
 
 
 @contextmanager
-def serving(folder: Path, *more: str) -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
-    options, log = house(folder), folder / "log"
+def serving(folder: Path, *more: str, web: str = "") -> Iterator[tuple[Served, subprocess.Popen[bytes]]]:
+    options, log = house(folder, web=web), folder / "log"
     with log.open("wb") as stderr:
         process = subprocess.Popen(gpuwarden_remediator("serve", "--port", "0", *options, *more), stderr=stderr)
     try:
@@ -164,19 +166,20 @@ def shared(postgres_url: str, ledger_file: Path) -> Iterator[Served]:
 def served_here(
     ledger: Ledger, ledger_file: Path, *, alertmanagers: Sequence[str] = (), listener: socket.socket | None = None
 ) -> Iterator[Served]:
-    token_file = ledger_file.with_name("token")
-    token_file.write_text(TOKEN)
-    credentials = Credentials(token_file=token_file)
+    ledger_file.with_name("token").write_text(TOKEN)
+    config = ledger_file.with_name("web.yml")
+    config.write_text("bearer_token_file: token\n")
+    web = WebConfig(config, credentials_required=True)
     app = create_app(
         ledger=ledger,
         host=HOST,
-        credentials=credentials,
+        web=web,
         body_max_bytes=BODY_MAX_BYTES,
         alerts_max=ALERTS_MAX,
         alertmanagers=alertmanagers,
     )
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
-    listener = listener or socket.create_server(("127.0.0.1", 0))
+    server = Server(app, web)
+    listener = listener or bind("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -336,9 +339,7 @@ def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
 def test_a_token_written_beside_the_old_one_is_accepted_by_the_running_process_and_so_is_a_password(
     tmp_path: Path,
 ) -> None:
-    passwords = tmp_path / "passwords"
-    passwords.write_text("ann:0123456789abcdef\n")
-    with serving(tmp_path / "run", "--basic-auth-file", str(passwords)) as (served, _):
+    with serving(tmp_path / "run", web=users(ann="0123456789abcdef")) as (served, _):
         new = {"Authorization": f"Bearer new-{TOKEN}"}
         assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
 
@@ -707,6 +708,14 @@ def no_host_key(folder: Path) -> None:
     (folder / "host").unlink()
 
 
+def no_web_config(folder: Path) -> None:
+    (folder / "web.yml").unlink()
+
+
+def no_credentials(folder: Path) -> None:
+    (folder / "web.yml").write_text("\n")
+
+
 def no_token_file(folder: Path) -> None:
     (folder / "token").unlink()
 
@@ -725,9 +734,11 @@ def no_ledger_folder(folder: Path) -> None:
 
 MISSING: dict[str, tuple[Callable[[Path], None], str]] = {
     "no host key": (no_host_key, "no host key at"),
-    "no token file": (no_token_file, "make one with `openssl rand -hex 24`, mode 0600"),
+    "no web configuration": (no_web_config, "web.yml cannot be read (No such file"),
+    "a web configuration without credentials": (no_credentials, "is empty"),
+    "no token file": (no_token_file, "token cannot be read (No such file"),
     "a short token": (short_token, "has 15 characters; 16 or more are wanted"),
-    "a token that is no text": (no_text_in_token, "cannot be read"),
+    "a token that is no text": (no_text_in_token, "is no text"),
     "a ledger that cannot be opened": (no_ledger_folder, "unable to open database file"),
 }
 
@@ -753,14 +764,15 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
     assert code == 2
     assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [
         "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
+        "--web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE) is wanted",
     ]
 
 
-def test_serve_without_a_token_or_a_password_is_one_clear_line_and_2(tmp_path: Path) -> None:
+def test_serve_without_a_web_configuration_is_one_clear_line_and_2(tmp_path: Path) -> None:
     code, said = failing("serve", "--dir", str(tmp_path), "--ledger", "sqlite:////x")
 
     assert (code, len(said)) == (2, 1)
-    assert "--token-file or --basic-auth-file is wanted" in said[0]
+    assert "--web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE) is wanted" in said[0]
 
 
 def test_a_role_it_does_not_have_is_2() -> None:
