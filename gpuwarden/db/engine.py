@@ -203,42 +203,6 @@ def at_once(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def straight(
-    engine: Engine, statement: bytes, parameters: Sequence[object], *, channel: str | None = None
-) -> list[tuple[Any, ...]]:
-    """Hand PostgreSQL's driver one statement that returns rows as it is; it is a transaction of its own.
-
-    For the few statements that every job takes: what SQLAlchemy and the driver do with each execution of a long one is
-    more than the server does.
-
-    Args:
-        engine: of a shared database.
-        statement: its text, with the parameters as `$1`, `$2`.
-        parameters: their values, as the driver takes them.
-        channel: who waits for changes there is woken where any row was returned, as `tell` does it.
-
-    Raises:
-        DatabaseError: the database refused, or is gone; of a statement that writes nobody knows whether it was done.
-    """
-    from psycopg import RawCursor  # noqa: PLC0415 - it is there where an engine of PostgreSQL is
-
-    with _translated(engine):
-        borrowed = engine.raw_connection()
-        driver: Any = borrowed.driver_connection
-        try:
-            driver.autocommit = True
-            rows = RawCursor(driver).execute(statement, parameters, prepare=True).fetchall()
-            if rows and channel is not None:
-                _wake(driver, [channel])
-        finally:
-            if not _is_idle(driver):
-                borrowed.invalidate()
-            else:
-                driver.autocommit = False
-                borrowed.close()
-    return rows
-
-
 def upsert(connection: Connection, table: Table) -> Any:
     """An INSERT that may say what happens where the row is there already, in the words of this database.
 

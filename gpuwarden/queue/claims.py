@@ -1,14 +1,12 @@
 """What a worker does: register, claim, renew, and bring a result."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
-    Engine,
     Executable,
     Select,
-    Update,
     and_,
     case,
     delete,
@@ -20,7 +18,6 @@ from sqlalchemy import (
     not_,
     or_,
     select,
-    true,
     update,
 )
 
@@ -29,21 +26,14 @@ from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, M
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import Room
 from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, check_result, to_job
-from gpuwarden.queue.schema import DEAD_WORKERS, DISPATCH_EVENTS, JOBS, QUEUE, QUEUES, WORKER_GPUS, WORKERS
-from gpuwarden.queue.sql import Prepared, Straight
+from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUES, WORKER_GPUS, WORKERS
+from gpuwarden.queue.sql import Prepared
 
 _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
-
-_RELEASED: Final = "released by its worker"
 
 
 class Claims(Room):
     """A worker's moves: each names its attempt and its incarnation, and is refused once either has changed."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        # Whose last claim was answered: only after such a one may a claim be made in one statement.
-        self._answered: set[str] = set()
 
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
@@ -100,32 +90,16 @@ class Claims(Room):
         looks: dict[str, Any] = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
         if loaded is not None:
             looks |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
-        if incarnation in self._answered:
-            self._answered.discard(incarnation)
-            row = _take_at_once.run(self._engine, {**looks, "incarnation": incarnation, "until": until})[0]
-            if row.alive:
-                if row.job_id is not None and row.gang is not None:
-                    with writing(self._engine) as connection:
-                        ranks.begin(connection, row.gang)
-                self._answered.add(incarnation)
-                return None if row.job_id is None else to_job(row)
-        job = self._claim_in_steps(mine, looks, until)
-        if self.shared:
-            self._answered.add(incarnation)
-        return job
-
-    def _claim_in_steps(self, mine: dict[str, str], looks: dict[str, Any], until: float) -> Job | None:
-        host, worker, incarnation = mine["host"], mine["worker"], mine["incarnation"]
-        queue, now, loaded = looks["queue"], looks["now"], looks.get("loaded")
         over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
         # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
         with reading(self._engine) as connection:
-            if connection.scalar(*_is_over(**mine)):
-                raise over
-            if connection.scalar(*_is_drained(**mine)):
-                raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
-            if connection.scalar(*_mine(**mine)) is None and connection.scalar(*_next_job(**looks)) is None:
-                return None
+            found = connection.execute(*_look(**looks, incarnation=incarnation)).one()
+        if found.over:
+            raise over
+        if found.drained and not found.mine:
+            raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
+        if not found.mine and found.next is None:
+            return None
         with writing(self._engine) as connection:
             # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
             if not sql.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
@@ -198,8 +172,6 @@ class Claims(Room):
         """
         check_result(result)
         claim: dict[str, Any] = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
-        if self.shared and _complete_at_once.run(self._engine, {**claim, "now": now, "result": result}):
-            return True
         with writing(self._engine) as connection:
             run_id = runs.lock_run_of(connection, job_id)
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
@@ -225,14 +197,11 @@ class Claims(Room):
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
         """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
-        claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation, "now": now}
-        if self.shared and _release_at_once.run(self._engine, claim, channel=QUEUE.channel):
-            return True
         held = sql.held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
             ranks.lock_runs_of(connection, sql.claimed(job_id, attempt, incarnation))
             sql.come_back(connection, job_id, attempt, incarnation, now)
-            released = sql.give_away(connection, Move.RELEASE, held, _RELEASED, now)
+            released = sql.give_away(connection, Move.RELEASE, held, "released by its worker", now)
             ranks.recall(connection, released, now)
             return bool(released)
 
@@ -256,39 +225,22 @@ def _unflag(**its: ColumnElement[Any]) -> Executable:
 
 
 @Prepared
-def _is_over(**its: ColumnElement[Any]) -> Executable:
-    return sql.is_over(its["host"], its["worker"], its["incarnation"])
-
-
-@Prepared
-def _is_drained(**its: ColumnElement[Any]) -> Executable:
-    """Whether it is asked to end, and holds nothing of a claim whose answer was lost."""
-    held = exists().where(sql.running_with(its["host"], its["worker"], its["incarnation"]))
-    drained = WORKERS.c.draining == its["incarnation"]
-    slot = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
-    return select(WORKERS.c.worker).where(slot, drained, not_(held))
-
-
-@Prepared
-def _mine(**its: ColumnElement[Any]) -> Executable:
-    return select(JOBS.c.job_id).where(sql.running_with(its["host"], its["worker"], its["incarnation"]))
-
-
-@Prepared
-def _next_job(**its: ColumnElement[Any]) -> Executable:
-    return select(_next(its, _may_claim(its)))
+def _look(**its: ColumnElement[Any]) -> Executable:
+    """What there is for a claim: whether the incarnation is over, drained or has a job already, and the next job."""
+    host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
+    over = sql.is_over(host, worker, incarnation).scalar_subquery()
+    slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
+    drained = exists().where(slot, WORKERS.c.draining == incarnation)
+    mine = exists().where(sql.running_with(host, worker, incarnation))
+    following = _next(its, _may_claim(its))
+    return select(over.label("over"), drained.label("drained"), mine.label("mine"), following.label("next"))
 
 
 @Prepared
 def _take(**its: ColumnElement[Any]) -> Executable:
-    return _claim_of(its, _next(its, _may_claim(its), lock=True)).returning(JOBS)
-
-
-def _claim_of(its: _Its, job_id: ColumnElement[Any], *where: ColumnElement[bool]) -> Update:
-    return sql.transition(
+    claim = sql.transition(
         Move.CLAIM,
-        JOBS.c.job_id == job_id,
-        *where,
+        JOBS.c.job_id == _next(its, _may_claim(its), lock=True),
         attempt=JOBS.c.attempt + 1,
         claimed_by=its["incarnation"],
         host=its["host"],
@@ -298,6 +250,7 @@ def _claim_of(its: _Its, job_id: ColumnElement[Any], *where: ColumnElement[bool]
         budget_s=_budget_s(),
         because=None,
     )
+    return claim.returning(JOBS)
 
 
 def _budget_s() -> ColumnElement[float]:
@@ -306,45 +259,6 @@ def _budget_s() -> ColumnElement[float]:
     by_class = {each: budget_s for each in JobClass if (budget_s := each.budget_s) is not None}
     of_class = case(by_class, value=JOBS.c.job_class, else_=JOBS.c.budget_s)
     return func.coalesce(JOBS.c.asked_budget_s, of_queue, of_class)
-
-
-@Straight
-def _take_at_once(**its: ColumnElement[Any]) -> Executable:
-    """The worker's row, then the job, then what the row shows: as in steps, and in that order.
-
-    For the one case that matters: a worker that is there, and holds nothing. What it finds is read before it waits for
-    the worker's row: so it must not follow a claim that was not answered.
-    """
-    host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
-    mine = and_(
-        *(WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation),
-        *(sql.not_retired(incarnation), or_(WORKERS.c.draining.is_(None), WORKERS.c.draining != incarnation)),
-    )
-    free = not_(exists(select(literal(1)).where(sql.running_with(host, worker, incarnation))))
-    there = select(WORKERS.c.worker).where(mine, free).cte("there")
-    # Locked only where there may be something to take: a lock is a write.
-    job = JOBS.alias("any")
-    # The first of them, and not whether there are any: that is answered from the table, past all that are over.
-    claimable = and_(job.c.queue == its["queue"], sql.from_sources(Move.CLAIM, job))
-    any_job = (
-        select(job.c.job_id).where(claimable).order_by(job.c.priority).limit(literal_column("1")).scalar_subquery()
-    )
-    may = select(WORKERS.c.worker).where(mine, exists(select(there.c.worker)), any_job.is_not(None), _may_claim(its))
-    row = may.with_for_update().cte("mine")
-    taken = _claim_of(its, _next(its, exists(select(row.c.worker)), lock=True)).returning(JOBS).cte("taken")
-    shows = (
-        update(WORKERS)
-        .where(WORKERS.c.host == host, WORKERS.c.worker == worker, exists(select(taken.c.job_id)))
-        .values(
-            queue=its["queue"],
-            current_model=select(func.coalesce(taken.c.model, taken.c.job_class)).scalar_subquery(),
-            loaded_model=its.get("loaded"),
-            last_seen_at=its["now"],
-        )
-        .cte("shows")
-    )
-    one = select(exists(select(there.c.worker)).label("alive")).subquery("one")
-    return select(one.c.alive, *taken.c).select_from(one.outerjoin(taken, true())).add_cte(shows)
 
 
 @Prepared
@@ -366,16 +280,8 @@ def _owned(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _complete(**its: ColumnElement[Any]) -> Executable:
-    return _completion(its)
-
-
-@Straight
-def _complete_at_once(**its: ColumnElement[Any]) -> Executable:
-    """Of a job without a run, which nothing waits for."""
-    done = _completion(its, JOBS.c.run_id.is_(None)).returning(*sql.of_event(JOBS)).cte("done")
-    told = sql.events_of(done, kind=literal(Kind.COMPLETED), now=its["now"])
-    event = insert(DISPATCH_EVENTS).from_select(sql.EVENT, told).returning(DISPATCH_EVENTS.c.job_id)
-    return select(event.cte("event").c.job_id)
+    ended = {"ended_at": its["now"], "result": its["result"], **sql.UNCLAIMED}
+    return sql.transition(Move.COMPLETE, _held(its), **ended)
 
 
 @Prepared
@@ -383,22 +289,9 @@ def _finish(**its: ColumnElement[Any]) -> Executable:
     return sql.transition(Move.FINISH, _held(its), result=its["result"], **sql.UNCLAIMED)
 
 
-@Straight
-def _release_at_once(**its: ColumnElement[Any]) -> Executable:
-    """Of a job that has no other ranks, and attempts left."""
-    alone = and_(_held(its), JOBS.c.gang.is_(None), JOBS.c.attempt < JOBS.c.attempts_max)
-    back = {"because": _RELEASED, "queued_at": its["now"], **sql.UNCLAIMED}
-    return select(sql.transition(Move.RELEASE, alone, **back).returning(JOBS.c.job_id).cte("back").c.job_id)
-
-
 @Prepared
 def _gang_of(**its: ColumnElement[Any]) -> Executable:
     return select(JOBS.c.gang).where(JOBS.c.job_id == its["job_id"])
-
-
-def _completion(its: _Its, *where: ColumnElement[bool]) -> Update:
-    ended = {"ended_at": its["now"], "result": its["result"], **sql.UNCLAIMED}
-    return sql.transition(Move.COMPLETE, _held(its), *where, **ended)
 
 
 def _held(its: _Its) -> ColumnElement[bool]:

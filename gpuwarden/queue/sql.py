@@ -1,15 +1,11 @@
 """The statements that several moves share. Every state is written by `transition`, and by nothing else."""
 
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, TypeAlias, TypeVar, Union
+from typing import Any, Final, TypeAlias, TypeVar, Union
 
 from sqlalchemy import (
-    BindParameter,
     ColumnElement,
     Connection,
-    Dialect,
-    Engine,
     Executable,
     Float,
     FromClause,
@@ -32,9 +28,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from gpuwarden.db import engine as database
 from gpuwarden.db.engine import tell, upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.queue.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
@@ -48,82 +42,30 @@ SWEEP_MAX: Final = 1000
 UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
 
 
-PARAMETER: Final = "p_"
-"""How the names of arguments begin within a statement."""
-
 T = TypeVar("T")
 Value: TypeAlias = Union[ColumnElement[T], T]  # noqa: UP007 - a bare type variable knows no |
 """What a column is compared with: a value, or the parameter, or the column, that stands for it."""
 
 
-class Kept(Generic[T]):
-    """A statement that is put together once for each set of arguments, with a named parameter for each of them."""
+class Prepared:
+    """A statement that is put together once for each set of arguments, with a parameter `p_NAME` for each of them.
+
+    Called with the values, it gives what `Connection.execute` takes. Putting a claim together anew took most of the
+    time of a claim.
+    """
 
     def __init__(self, build: Callable[..., Executable]) -> None:
         self._build = build
-        self.statements: dict[frozenset[str], T] = {}
+        self.statements: dict[frozenset[str], Executable] = {}
         self.__doc__ = build.__doc__
-
-    def _of(self, values: Iterable[str], finish: Callable[[Any], T]) -> T:
-        names = frozenset(values)
-        if (kept := self.statements.get(names)) is None:
-            built = self._build(**{name: bindparam(f"{PARAMETER}{name}") for name in names})
-            kept = self.statements[names] = finish(built)
-        return kept
-
-
-class Prepared(Kept[Executable]):
-    """Called with the values, it gives what `Connection.execute` takes.
-
-    Putting a claim together anew took most of the time of a claim.
-    """
 
     def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
         """The statement, and its parameters."""
-        return self._of(values, lambda built: built), {f"{PARAMETER}{name}": value for name, value in values.items()}
-
-
-class Straight(Kept["_Written"]):
-    """A SELECT that PostgreSQL's driver is handed as it is, with the changes in its common table expressions."""
-
-    def run(self, engine: Engine, values: Mapping[str, object], *, channel: str | None = None) -> list[Any]:
-        """Its rows; see `database.straight`.
-
-        Raises:
-            DatabaseError: the database refused, or is gone; nobody knows whether it was done.
-        """
-        written = self._of(values, _Written)
-        rows = database.straight(engine, written.text, written.parameters(values), channel=channel)
-        return [written.row(row) for row in rows]
-
-
-class _Written:
-    """A statement's text, what stands for each of its parameters, and what a row of it is called by."""
-
-    def __init__(self, built: Select[Any]) -> None:
-        dialect: Dialect = PGDialect_psycopg(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-        compiled = built.compile(dialect=dialect)
-        self.text = str(compiled).encode()
-        names = built.selected_columns.keys()
-        row: Any = namedtuple("row", names)  # type: ignore[misc]  # noqa: PYI024 - each statement has its own names
-        self.row: Callable[[Iterable[Any]], Any] = row._make
-        self._places = [_Place(compiled.binds[name], dialect) for name in compiled.positiontup or ()]
-
-    def parameters(self, values: Mapping[str, object]) -> list[object]:
-        return [place.value(values) for place in self._places]
-
-
-class _Place:
-    """One parameter: an argument, or what is always the same."""
-
-    def __init__(self, bind: BindParameter[Any], dialect: Dialect) -> None:
-        self._process = bind.type.dialect_impl(dialect).bind_processor(dialect)
-        self._name = bind.key.removeprefix(PARAMETER) if bind.key.startswith(PARAMETER) else None
-        self._constant = None if self._name is not None else bind.effective_value
-
-    def value(self, values: Mapping[str, object]) -> object:
-        value = self._constant if self._name is None else values[self._name]
-        return value if self._process is None else self._process(value)
+        names = frozenset(values)
+        if (statement := self.statements.get(names)) is None:
+            statement = self._build(**{name: bindparam(f"p_{name}") for name in names})
+            self.statements[names] = statement
+        return statement, {f"p_{name}": value for name, value in values.items()}
 
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
@@ -200,14 +142,14 @@ def end_failed(
 @Prepared
 def write_event(**its: ColumnElement[Any]) -> Executable:
     """The event of a job that has just ended, or of its run."""
-    return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its, JOBS).where(JOBS.c.job_id == its["job_id"]))
+    return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its).where(JOBS.c.job_id == its["job_id"]))
 
 
 def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
     """The events of jobs that have just been cancelled; how long such a job waited or ran says nothing."""
     if job_ids:
         its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
-        found = _event(its, JOBS, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
+        found = _event(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
         connection.execute(insert(DISPATCH_EVENTS).from_select(EVENT, found))
 
 
@@ -215,25 +157,11 @@ EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "wa
 """The columns of an event that are written with it."""
 
 
-_ABOUT: Final = ("job_id", "attempt", "run_id", "queue", "job_class")
-"""What an event has of its job, as it is there."""
-
-
-def _event(its: Mapping[str, ColumnElement[Any]], job: FromClause, *, timed: bool = True) -> Select[Any]:
-    about = [job.c[name] for name in _ABOUT]
-    waited_s, ran_s = job.c.claimed_at - job.c.queued_at, its["now"] - job.c.claimed_at
+def _event(its: Mapping[str, ColumnElement[Any]], *, timed: bool = True) -> Select[Any]:
+    about = [JOBS.c[name] for name in ("job_id", "attempt", "run_id", "queue", "job_class")]
+    waited_s, ran_s = JOBS.c.claimed_at - JOBS.c.queued_at, its["now"] - JOBS.c.claimed_at
     times = [waited_s, ran_s] if timed else [null(), null()]
     return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
-
-
-def of_event(job: FromClause) -> list[ColumnElement[Any]]:
-    """What there must be of a job that ends for its event."""
-    return [job.c[name] for name in (*_ABOUT, "queued_at", "claimed_at")]
-
-
-def events_of(ended: FromClause, **its: ColumnElement[Any]) -> Select[Any]:
-    """The events of jobs that end in the same statement."""
-    return _event(its, ended)
 
 
 def locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:

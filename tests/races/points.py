@@ -13,9 +13,6 @@ from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Engine, event
 
-from gpuwarden.db import engine as database
-from gpuwarden.db.engine import NoAnswerError
-
 Kind = Literal["write", "read", "look", "about", "stop", "start"]
 KINDS: Final[tuple[Kind, ...]] = ("write", "read", "look", "about", "stop", "start")
 
@@ -97,7 +94,7 @@ class Points:
 
 def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
     """Make every commit of `engine` a point, and tell after each that wrote whose it was; what is returned ends it."""
-    stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_at_once, _watch_straight)]
+    stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_at_once)]
 
     def stop() -> None:
         for each in reversed(stops):
@@ -156,27 +153,6 @@ def _watch_at_once(engine: Engine, points: Points, on_write: Callable[[Any], Non
     def stop() -> None:
         event.remove(engine, "before_cursor_execute", comes)
         event.remove(engine, "after_cursor_execute", is_done)
-
-    return stop
-
-
-def _watch_straight(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
-    """And those that go past SQLAlchemy."""
-    past = database.straight
-
-    def straight(used: Engine, *arguments: Any, **named: Any) -> Any:
-        def act() -> Any:
-            rows = past(used, *arguments, **named)
-            if used is engine:
-                on_write(points.actor)
-            return rows
-
-        return points.around("write", act, NoAnswerError("played: it does not answer")) if used is engine else act()
-
-    database.straight = straight  # type: ignore[assignment]
-
-    def stop() -> None:
-        database.straight = past
 
     return stop
 

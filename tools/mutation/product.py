@@ -75,7 +75,7 @@ def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
             patch.setattr(f"remediator.{name}.log", test_races.Silent())
         for module in (claims, outbox, runs, sql, sweeps):  # a statement kept from before has no bug
             for kept in vars(module).values():
-                if isinstance(kept, sql.Kept):
+                if isinstance(kept, sql.Prepared):
                     patch.setattr(kept, "statements", {})
         plant(patch)
         yield

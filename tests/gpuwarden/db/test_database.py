@@ -37,7 +37,6 @@ from gpuwarden.db.engine import (
     lock_for_one,
     open_database,
     reading,
-    straight,
     tell,
     watch,
     writing,
@@ -538,21 +537,6 @@ def test_a_program_that_is_interrupted_while_it_tells_of_a_change_hears_of_that_
     with pytest.raises(RuntimeError, match="half way"):
         write_half(postgres_engine)
     assert count(postgres_engine) == 1
-
-
-@pytest.mark.needs_postgres
-def test_a_statement_past_sqlalchemy_that_is_interrupted_says_so_and_leaves_the_next_ones_alone(
-    postgres_engine: Engine,
-) -> None:
-    with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
-        straight(postgres_engine, b"SELECT pg_sleep(20)", [])
-
-    assert straight(postgres_engine, b"SELECT $1::int + 1", [1]) == [(2,)]
-    with pytest.raises(DatabaseError, match="division by zero"):
-        straight(postgres_engine, b"SELECT 1 / $1::int", [0])
-    with pytest.raises(RuntimeError, match="half way"):
-        write_half(postgres_engine)
-    assert count(postgres_engine) == 0
 
 
 @pytest.mark.needs_postgres

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import func, select, text, update
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from gpuwarden.db.engine import CLOCK_TRUSTED_S, DatabaseError, reading, writing
 from gpuwarden.job import (
@@ -1342,7 +1343,7 @@ def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.needs_postgres
-@pytest.mark.parametrize("statement", ["_take_at_once", "_complete_at_once", "_release_at_once"])
+@pytest.mark.parametrize("statement", ["_look", "_take", "_complete"])
 def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_the_table_is(
     shared_store: JobStore, postgres_url: str, statement: str
 ) -> None:
@@ -1350,9 +1351,19 @@ def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_th
         submit(shared_store)
     shared_store.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
     shared_store.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
-    written = next(kept for names, kept in getattr(claims, statement).statements.items() if "loaded" not in names)
-    values = {"queue": "gpu", "host": "box1", "worker": "w1", "incarnation": "i1", "now": NOW, "until": NOW + 600,
-              "fresh_since": NOW - 30, "job_id": 1, "attempt": 1, "result": None}  # fmt: skip
+    text, parameters = for_postgresql(
+        next(kept for names, kept in getattr(claims, statement).statements.items() if "loaded" not in names),
+        queue="gpu",
+        host="box1",
+        worker="w1",
+        incarnation="i1",
+        now=NOW,
+        until=NOW + 600,
+        fresh_since=NOW - 30,
+        job_id=1,
+        attempt=1,
+        result=None,
+    )
     columns = ", ".join(column.name for column in JOBS.columns if not column.primary_key)
     with psycopg.connect(
         postgres_url.replace("+psycopg", ""), autocommit=True, cursor_factory=psycopg.ClientCursor
@@ -1363,12 +1374,18 @@ def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_th
         connection.execute("UPDATE jobs SET state = 'queued', worker = NULL")
         connection.execute("VACUUM ANALYZE jobs")
         connection.execute("SET plan_cache_mode = force_generic_plan")
-        connection.execute(b"PREPARE it AS " + written.text)
-        parameters = written.parameters(values)
+        connection.execute(b"PREPARE it AS " + text.encode())
         places = ", ".join(["%s"] * len(parameters))
         (found,) = connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE it ({places})", parameters).fetchone() or ([],)
 
     looks = {index for table, index in scans(found[0]["Plan"]) if table == "jobs"}
     assert looks
     assert "none" not in looks
-    assert statement == "_take_at_once" or looks == {"jobs_pkey"}
+    assert statement != "_complete" or looks == {"jobs_pkey"}
+
+
+def for_postgresql(statement: Any, **values: object) -> tuple[str, list[object]]:
+    """A kept statement as the server gets it, with `$1` and so on, and what stands for each."""
+    compiled = statement.compile(dialect=PGDialect_psycopg(paramstyle="numeric_dollar"))  # type: ignore[no-untyped-call]
+    found = compiled.construct_params({f"p_{name}": value for name, value in values.items()}, _check=False)
+    return str(compiled), [found[name] for name in compiled.positiontup]
