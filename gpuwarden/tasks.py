@@ -120,11 +120,11 @@ class Current:
         def settle(name: str, result: Result, because: str | None) -> bool:
             how: dict[str, Any] = {**claim, "item": name, "now": self.store.now()}
             if because is None:
-                return self.store.finish_item(self.job.job_id, **how, result=result)
-            return self.store.fail_item(self.job.job_id, **how, because=because)
+                return self.store.items.finish(self.job.job_id, **how, result=result)
+            return self.store.items.fail(self.job.job_id, **how, because=because)
 
         def take() -> Item | None:
-            return self.store.take_item(self.job.job_id, **claim, now=self.store.now())
+            return self.store.items.take(self.job.job_id, **claim, now=self.store.now())
 
         while taken := self._answer(take):
             item = TakenItem(taken.item, lambda *told: self._answer(lambda: settle(*told)))
@@ -134,7 +134,7 @@ class Current:
             self.report.step()
         if self.job.run_id is not None:
             run_id = self.job.run_id
-            counts = self._answer(lambda: self.store.item_counts(run_id))
+            counts = self._answer(lambda: self.store.items.counts(run_id))
             if counts[ItemState.FAILED] and counts[ItemState.FAILED] + counts[ItemState.DONE] == counts.total():
                 raise ItemsFailedError(f"{counts[ItemState.FAILED]} of the run's {counts.total()} items have failed")
 
@@ -168,7 +168,7 @@ class Current:
 
     def ranks(self) -> list[Job]:
         """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
-        return [self.job] if self.job.gang is None else self.store.ranks(self.job.gang)
+        return [self.job] if self.job.gang is None else self.store.ranks.of_gang(self.job.gang)
 
     def phase(self, phase: Phase | str, *, patience_s: float | None = None) -> None:
         """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.
@@ -225,7 +225,7 @@ class Handle:
 
     def cancel(self, because: str = "cancelled by its submitter") -> bool:
         """End it, if it is not over; its worker stops within a second."""
-        return self._queue.store.cancel(self.job_id, because=because, now=self._queue.store.now())
+        return self._queue.store.admin.cancel(self.job_id, because=because, now=self._queue.store.now())
 
 
 class Task(Generic[P, R]):
@@ -247,7 +247,7 @@ class Task(Generic[P, R]):
         return self._queue.submit(self, kwargs)
 
     def submission(self, **kwargs: Any) -> Submission:
-        """What `submit` would put in the queue: for `JobStore.submit_run`, or with other settings (`dataclasses`)."""
+        """What `submit` would put in the queue: for `store.runs.submit_run`, or with other settings (`dataclasses`)."""
         return self._queue.submission(self, kwargs)
 
 
@@ -355,7 +355,7 @@ class Queue:
 
     def submit(self, task: Task[Any, Any], kwargs: Mapping[str, Any]) -> Handle:
         """Put a job in the queue."""
-        return Handle(job_id=self.store.submit(self.submission(task, kwargs), now=self.store.now()), _queue=self)
+        return Handle(job_id=self.store.runs.submit(self.submission(task, kwargs), now=self.store.now()), _queue=self)
 
     def await_end(self, job_id: JobId, timeout_s: float | None) -> Job:
         """The job once it is over.

@@ -54,7 +54,7 @@ class Stage:
     ) -> JobId:
         """Draw a noisy picture and queue the job that cleans it."""
         self.draw(script)
-        return self.store.submit(
+        return self.store.runs.submit(
             Submission(
                 queue=queue,
                 job_class=job_class,

@@ -180,7 +180,7 @@ class _Player:
 
     def _all_seen(self) -> bool:
         # In this order: what consumes the last event of a run writes one more, and the sweeper may be who does.
-        return self._store.consume_events(now=self._store.now()) == 0 and not self._store.events("player")
+        return self._store.sweeps.consume_events(now=self._store.now()) == 0 and not self._store.outbox.events("player")
 
     # --- processes
 
@@ -312,13 +312,13 @@ class _Player:
             now = self._store.now()
             if self._random.random() < 0.6:
                 job = self._job()
-                ids = [self._store.submit(job, now=now)]
+                ids = [self._store.runs.submit(job, now=now)]
                 self._steps[ids[0]] = job.payload["steps"]
             else:
                 self._run += 1
                 jobs = {name: self._job() for name in ("first", "second", "last")}
                 needs = {"last": ["first", "second"]}
-                ids = list(self._store.submit_run(f"run {self._run}", jobs, needs=needs, now=now).values())
+                ids = list(self._store.runs.submit_run(f"run {self._run}", jobs, needs=needs, now=now).values())
         except DatabaseError:
             self.played.counts["submission unanswered"] += 1  # it may be there, or not
         else:
@@ -336,9 +336,9 @@ class _Player:
 
     def _consume(self) -> None:
         with suppress(DatabaseError):
-            if events := self._store.events("player", limit=self._random.randint(1, 10)):
+            if events := self._store.outbox.events("player", limit=self._random.randint(1, 10)):
                 self.played.seen += [each.position for each in events]
-                self._store.acknowledge("player", self._random.choice(events), now=self._store.now())
+                self._store.outbox.acknowledge("player", self._random.choice(events), now=self._store.now())
 
 
 def _connect(url: str) -> psycopg.Connection:

@@ -68,21 +68,25 @@ class Ours(Worker):
 
     async def claim(self) -> Job | None:
         """See `Worker.claim`."""
-        return self._store.claim(
+        return self._store.claims.claim(
             QUEUE_NAME, host="bench", worker=self._name, incarnation=self._incarnation, now=self._store.now()
         )
 
     async def complete(self, job: Job) -> None:
         """See `Worker.complete`."""
         _accepted(
-            self._store.complete(job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()),
+            self._store.claims.complete(
+                job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()
+            ),
             job,
         )
 
     async def give_back(self, job: Job) -> None:
         """See `Worker.give_back`: as a worker does that is asked to stop."""
         _accepted(
-            self._store.release(job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()),
+            self._store.claims.release(
+                job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()
+            ),
             job,
         )
 
@@ -96,7 +100,7 @@ class Ours(Worker):
         if chore is Chore.COMPLETE_AND_SEE:
             done = await super().do(Chore.COMPLETE)
             # After each job a worker tells that it holds no model any more.
-            self._store.heartbeat(
+            self._store.claims.heartbeat(
                 host="bench",
                 worker=self._name,
                 queue=QUEUE_NAME,
@@ -111,12 +115,17 @@ class Ours(Worker):
         """A trip: the job is fenced and queued again, and the worker, which that ends, starts anew."""
         trip, store = Trip.STALL, self._store
         _accepted(
-            store.fence(job.job_id, attempt=job.attempt, incarnation=self._incarnation, trip=trip, now=store.now()), job
+            store.fencing.fence(
+                job.job_id, attempt=job.attempt, incarnation=self._incarnation, trip=trip, now=store.now()
+            ),
+            job,
         )
-        _accepted(store.requeue(job.job_id, attempt=job.attempt, trip=trip, now=store.now()), job)
+        _accepted(store.fencing.requeue(job.job_id, attempt=job.attempt, trip=trip, now=store.now()), job)
         self._begun += 1
         self._incarnation = f"{self._name}-{self._begun}"
-        store.register(QUEUE_NAME, host="bench", worker=self._name, incarnation=self._incarnation, now=store.now())
+        store.claims.register(
+            QUEUE_NAME, host="bench", worker=self._name, incarnation=self._incarnation, now=store.now()
+        )
 
     async def listen(self) -> None:
         """See `Worker.listen`."""
@@ -135,7 +144,7 @@ class Ours(Worker):
 
 
 def _submit(store: JobStore) -> None:
-    store.submit(Submission(queue=QUEUE_NAME, attempts_max=ATTEMPTS_MAX), now=store.now())
+    store.runs.submit(Submission(queue=QUEUE_NAME, attempts_max=ATTEMPTS_MAX), now=store.now())
 
 
 def _accepted(accepted: object, job: Job) -> None:

@@ -47,7 +47,7 @@ def measure(place: Place) -> Iterator[Figure]:
 def _round(url: str, processes: int) -> tuple[float, list[float]]:
     store = JobStore.open(url)
     for _ in range(JOBS):
-        store.submit(Submission(queue="bench"), now=time.time())
+        store.runs.submit(Submission(queue="bench"), now=time.time())
     store.close()
     context = get_context("spawn")
     barrier = context.Barrier(processes)
@@ -72,8 +72,8 @@ def _drain(url: str, worker: str, barrier: Barrier, answer: "Connection[_Lap, _L
     took_ms: list[float] = []
     barrier.wait(ROUND_S)
     began_s = now_s = time.monotonic()
-    while job := store.claim("bench", host="bench", worker=worker, incarnation=worker, now=time.time()):
-        if not store.complete(job.job_id, attempt=job.attempt, incarnation=worker, now=time.time()):
+    while job := store.claims.claim("bench", host="bench", worker=worker, incarnation=worker, now=time.time()):
+        if not store.claims.complete(job.job_id, attempt=job.attempt, incarnation=worker, now=time.time()):
             raise BenchError(f"job {job.job_id} was not taken back")
         before_s, now_s = now_s, time.monotonic()
         took_ms.append((now_s - before_s) * 1000)

@@ -28,11 +28,11 @@ def command(argv: list[str]) -> int:
     check_there(arguments.store)
     with closing(JobStore.open(arguments.store, migrate=False)) as store, closing(store.changes()) as changes:
         while True:
-            while events := store.events(arguments.consumer):
+            while events := store.outbox.events(arguments.consumer):
                 for event in events:
                     print(json.dumps(asdict(event)) if arguments.json else line(event))
                 sys.stdout.flush()
-                store.acknowledge(arguments.consumer, events[-1], now=store.now())
+                store.outbox.acknowledge(arguments.consumer, events[-1], now=store.now())
             if not arguments.follow:
                 return 0
             changes.wait(LOOK_S)

@@ -24,7 +24,7 @@ def command(argv: list[str]) -> int:
 
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
-    found = store.quarantined()
+    found = store.gpu_quarantine.quarantined()
     if not arguments.json and found:
         print(f"{'GPU':40} {'HOST':16} {'WORKER':16} {'SINCE':20} BECAUSE")
     for each in found:
@@ -38,8 +38,10 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     host = arguments.host or host_key(state_directory())
-    store.quarantine([arguments.gpu], host=host, worker=arguments.worker, because=arguments.because, now=store.now())
-    if not store.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
+    store.gpu_quarantine.quarantine(
+        [arguments.gpu], host=host, worker=arguments.worker, because=arguments.because, now=store.now()
+    )
+    if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
         print(
             f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it, so that it keeps nobody"
             " from claiming yet: see that `nvidia-smi -L` spells it so, and that its workers are told it by --gpus",
@@ -49,7 +51,7 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _release(store: JobStore, arguments: argparse.Namespace) -> int:
-    if store.release_gpu(arguments.gpu):
+    if store.gpu_quarantine.release_gpu(arguments.gpu):
         return 0
     print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: `gpuwarden gpu list` says which are", file=sys.stderr)
     return 1

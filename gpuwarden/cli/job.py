@@ -64,7 +64,7 @@ def _submission(arguments: argparse.Namespace) -> Submission:
 
 
 def _submit(store: JobStore, arguments: argparse.Namespace) -> int:
-    print(store.submit(arguments.submission, now=store.now()))
+    print(store.runs.submit(arguments.submission, now=store.now()))
     return 0
 
 
@@ -81,7 +81,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
     states = frozenset(State(name) for name in arguments.state or State)
-    found = store.newest(limit=arguments.limit, states=states, queue=arguments.queue, run_id=arguments.run)
+    found = store.queries.newest(limit=arguments.limit, states=states, queue=arguments.queue, run_id=arguments.run)
     here, shown = reports(arguments.dir), 0
     for job in found:
         report = report_of(job, here)
@@ -106,7 +106,7 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _show(store: JobStore, arguments: argparse.Namespace) -> int:
     job = store.job(arguments.job)
-    needs = store.needs(job.job_id) if job.needs else []
+    needs = store.runs.needs(job.job_id) if job.needs else []
     report = report_of(job, reports(arguments.dir))
     if arguments.json:
         print(json.dumps({**asdict(job), "needs_jobs": needs, "progress": figures(report)}))
@@ -161,7 +161,7 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
     deadline_s = math.inf if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
     with closing(store.changes()) as changes:
         while True:
-            for job_id, state in sorted(store.states_of(left).items()):
+            for job_id, state in sorted(store.queries.states_of(left).items()):
                 if state in FINAL:
                     left.discard(job_id)
                     code = max(code, int(state is not State.COMPLETED))
@@ -178,9 +178,9 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
     """What was lost with its host cannot be reached: that it was cancelled is no word of its process (D7)."""
-    lost = list(store.newest(states=frozenset({State.NODE_LOST})))
+    lost = list(store.queries.newest(states=frozenset({State.NODE_LOST})))
     code = _cancel_them(store, arguments)
-    stands = store.states_of(job.job_id for job in lost)
+    stands = store.queries.states_of(job.job_id for job in lost)
     for job in lost:
         if stands[job.job_id] is State.CANCELLED:
             print(
@@ -194,13 +194,13 @@ def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
 def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
     because = _told("cancelled", arguments.because)
     if arguments.run is not None:
-        ids = store.cancel_run(arguments.run, because=because, now=store.now())
+        ids = store.admin.cancel_run(arguments.run, because=because, now=store.now())
         print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none was left'}")
         return 0
     if not arguments.job:
         return _refuse("say which jobs, or --run RUN")
     return _each(
-        store, arguments.job, lambda job_id: store.cancel(job_id, because=because, now=store.now()), "it is over"
+        store, arguments.job, lambda job_id: store.admin.cancel(job_id, because=because, now=store.now()), "it is over"
     )
 
 
@@ -225,7 +225,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
         attempts_max=job.attempts_max,
         ranks=job.ranks,
     )
-    print(store.submit(again, now=store.now()))
+    print(store.runs.submit(again, now=store.now()))
     return 0
 
 
@@ -247,7 +247,7 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
     because = _told("blocked", arguments.because, at=store.now())
     return _each(
-        store, arguments.job, lambda job_id: store.block(job_id, because=because), "only one that waits can be"
+        store, arguments.job, lambda job_id: store.admin.block(job_id, because=because), "only one that waits can be"
     )
 
 
@@ -255,7 +255,7 @@ def _unblock(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
     because = _told("unblocked", "", at=now)
     return _each(
-        store, arguments.job, lambda job_id: store.unblock(job_id, because=because, now=now), "it is not blocked"
+        store, arguments.job, lambda job_id: store.admin.unblock(job_id, because=because, now=now), "it is not blocked"
     )
 
 

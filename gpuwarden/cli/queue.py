@@ -41,8 +41,8 @@ def command(argv: list[str]) -> int:
 def rows(store: JobStore) -> Iterator[QueueRow]:
     """Every queue that has jobs which are not over, workers, or settings, by name."""
     now = store.now()
-    waiting, look = store.waiting(), store.look(now=now)
-    settings = {each.queue: each for each in store.queue_settings()}
+    waiting, look = store.counts.waiting(), store.counts.look(now=now)
+    settings = {each.queue: each for each in store.queue_settings.all()}
     for queue in sorted({*waiting, *(name for name, _ in look.at_work), *look.crews, *settings}):
         jobs = {state: count for (name, state), count in look.at_work.items() if name == queue}
         oldest_at = None
@@ -98,19 +98,19 @@ def _set(arguments: argparse.Namespace) -> int:
     if not named:
         raise GpuwardenError("say what to set: --class, --budget-s or --lost-hold-s")
     with closing(JobStore.open(arguments.store)) as store:
-        kept = next((each for each in store.queue_settings() if each.queue == arguments.queue), None)
+        kept = next((each for each in store.queue_settings.all() if each.queue == arguments.queue), None)
         before: dict[str, Any] = {} if kept is None else asdict(kept)
         its = {name: named.get(name, before.get(name)) for name in _SETTINGS}
         values: dict[str, Any] = {name: None if value == NOTHING else value for name, value in its.items()}
         settings = QueueSettings(queue=arguments.queue, **values, set_at=store.now(), set_by=who())
-        store.set_queue(settings)
+        store.queue_settings.set_queue(settings)
     print(f"{plain(settings.queue)}: {_told(settings)}")
     return 0
 
 
 def _unset(arguments: argparse.Namespace) -> int:
     with closing(current(arguments.store)) as store:
-        if store.unset_queue(arguments.queue):
+        if store.queue_settings.unset_queue(arguments.queue):
             return 0
     raise GpuwardenError(f"nothing is set for queue {arguments.queue!r}: see `gpuwarden queue list`")
 

@@ -132,7 +132,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         raise RunFileError(f'{arguments.file} names no run: give it "run": "NAME", or say --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
     with closing(JobStore.open(arguments.store)) as store:
-        ids = store.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
+        ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
     if arguments.json:
         print(json.dumps({"run": run_id, "jobs": ids}))
     else:
@@ -151,7 +151,7 @@ def _machine_wrangles() -> bool | None:
 
 def _list(arguments: argparse.Namespace) -> int:
     with closing(existing(arguments.store)) as store:
-        now, runs = store.now(), store.newest_runs(limit=arguments.limit, state=arguments.state)
+        now, runs = store.now(), store.queries.newest_runs(limit=arguments.limit, state=arguments.state)
     if not arguments.json and runs:
         print(f"{'RUN':24} {'STATE':10} {'DONE':>11} {'SUBMITTED':19} {'FOR':12} JOBS")
     for run in runs:
@@ -171,10 +171,10 @@ def _list(arguments: argparse.Namespace) -> int:
 def _show(arguments: argparse.Namespace) -> int:
     with closing(existing(arguments.store)) as store:
         run = _known(store, arguments.run)
-        jobs = list(store.newest(limit=0, run_id=run.run_id))
-        items = store.items(run.run_id)
+        jobs = list(store.queries.newest(limit=0, run_id=run.run_id))
+        items = store.items.of_run(run.run_id)
         if arguments.json:
-            needs = {job.job_id: store.needs(job.job_id) if job.needs else [] for job in jobs}
+            needs = {job.job_id: store.runs.needs(job.job_id) if job.needs else [] for job in jobs}
             listed = [{**asdict(job), "needs_jobs": needs[job.job_id]} for job in jobs]
             print(json.dumps({**asdict(run), "all": listed, "items": [asdict(item) for item in items]}))
             return 0
@@ -205,13 +205,13 @@ def _cancel(arguments: argparse.Namespace) -> int:
         run = _known(store, arguments.run)
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
-        ids = store.cancel_run(run.run_id, because=because, now=store.now())
+        ids = store.admin.cancel_run(run.run_id, because=because, now=store.now())
     print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none was left'}")
     return 0
 
 
 def _known(store: JobStore, run_id: str) -> Run:
-    run = store.run(run_id)
+    run = store.runs.get(run_id)
     if run is None:
         raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
     return run

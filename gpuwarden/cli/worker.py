@@ -27,7 +27,7 @@ def command(argv: list[str]) -> int:
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
-    found = [each for each in store.workers(now=now) if arguments.host in (None, each.host)]
+    found = [each for each in store.admin.workers(now=now) if arguments.host in (None, each.host)]
     if not arguments.json and found:
         print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':11} {'MODEL':16} GPUS")
     for each in found:
@@ -65,13 +65,13 @@ def _state(worker: WorkerRow) -> str:
 
 def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    locked = store.lock(host=host, worker=arguments.worker, who=who(), because=arguments.because, now=store.now())
+    locked = store.admin.lock(host=host, worker=arguments.worker, who=who(), because=arguments.because, now=store.now())
     return 0 if locked else _unknown(arguments.worker, host)
 
 
 def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    if store.unlock(host=host, worker=arguments.worker, who=who(), now=store.now()):
+    if store.admin.unlock(host=host, worker=arguments.worker, who=who(), now=store.now()):
         return 0
     print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
     return 1
@@ -79,12 +79,12 @@ def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    return 0 if store.drain(host=host, worker=arguments.worker) else _unknown(arguments.worker, host)
+    return 0 if store.admin.drain(host=host, worker=arguments.worker) else _unknown(arguments.worker, host)
 
 
 def _dead(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
-    for each in store.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
+    for each in store.fencing.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
         if arguments.json:
             print(json.dumps(asdict(each)))
         else:

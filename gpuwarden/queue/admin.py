@@ -5,13 +5,13 @@ from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from gpuwarden.db.engine import reading, tell, writing
 from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items.failures import refuse_while_held
 from gpuwarden.queue.models import BlockedError, WorkerRow, to_worker
 from gpuwarden.queue.schema import JOBS, QUEUE, WORKER_GPUS, WORKERS
 
 
-class People(Room):
+class Admin(QueueBase):
     """Moves that a person makes by hand: each is refused from a state that it does not start from."""
 
     def cancel(self, job_id: int, *, because: str, now: float) -> bool:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from gpuwarden.db.engine import at_once, reading, writing
 from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
 from gpuwarden.queue import ranks, runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, check_result, to_job
 from gpuwarden.queue.schema import DEAD_WORKERS, JOBS, QUEUES, WORKER_GPUS, WORKERS
 from gpuwarden.queue.sql import Prepared
@@ -32,7 +32,7 @@ from gpuwarden.queue.sql import Prepared
 _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
 
 
-class Claims(Room):
+class Claims(QueueBase):
     """A worker's moves: each names its attempt and its incarnation, and is refused once either has changed."""
 
     def register(

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Executable, Row, Select, String, and_, cas
 from gpuwarden.db.engine import reading
 from gpuwarden.job import FRESH_S, ItemOutcome, State
 from gpuwarden.queue import sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.fencing import FLAG_FRESH_S
 from gpuwarden.queue.schema import (
     AT_WORK,
@@ -115,7 +115,7 @@ class Look:
     lags: Mapping[str, int]
 
 
-class Counts(Room):
+class Counts(QueueBase):
     """Reads alone."""
 
     def waiting(self) -> dict[str, Waiting]:

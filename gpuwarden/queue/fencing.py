@@ -7,7 +7,7 @@ from sqlalchemy import Connection, and_, case, delete, select, update
 from gpuwarden.db.engine import reading, tell, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
 from gpuwarden.queue import ranks, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DeadWorker, Slot
 from gpuwarden.queue.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
 
@@ -18,7 +18,7 @@ FLAG_FRESH_S: Final = 90.0
 """A flag that was stamped longer ago is no flag any more, seconds (A14)."""
 
 
-class Trips(Room):
+class Fencing(QueueBase):
     """A trip's moves: each names the attempt."""
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:

@@ -7,14 +7,14 @@ from sqlalchemy import delete, exists, or_, select
 
 from gpuwarden.db.engine import reading, tell, upsert, writing
 from gpuwarden.queue import sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Quarantine, to_quarantine
 from gpuwarden.queue.schema import QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 _LONGEST_FIRST: Final = tuple(QUARANTINED_GPUS.c[name] for name in ("since", "gpu", "host", "worker"))
 
 
-class Gpus(Room):
+class GpuQuarantine(QueueBase):
     """Quarantine."""
 
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str | None, because: str, now: float) -> None:

@@ -5,12 +5,12 @@ from sqlalchemy import ColumnElement, and_, case, literal, select
 from gpuwarden.db.engine import reading, writing
 from gpuwarden.job import LEASE_S, JobId, Move, State
 from gpuwarden.queue import sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import HostsJob
 from gpuwarden.queue.schema import JOBS, QUEUES, WORKERS
 
 
-class Hosts(Room):
+class LostHosts(QueueBase):
     """Node lost, which is not failed."""
 
     def jobs_on(self, host: str) -> list[HostsJob]:
@@ -34,7 +34,7 @@ class Hosts(Room):
                 for row in connection.execute(found.order_by(JOBS.c.job_id))
             ]
 
-    def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
+    def mark_lost(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Mark a job that runs as one whose host is lost; false unless it runs, as this attempt.
 
         Nobody claims it, and its GPU is kept from others, until its worker is heard of again: a renewal, a result, a
@@ -47,7 +47,7 @@ class Hosts(Room):
         with writing(self._engine) as connection:
             return connection.execute(lost).rowcount == 1
 
-    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
+    def mark_returned(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Have a job of a host that is back run again, for a lease; false unless it is lost, as this attempt.
 
         Its worker renews that lease, if it is there; if it is not, the job is given away as any that nobody renews. A
@@ -59,7 +59,7 @@ class Hosts(Room):
             return connection.execute(found).rowcount == 1
 
     def lose_host(self, host: str, *, now: float) -> list[JobId]:
-        """As `lose`, for all that runs on a host; the ids.
+        """As `mark_lost`, for all that runs on a host; the ids.
 
         One job after the other, none held for the next: who queues the ranks of a gang again holds one of them first,
         and comes to those before it afterwards.
@@ -67,7 +67,7 @@ class Hosts(Room):
         there = select(JOBS.c.job_id, JOBS.c.attempt).where(JOBS.c.host == host, sql.from_sources(Move.LOSE))
         with reading(self._engine) as connection:
             found = connection.execute(there.order_by(JOBS.c.job_id)).all()
-        return [JobId(row.job_id) for row in found if self.lose(row.job_id, attempt=row.attempt, now=now)]
+        return [JobId(row.job_id) for row in found if self.mark_lost(row.job_id, attempt=row.attempt, now=now)]
 
 
 def _not_before_the_lease(until: ColumnElement[float]) -> ColumnElement[float]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, Executable, case, func, literal, select, update
 
 from gpuwarden.db.engine import only_one, reading, upsert, writing
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Event, to_event
 from gpuwarden.queue.schema import CONSUMERS, DISPATCH_EVENTS
 from gpuwarden.queue.sql import Prepared
@@ -19,7 +19,7 @@ BATCH: Final = 500
 """Events are placed and read so many at a time."""
 
 
-class Events(Room):
+class Outbox(QueueBase):
     """For programs that go on when a job has ended: see `docs/queue.md`."""
 
     def events(self, consumer: str, *, limit: int = BATCH) -> list[Event]:

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, func, literal_column, select
 from gpuwarden.db.engine import reading
 from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Job, Run, to_job
 from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL
 
@@ -19,7 +19,7 @@ _AT_WORK: Final = frozenset(State) - FINAL - {State.QUEUED}
 _UNWELL: Final = frozenset({State.FAILED, State.CANCELLED})
 
 
-class Lists(Room):
+class Queries(QueueBase):
     """Reads alone. Jobs are in the order of their ids."""
 
     def newest(

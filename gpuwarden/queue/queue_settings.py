@@ -5,13 +5,13 @@ from dataclasses import asdict
 from sqlalchemy import delete, select
 
 from gpuwarden.db.engine import reading, upsert, writing
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import QueueSettings, SubmissionError, to_settings
 from gpuwarden.queue.schema import QUEUES
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
 
-class Queues(Room):
+class Settings(QueueBase):
     """Queues need not be made: one is there once a job is submitted to it. This is for those that are to differ."""
 
     def set_queue(self, settings: QueueSettings) -> None:
@@ -37,7 +37,7 @@ class Queues(Room):
         with writing(self._engine) as connection:
             return connection.execute(delete(QUEUES).where(QUEUES.c.queue == queue)).rowcount == 1
 
-    def queue_settings(self) -> list[QueueSettings]:
+    def all(self) -> list[QueueSettings]:
         """Of every queue that has any."""
         with reading(self._engine) as connection:
             return [to_settings(row) for row in connection.execute(select(QUEUES).order_by(QUEUES.c.queue))]

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, up
 from gpuwarden.db.engine import reading, tell
 from gpuwarden.job import MOVES, REQUEUE_PRIORITY, Kind, Move, State
 from gpuwarden.queue import runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import COUNT_MAX, Job, to_job
 from gpuwarden.queue.schema import JOBS, QUEUE
 
@@ -23,10 +23,10 @@ BEGUN: Final = -COUNT_MAX
 """The priority of ranks that wait while others of their gang run: before any that a submitter can name."""
 
 
-class Gangs(Room):
+class Ranks(QueueBase):
     """What the ranks of a job know of one another."""
 
-    def ranks(self, gang: int) -> list[Job]:
+    def of_gang(self, gang: int) -> list[Job]:
         """The ranks of a gang, in order: who runs them, and where, is what their rendezvous needs."""
         with reading(self._engine) as connection:
             found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))

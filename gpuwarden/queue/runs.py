@@ -16,13 +16,13 @@ from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func
 from gpuwarden.db.engine import reading, tell, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Result, Run, Submission, SubmissionError
 from gpuwarden.queue.schema import DEPENDENCIES, JOBS, QUEUE, QUEUES, RUNS
 from gpuwarden.queue.sql import Prepared
 
 
-class Runs(Room):
+class Runs(QueueBase):
     """What is submitted, and what becomes of it as a whole."""
 
     def submit(self, submission: Submission, *, now: float) -> JobId:
@@ -86,7 +86,7 @@ class Runs(Room):
             tell(connection, QUEUE.channel)
         return {name: ids[name] for name in submissions}
 
-    def run(self, run_id: str) -> Run | None:
+    def get(self, run_id: str) -> Run | None:
         """A run and how many of its jobs are in which state; `None` for one that nobody submitted."""
         with reading(self._engine) as connection:
             row = connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one_or_none()
@@ -97,7 +97,7 @@ class Runs(Room):
         its = {name: getattr(row, name) for name in ("submitted_at", "ended_at", "forgiven_at", "forgiven_by")}
         return Run(run_id=row.run_id, state=row.state, jobs=jobs, **its)
 
-    def run_state(self, run_id: str) -> str | None:
+    def state(self, run_id: str) -> str | None:
         """`running`, `completed`, `failed` or `cancelled`; `None` for a run nobody submitted."""
         with reading(self._engine) as connection:
             return connection.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))

@@ -2,32 +2,51 @@
 
 from typing import Self
 
-from sqlalchemy import select
+from sqlalchemy import Engine, select
 
-from gpuwarden.db.engine import Changes, open_database, reading, watch, writing
+from gpuwarden.db.engine import Changes, DatabaseClock, is_shared, open_database, reading, watch, writing
 from gpuwarden.job import State
-from gpuwarden.queue.admin import People
+from gpuwarden.queue.admin import Admin
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.counts import Counts
-from gpuwarden.queue.fencing import Trips
-from gpuwarden.queue.gpu_quarantine import Gpus
-from gpuwarden.queue.items.failures import Wrangling
+from gpuwarden.queue.fencing import Fencing
+from gpuwarden.queue.gpu_quarantine import GpuQuarantine
+from gpuwarden.queue.items.failures import ItemFailures
 from gpuwarden.queue.items.items import Items
-from gpuwarden.queue.lost_hosts import Hosts
+from gpuwarden.queue.lost_hosts import LostHosts
 from gpuwarden.queue.models import Job, UnknownJobError, to_job
-from gpuwarden.queue.outbox import Events
-from gpuwarden.queue.queries import Lists
-from gpuwarden.queue.queue_settings import Queues
-from gpuwarden.queue.ranks import Gangs
+from gpuwarden.queue.outbox import Outbox
+from gpuwarden.queue.queries import Queries
+from gpuwarden.queue.queue_settings import Settings
+from gpuwarden.queue.ranks import Ranks
 from gpuwarden.queue.runs import Runs
 from gpuwarden.queue.schema import JOBS, QUEUE
 from gpuwarden.queue.sweeps import Sweeps
 
 
-class JobStore(
-    Claims, Runs, Gangs, Items, Wrangling, Trips, People, Queues, Hosts, Gpus, Sweeps, Events, Lists, Counts
-):
-    """The queue in one database. Safe to share between threads."""
+class JobStore:
+    """The queue in one database, and its parts. Safe to share between threads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._clock = DatabaseClock(engine)
+        self.shared = is_shared(engine)
+        """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
+
+        self.claims = Claims(engine)
+        self.runs = Runs(engine)
+        self.ranks = Ranks(engine)
+        self.items = Items(engine)
+        self.item_failures = ItemFailures(engine)
+        self.fencing = Fencing(engine)
+        self.admin = Admin(engine)
+        self.queue_settings = Settings(engine)
+        self.lost_hosts = LostHosts(engine)
+        self.gpu_quarantine = GpuQuarantine(engine)
+        self.sweeps = Sweeps(engine)
+        self.outbox = Outbox(engine)
+        self.queries = Queries(engine)
+        self.counts = Counts(engine)
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:
@@ -37,6 +56,14 @@ class JobStore(
             DatabaseError: it cannot be opened.
         """
         return cls(open_database(url, QUEUE, migrate=migrate))
+
+    def now(self) -> float:
+        """The time that leases go by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
+
+        Raises:
+            DatabaseError: the server's time is not known.
+        """
+        return self._clock.now()
 
     def close(self) -> None:
         """Let go of every connection."""

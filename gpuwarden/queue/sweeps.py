@@ -7,12 +7,12 @@ from sqlalchemy import Executable, String, and_, delete, literal_column, select,
 from gpuwarden.db.engine import only_one, reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
 from gpuwarden.queue import ranks, runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.schema import AVOIDED, DISPATCH_EVENTS, JOBS
 from gpuwarden.queue.sql import Prepared
 
 
-class Sweeps(Room):
+class Sweeps(QueueBase):
     """One sweep of a kind at a time, whoever runs it."""
 
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:

@@ -182,7 +182,7 @@ class Worker:
         return _answer(ask, worker=self._settings.name, stop=self._stop, reporter=self._reporter)
 
     def _register(self) -> list[JobId]:
-        return self._store.register(
+        return self._store.claims.register(
             self._settings.queue,
             host=self._settings.host,
             worker=self._settings.name,
@@ -215,7 +215,7 @@ class Worker:
 
     def _claim(self) -> Job | None:
         self._renewed_s = clock.boottime_s()
-        return self._store.claim(
+        return self._store.claims.claim(
             self._settings.queue,
             host=self._settings.host,
             worker=self._settings.name,
@@ -234,7 +234,7 @@ class Worker:
 
     def _tell_of_quarantine(self) -> None:
         """Say once why nothing is claimed, and once that it is over."""
-        found = self._store.quarantine_of(host=self._settings.host, worker=self._settings.name)
+        found = self._store.gpu_quarantine.quarantine_of(host=self._settings.host, worker=self._settings.name)
         gpu = None if found is None else found.gpu
         if gpu == self._quarantine:
             return
@@ -276,7 +276,7 @@ class Worker:
                 outcome = self._attempt(job, bound)
         except WorkerStopping:
             over.set()
-            given_back = self._store.release(
+            given_back = self._store.claims.release(
                 job.job_id, attempt=job.attempt, incarnation=self._reporter.incarnation, now=self._store.now()
             )
             if not given_back:
@@ -307,7 +307,7 @@ class Worker:
         try:
             with self._stop.interrupting():
                 if job.needs:
-                    job = replace(job, inputs=self._answer(lambda: self._store.inputs(job.job_id)))
+                    job = replace(job, inputs=self._answer(lambda: self._store.runs.inputs(job.job_id)))
                 work = self._body(job, self._reporter)
                 self._reporter.arm()
                 bound.info("job armed")
@@ -329,7 +329,7 @@ class Worker:
         while True:
             try:
                 if because is None:
-                    accepted = self._store.complete(
+                    accepted = self._store.claims.complete(
                         job.job_id,
                         attempt=attempt,
                         incarnation=incarnation,
@@ -337,7 +337,7 @@ class Worker:
                         result=outcome.result,
                     )
                 else:
-                    accepted = self._store.fail_by_worker(
+                    accepted = self._store.claims.fail_by_worker(
                         job.job_id, attempt=attempt, incarnation=incarnation, because=because, now=self._store.now()
                     )
                 if unanswered and not accepted:
@@ -375,7 +375,7 @@ class Worker:
                     # Set only now: a renewal that failed is due at the next look, or the lease might end first.
                     next_renewal_s = now_s + self._settings.heartbeat_s
                 else:
-                    owned = self._store.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
+                    owned = self._store.claims.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
                 bound.warning("queue does not answer; working on", because=str(error))
                 continue
@@ -392,7 +392,7 @@ class Worker:
         def ask() -> None:
             host, name, incarnation = self._settings.host, self._settings.name, self._reporter.incarnation
             with suppress(Exception):  # whatever it is, it must not keep this worker from its end
-                trip = self._store.retired_for(host=host, worker=name, incarnation=incarnation)
+                trip = self._store.claims.retired_for(host=host, worker=name, incarnation=incarnation)
                 if trip is not None:
                     codes.append(trip.exit_code)
 
@@ -403,7 +403,7 @@ class Worker:
 
     def _renew(self, job: Job) -> bool:
         sent_s = clock.boottime_s()
-        owned = self._store.renew(
+        owned = self._store.claims.renew(
             job.job_id,
             attempt=job.attempt,
             incarnation=self._reporter.incarnation,
@@ -431,7 +431,7 @@ class Worker:
             raise ReplacedError("the queue refuses the heartbeat of this incarnation")
 
     def _heartbeat(self, *, model: str | None) -> bool:
-        return self._store.heartbeat(
+        return self._store.claims.heartbeat(
             host=self._settings.host,
             worker=self._settings.name,
             queue=self._settings.queue,

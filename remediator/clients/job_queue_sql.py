@@ -44,27 +44,27 @@ class BuiltinQueue:
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
         """Running to fencing."""
-        return self._store.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
+        return self._store.fencing.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
 
     def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
         """The fence's lease is lengthened."""
-        return self._store.hold_fence(job_id, attempt=attempt, now=now)
+        return self._store.fencing.hold_fence(job_id, attempt=attempt, now=now)
 
     def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
         """Fencing to queued."""
-        return self._store.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
+        return self._store.fencing.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
         """Fencing to failed."""
-        return self._store.fail(job_id, attempt=attempt, because=because, now=now)
+        return self._store.fencing.fail(job_id, attempt=attempt, because=because, now=now)
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
         """The worker's row stops advertising a model, and its incarnation claims nothing."""
-        self._store.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
+        self._store.fencing.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
 
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
         """The GPUs' workers claim nothing."""
-        self._store.quarantine(gpus, host=host, worker=worker, because=because, now=now)
+        self._store.gpu_quarantine.quarantine(gpus, host=host, worker=worker, because=because, now=now)
 
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
         """By the rows of its workers; one that was heard of in time to come was heard of now."""
@@ -75,20 +75,20 @@ class BuiltinQueue:
                 state=each.state,
                 heard_s_ago=None if each.heard_at is None else max(0.0, now - each.heard_at),
             )
-            for each in self._store.jobs_on(host)
+            for each in self._store.lost_hosts.jobs_on(host)
         )
 
     def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Running to node lost."""
-        return self._store.lose(job_id, attempt=attempt, now=now)
+        return self._store.lost_hosts.mark_lost(job_id, attempt=attempt, now=now)
 
     def find(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Node lost to running."""
-        return self._store.find(job_id, attempt=attempt, now=now)
+        return self._store.lost_hosts.mark_returned(job_id, attempt=attempt, now=now)
 
     def tally(self, run_id: str, *, now: float) -> RunTally | None:
         """From how each of its items went each time."""
-        return self._store.tally(run_id, now=now)
+        return self._store.item_failures.tally(run_id, now=now)
 
     def wrangle(self, run_id: str, verdict: Wrangle, *, rules: Rules, who: str, now: float) -> bool:
         """One transaction, in which it is decided anew from what is counted there."""
@@ -99,9 +99,13 @@ class BuiltinQueue:
         because = f"wrangled, run {run_id}: {verdict.message}"
         if isinstance(verdict, BlockRun):
             because = f"{because} (blocked by {who}, {stamp(now)})"
-            return bool(self._store.block_run(run_id, still=still, because=because, now=now))
+            return bool(self._store.item_failures.block_run(run_id, still=still, because=because, now=now))
         slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
-        act = self._store.lock_faulty if isinstance(verdict, LockWorker) else self._store.migrate_run
+        act = (
+            self._store.item_failures.lock_faulty
+            if isinstance(verdict, LockWorker)
+            else self._store.item_failures.migrate_run
+        )
         return act(run_id, **slot, still=still, who=who, because=because, now=now)
 
     def tend(self, *, now: float) -> None:
@@ -113,11 +117,11 @@ class BuiltinQueue:
         a refusal has all of them begin anew: no sweep that waits for the lock comes before those who wait to renew.
         """
         now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
-        expired = {each: before.get(each, now_s) for each in self._store.expired(now=now)}
+        expired = {each: before.get(each, now_s) for each in self._store.sweeps.expired(now=now)}
         ripe = [job_id for (job_id, _), since_s in expired.items() if now_s - since_s >= RENEWAL_S]
         try:
             if expired:
-                self._store.reclaim_expired(now=now, among=ripe)
+                self._store.sweeps.reclaim_expired(now=now, among=ripe)
             self._expired = expired
         finally:  # whatever keeps the sweeps from their work
-            self._store.consume_events(now=now)
+            self._store.sweeps.consume_events(now=now)

@@ -317,7 +317,9 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
         return Part(name="queue", ok=False, says=f"there is none at {path}", todo=todo)
     try:
         with closing(JobStore.open(wanted.queue, migrate=False)) as store:
-            report.quarantined = [each for each in store.quarantined() if wanted.host in (None, each.host)]
+            report.quarantined = [
+                each for each in store.gpu_quarantine.quarantined() if wanted.host in (None, each.host)
+            ]
             return _database("queue", wanted.queue, store)
     except GpuwardenError as error:
         return _unwell("queue", wanted.queue, error)

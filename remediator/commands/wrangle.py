@@ -42,8 +42,8 @@ def command(argv: list[str]) -> int:
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     rules = _rules(arguments)
-    for run_id in store.wrangled_runs():
-        run = store.tally(run_id, now=store.now())
+    for run_id in store.item_failures.wrangled_runs():
+        run = store.item_failures.tally(run_id, now=store.now())
         if run is None:
             continue  # taken away since it was listed
         verdict = judge(run, rules)
@@ -58,7 +58,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _do(store: JobStore, arguments: argparse.Namespace) -> int:
     rules, run_id = _rules(arguments), arguments.run
-    run = store.tally(run_id, now=store.now())
+    run = store.item_failures.tally(run_id, now=store.now())
     if run is None:
         raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
     verdict = judge(run, rules)
@@ -73,14 +73,14 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _ask(store: JobStore, arguments: argparse.Namespace) -> int:
-    if not store.ask_wrangling(arguments.run, wrangled=arguments.wrangled):
+    if not store.item_failures.ask_wrangling(arguments.run, wrangled=arguments.wrangled):
         raise GpuwardenError(f"the queue has no run {arguments.run!r}: `gpuwarden run list` names them")
     return 0
 
 
 def _forgive(store: JobStore, arguments: argparse.Namespace) -> int:
     by, now = who(), store.now()
-    count = store.forgive_run(arguments.run, who=by, because=f"forgiven by {by}, {stamp(now)}", now=now)
+    count = store.item_failures.forgive_run(arguments.run, who=by, because=f"forgiven by {by}, {stamp(now)}", now=now)
     print(f"{plain(arguments.run)}: {count} jobs unblocked, its failures forgotten, its workers free to claim it")
     return 0
 

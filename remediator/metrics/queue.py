@@ -236,9 +236,9 @@ class Tally:
             now_s: a monotonic clock, seconds.
         """
         if self._newest is None:
-            self._newest = store.last_event()
+            self._newest = store.counts.last_event()
             return
-        for event in store.outcomes_after(self._newest, and_of=self._missed):
+        for event in store.counts.outcomes_after(self._newest, and_of=self._missed):
             if event.event_id > self._newest:
                 # Written by transactions that are not done, or that never will be.
                 between = range(max(self._newest + 1, event.event_id - MISSED_MAX), event.event_id)
@@ -322,7 +322,7 @@ class QueueCollector(Collector):
             self._store = self._opened()
         store, now = self._store, self._store.now()
         self._tally.take(store, now_s=time.monotonic())
-        return store.look(now=now), store.of_host(self._host, now=now)
+        return store.counts.look(now=now), store.counts.of_host(self._host, now=now)
 
     def _count(self) -> tuple[float, Count] | None:
         """The newest count and its age, seconds; each call begins one, unless one is under way."""
@@ -426,7 +426,7 @@ def _patience_s(before: _Counted | None) -> float:
 
 def _counted(store: JobStore) -> _Counted:
     begun_s = time.monotonic()
-    found = Count(waiting=store.waiting(), failing=store.failing())
+    found = Count(waiting=store.counts.waiting(), failing=store.counts.failing())
     return begun_s, time.monotonic(), found
 
 

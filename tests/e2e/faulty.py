@@ -287,7 +287,7 @@ class Host(Site):
         """Give a worker a job."""
         with closing(JobStore.open(self.url("queue"))) as store:
             job = Submission(queue=worker, payload=script.payload(), stall_timeout_s=stall_timeout_s)
-            return store.submit(job, now=time.time())
+            return store.runs.submit(job, now=time.time())
 
     def state(self, job_id: JobId) -> State:
         """A job's state."""

@@ -47,7 +47,7 @@ def test_the_busy_gauge_falls_at_once_when_a_wedged_worker_is_killed_and_counts_
         when(lambda: busy(url) == 1, "it is busy", log)
 
         fell_at = when(lambda: busy(url) == 0, "the gauge fell", log)
-        (row,) = scene.store.workers(now=scene.store.now())
+        (row,) = scene.store.admin.workers(now=scene.store.now())
         again = scene.store.job(job_id)
 
         def fenced() -> float | None:  # the queue is told first, and then the ledger

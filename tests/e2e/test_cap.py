@@ -39,7 +39,7 @@ def ended(work: Path, engine: Engine) -> Iterator[Stage]:
         sibling_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed", queue="served-by-nobody")
         sweep = Submission(queue="fetch", payload=SWEEP.payload(), model="denoiser", budget_s=BUDGET_S)
         scene.draw(SWEEP)
-        ingest_id = scene.store.submit(sweep, now=time.time())
+        ingest_id = scene.store.runs.submit(sweep, now=time.time())
         scene.start_workers()
         eventually(
             lambda: (
@@ -71,10 +71,10 @@ def test_three_trips_requeue_and_the_fourth_fails(ended: Stage) -> None:
 
 @pytest.mark.behaviour("A10")
 def test_the_failed_event_is_written_once_and_its_consumer_fails_the_run_and_cancels_the_siblings(ended: Stage) -> None:
-    assert ended.store.dispatch_events(1) == ["failed", "run_failed"]
-    assert ended.store.run_state("doomed") == "failed"
+    assert ended.store.outbox.dispatch_events(1) == ["failed", "run_failed"]
+    assert ended.store.runs.state("doomed") == "failed"
     assert ended.store.job(2).state is State.CANCELLED
-    assert ended.store.dispatch_events(2) == ["cancelled"]
+    assert ended.store.outbox.dispatch_events(2) == ["cancelled"]
 
 
 @pytest.mark.behaviour("A17")

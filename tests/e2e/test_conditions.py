@@ -106,7 +106,7 @@ class Scene:
         job = Submission(
             queue=case, job_class=job_class, payload=script.payload(), stall_timeout_s=silence_s, budget_s=budget_s
         )
-        return self.stage.store.submit(job, now=time.time())
+        return self.stage.store.runs.submit(job, now=time.time())
 
     def facts(self, case: str) -> WorkerFacts:
         return answered(lambda: self.stage.witness.about(worker_of(case), host=self.stage.chain.plan.host))

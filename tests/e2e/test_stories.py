@@ -104,8 +104,8 @@ def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played:
     job = played.scene.store.job(played.of("wedges at step 5").job_id)
 
     assert (job.priority, job.watchdog_retries, job.attempt) == (10, 1, 2)
-    assert played.scene.store.dispatch_events(job.job_id) == ["completed", "run_completed"]
-    assert played.scene.store.run_state("run-wedges at step 5") == "completed"
+    assert played.scene.store.outbox.dispatch_events(job.job_id) == ["completed", "run_completed"]
+    assert played.scene.store.runs.state("run-wedges at step 5") == "completed"
 
 
 @pytest.mark.behaviour("A11")

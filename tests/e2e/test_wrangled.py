@@ -72,7 +72,7 @@ class Farm:
     def submit(self, run_id: str, items: list[str], *options: str, jobs: int, machine: str = "") -> None:
         """By the command, from a machine that says `machine` of the runs that are submitted there."""
         its = {str(n): {"queue": "gpu", "payload": {"task": "render"}} for n in range(jobs)}
-        self.store.add_items(run_id, items, now=self.store.now())
+        self.store.items.add(run_id, items, now=self.store.now())
         subprocess.run(
             [
                 *(sys.executable, "-m", "gpuwarden", "run", "submit", "-", *options),
@@ -113,7 +113,7 @@ class Farm:
         return [entry.message for story in found if story for entry in story.entries if entry.act == "did"]
 
     def locked(self) -> list[str]:
-        return [each.worker for each in self.store.workers(now=self.store.now()) if each.locked_at is not None]
+        return [each.worker for each in self.store.admin.workers(now=self.store.now()) if each.locked_at is not None]
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +150,18 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
     (farm.folder / "go").touch()
     held = 3  # those two are at one each, and the third's last is its own until it is known to have stopped
     done = len(ITEMS) - held
-    farm.until(lambda: farm.store.item_counts("r1")[ItemState.DONE] >= done, "others do what it failed")
+    farm.until(lambda: farm.store.items.counts("r1")[ItemState.DONE] >= done, "others do what it failed")
 
     farm.until(
         lambda: [each.outcome for each in of_consequence(farm.ledger.stories())] == ["mended"], "its alert has ended"
     )
     assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
     assert farm.locked() == ["bad"]
-    assert {each.worker for each in farm.store.items("r1") if each.state is ItemState.DONE} == {"good", "fine", "mixed"}
+    assert {each.worker for each in farm.store.items.of_run("r1") if each.state is ItemState.DONE} == {
+        "good",
+        "fine",
+        "mixed",
+    }
     accused = 'max_over_time(ALERTS{alertname="GpuwardenItemsFailing"}[1h])'
     assert counts(farm, accused) == {"bad": 1}, "nobody else was ever accused"
 
@@ -183,7 +187,7 @@ def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_
         farm.start(name)
     farm.submit("r3", [f"broken-{n:03}" for n in range(40)], "--no-wrangle", jobs=2, machine="1")
 
-    farm.until(lambda: farm.store.item_counts("r3")[ItemState.FAILED] == 40, "all of it has failed")
+    farm.until(lambda: farm.store.items.counts("r3")[ItemState.FAILED] == 40, "all of it has failed")
 
     assert farm.did("r3") == []
     assert "r3" not in {each.worker for each in farm.ledger.stories()}

@@ -225,8 +225,8 @@ class Wedge:
             restarts=self.fleet.container(self.worker).attrs["RestartCount"],
             job=self.store.job(JOB),
             sibling=self.store.job(SIBLING),
-            run_state=self.store.run_state(RUN),
-            events=self.store.dispatch_events(JOB),
+            run_state=self.store.runs.state(RUN),
+            events=self.store.outbox.dispatch_events(JOB),
             intents=[(kind, stage) for kind, stage in intents],
             stories=self.ledger.stories(),
             captures=self.ledger.captures(1),
@@ -339,7 +339,7 @@ def _first_state(folder: Path, script: Script) -> None:
     with closing(JobStore.open(_url(folder, "queue"))) as store:
         for queue in (QUEUE, "served-by-nobody"):
             job = Submission(queue=queue, payload=script.payload(), stall_timeout_s=SILENCE_S, run_id=RUN)
-            store.submit(job, now=store.now())
+            store.runs.submit(job, now=store.now())
 
 
 def _url(folder: Path, name: str) -> str:

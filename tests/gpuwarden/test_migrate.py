@@ -202,7 +202,7 @@ def test_another_programs_table_is_named_and_left_alone(empty_url: str, table: s
 
 def test_an_upgrade_keeps_the_rows(empty_url: str, next_schema: Schema) -> None:
     store = JobStore.open(empty_url)
-    submitted = store.submit(Submission(queue="gpu", payload={"a": 1}), now=NOW)
+    submitted = store.runs.submit(Submission(queue="gpu", payload={"a": 1}), now=NOW)
 
     upgraded = open_database(empty_url, next_schema)
 

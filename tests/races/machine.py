@@ -250,8 +250,8 @@ class Races(RuleBasedStateMachine):
     @rule()
     def person_releases_gpus_and_something_sweeps(self) -> None:
         with self.points.program("person"):
-            for each in self.store.quarantined():
-                self.store.release_gpu(each.gpu)
+            for each in self.store.gpu_quarantine.quarantined():
+                self.store.gpu_quarantine.release_gpu(each.gpu)
         self._sweep()
 
     # --- rules about alerts
@@ -340,13 +340,13 @@ class Races(RuleBasedStateMachine):
             return
         with self.points.program("submitter"), suppress(SubmissionError):
             job = Submission(queue=QUEUE, job_class=JobClass.GPU, run_id=run, attempts_max=attempts_max)
-            self.store.submit(job, now=self.store.now())
+            self.store.runs.submit(job, now=self.store.now())
 
     def _sweep(self) -> None:
         """Another program's."""
         with self.points.program("sweep"):
-            self.store.reclaim_expired(now=self.store.now())
-            self.store.consume_events(now=self.store.now())
+            self.store.sweeps.reclaim_expired(now=self.store.now())
+            self.store.sweeps.consume_events(now=self.store.now())
 
     def _all_turn(self) -> None:
         for slot in self.world.slots:

@@ -57,7 +57,7 @@ class Workers:
 
     def _register(self, process: Process) -> None:
         slot = process.slot
-        self._store.register(
+        self._store.claims.register(
             QUEUE, host=slot.host, worker=slot.worker, incarnation=process.incarnation, now=self._store.now(),
             gpus=slot.gpus,
         )  # fmt: skip
@@ -69,7 +69,7 @@ class Workers:
         try:
             if not self._heartbeat(process, model=None):
                 return
-            job = self._store.claim(
+            job = self._store.claims.claim(
                 QUEUE, host=slot.host, worker=slot.worker, incarnation=process.incarnation, now=self._store.now()
             )
         except ReplacedError:
@@ -84,7 +84,7 @@ class Workers:
 
     def _heartbeat(self, process: Process, *, model: str | None) -> bool:
         slot, newest = process.slot, self._judge.is_newest(process)
-        heard = self._store.heartbeat(
+        heard = self._store.claims.heartbeat(
             host=slot.host, worker=slot.worker, queue=QUEUE, incarnation=process.incarnation, model=model,
             now=self._store.now(),
         )  # fmt: skip
@@ -99,11 +99,13 @@ class Workers:
         (job_id, attempt), held, now_s = process.job, self._judge.holds(process), self._world.clocks.steady_s
         if now_s >= process.next_renewal_s:
             process.next_renewal_s = now_s + HEARTBEAT_S
-            owned = self._store.renew(job_id, attempt=attempt, incarnation=process.incarnation, now=self._store.now())
+            owned = self._store.claims.renew(
+                job_id, attempt=attempt, incarnation=process.incarnation, now=self._store.now()
+            )
             self._judge.answered(process, "renew", held=held, accepted=owned)
             owned = owned and self._heartbeat(process, model="m")
         else:
-            owned = self._store.owns(job_id, attempt=attempt, incarnation=process.incarnation)
+            owned = self._store.claims.owns(job_id, attempt=attempt, incarnation=process.incarnation)
             self._judge.answered(process, "owns", held=held, accepted=owned)
         if not owned and process.lives:
             self._world.end(process, cleanly=False)
@@ -114,11 +116,13 @@ class Workers:
         (job_id, attempt), held, mine = process.job, self._judge.holds(process), process.incarnation
         now = self._store.now()
         if result == "complete":
-            accepted = self._store.complete(job_id, attempt=attempt, incarnation=mine, now=now)
+            accepted = self._store.claims.complete(job_id, attempt=attempt, incarnation=mine, now=now)
         elif result == "fail":
-            accepted = self._store.fail_by_worker(job_id, attempt=attempt, incarnation=mine, because="body", now=now)
+            accepted = self._store.claims.fail_by_worker(
+                job_id, attempt=attempt, incarnation=mine, because="body", now=now
+            )
         else:
-            accepted = self._store.release(job_id, attempt=attempt, incarnation=mine, now=now)
+            accepted = self._store.claims.release(job_id, attempt=attempt, incarnation=mine, now=now)
         self._judge.answered(process, result, held=held, accepted=accepted)
         if not process.lives:
             return

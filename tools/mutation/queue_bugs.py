@@ -11,7 +11,11 @@ from sqlalchemy import ColumnElement, Connection, and_, false, func, select, upd
 
 from gpuwarden.db.engine import tell, upsert, writing
 from gpuwarden.job import FINAL, JobId, Kind, Move, State
-from gpuwarden.queue import Event, JobStore, claims, runs, sql
+from gpuwarden.queue import Event, claims, runs, sql
+from gpuwarden.queue.admin import Admin
+from gpuwarden.queue.fencing import Fencing
+from gpuwarden.queue.lost_hosts import LostHosts
+from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GPUS, QUEUE
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -55,12 +59,12 @@ def waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who unblocks a job queues it, whatever it needs."""
 
-    def unblock(self: JobStore, job_id: int, **_: object) -> bool:
+    def unblock(self: Admin, job_id: int, **_: object) -> bool:
         with writing(self._engine) as connection:
             freed = sql.transition(Move.UNBLOCK, JOBS.c.job_id == job_id)
             return connection.execute(freed).rowcount == 1
 
-    monkeypatch.setattr(JobStore, "unblock", unblock)
+    monkeypatch.setattr(Admin, "unblock", unblock)
 
 
 def run_over_while_one_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,16 +110,16 @@ def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job of a lost host is anybody's."""
-    lose = JobStore.lose
+    lose = LostHosts.mark_lost
 
-    def give_away(self: JobStore, job_id: int, *, attempt: int, now: float) -> bool:
+    def give_away(self: LostHosts, job_id: int, *, attempt: int, now: float) -> bool:
         lost = lose(self, job_id, attempt=attempt, now=now)
         with writing(self._engine) as connection:
             its = update(JOBS).where(JOBS.c.job_id == job_id, JOBS.c.state == State.NODE_LOST)
             connection.execute(its.values(lease_expires_at=now))
         return lost
 
-    monkeypatch.setattr(JobStore, "lose", give_away)
+    monkeypatch.setattr(LostHosts, "mark_lost", give_away)
 
 
 def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,16 +147,16 @@ def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The failure of a job is told when it is fenced."""
-    fence = JobStore.fence
+    fence = Fencing.fence
 
-    def tell_of(self: JobStore, job_id: int, **how: Any) -> bool:
+    def tell_of(self: Fencing, job_id: int, **how: Any) -> bool:
         fenced = fence(self, job_id, **how)
         if fenced:
             with writing(self._engine) as connection:
                 connection.execute(*sql.write_event(kind=Kind.FAILED, now=how["now"], job_id=job_id))
         return fenced
 
-    monkeypatch.setattr(JobStore, "fence", tell_of)
+    monkeypatch.setattr(Fencing, "fence", tell_of)
 
 
 def told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,30 +183,30 @@ def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that acknowledges an old event sees everything after it again."""
 
-    def acknowledge(self: JobStore, consumer: str, event: Event, *, now: float) -> None:
+    def acknowledge(self: Outbox, consumer: str, event: Event, *, now: float) -> None:
         with writing(self._engine) as connection:
             row = {"position": event.position, "moved_at": now}
             moved = upsert(connection, CONSUMERS).values(consumer=consumer, **row)
             connection.execute(moved.on_conflict_do_update(index_elements=["consumer"], set_=row))
 
-    monkeypatch.setattr(JobStore, "acknowledge", acknowledge)
+    monkeypatch.setattr(Outbox, "acknowledge", acknowledge)
 
 
 def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one consumer has acknowledged, no other sees."""
-    acknowledge = JobStore.acknowledge
+    acknowledge = Outbox.acknowledge
 
-    def for_all(self: JobStore, consumer: str, event: Event, *, now: float) -> None:
+    def for_all(self: Outbox, consumer: str, event: Event, *, now: float) -> None:
         for each in {consumer, *self.consumers()}:
             acknowledge(self, each, event, now=now)
 
-    monkeypatch.setattr(JobStore, "acknowledge", for_all)
+    monkeypatch.setattr(Outbox, "acknowledge", for_all)
 
 
 def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A requeue looks at no cap."""
 
-    def requeue(self: JobStore, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
+    def requeue(self: Fencing, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
         this = (JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
         values = {
             "priority": sql.least(JOBS.c.priority, 10),
@@ -214,7 +218,7 @@ def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
             tell(connection, QUEUE.channel)
             return connection.execute(sql.transition(Move.REQUEUE, *this, **values)).rowcount == 1
 
-    monkeypatch.setattr(JobStore, "requeue", requeue)
+    monkeypatch.setattr(Fencing, "requeue", requeue)
 
 
 MUTANTS: Final[dict[str, Plant]] = {

@@ -13,8 +13,10 @@ from sqlalchemy import and_, select, true, update
 
 from gpuwarden.db.engine import writing
 from gpuwarden.job import MOVES, Move, State, Trip
-from gpuwarden.queue import JobStore, sql
+from gpuwarden.queue import sql
+from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.schema import JOBS, WORKERS
+from gpuwarden.queue.sweeps import Sweeps
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor import executor
 from remediator.executor.executor import Executor
@@ -83,7 +85,9 @@ def _fence_any_attempt(
 ) -> bool:
     job = self._store.job(job_id)
     holder = job.claimed_by or incarnation
-    return attempt > 0 and self._store.fence(job_id, attempt=job.attempt, incarnation=holder, trip=trip, now=now)
+    return attempt > 0 and self._store.fencing.fence(
+        job_id, attempt=job.attempt, incarnation=holder, trip=trip, now=now
+    )
 
 
 def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,12 +209,12 @@ def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep gives away what it once saw expired, renewed since or not."""
 
-    def reclaim(self: JobStore, *, now: float, among: Any = None) -> list[Any]:
+    def reclaim(self: Sweeps, *, now: float, among: Any = None) -> list[Any]:
         with writing(self._engine) as connection:
             where = true() if among is None else JOBS.c.job_id.in_(sorted(among))
             return sql.give_away(connection, Move.RECLAIM, where, "lease expired", now)
 
-    monkeypatch.setattr(JobStore, "reclaim_expired", reclaim)
+    monkeypatch.setattr(Sweeps, "reclaim_expired", reclaim)
 
 
 def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +228,9 @@ def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new incarnation is written down first, and what the old one held is given away by another transaction."""
-    register = JobStore.register
+    register = Claims.register
 
-    def in_two(self: JobStore, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
+    def in_two(self: Claims, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(sql, "give_away", lambda *_: [])
             register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
@@ -234,7 +238,7 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
         with writing(self._engine) as connection:
             return sql.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
 
-    monkeypatch.setattr(JobStore, "register", in_two)
+    monkeypatch.setattr(Claims, "register", in_two)
 
 
 def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from gpuwarden.db.engine import reading, tell, writing
 from gpuwarden.job import FINAL, HEARTBEAT_S, RECLAIMS_MAX, ItemOutcome, JobId, Move, State
 from gpuwarden.queue import runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.items import items
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.queue.models import BlockedError, SpentError, SubmissionError
@@ -47,7 +47,7 @@ Still: TypeAlias = Callable[[RunTally], bool]
 """Whether the counts, read again, still say what is about to be done. Pure: it is asked with locks held."""
 
 
-class Wrangling(Room):
+class ItemFailures(QueueBase):
     """Runs that asked for it, and what is done about them and their workers. A worker is a slot, whoever is in it."""
 
     def ask_wrangling(self, run_id: str, *, wrangled: bool) -> bool:

@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Update, and_, exists, func, in
 from gpuwarden.db.engine import reading, upsert, writing
 from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemOutcome, ItemState, State
 from gpuwarden.queue import runs, sql
-from gpuwarden.queue.base import Room
+from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Item, Result, SubmissionError, check_result, to_item
 from gpuwarden.queue.schema import ITEM_OUTCOMES, ITEMS, JOBS
 from gpuwarden.state_file import TEXT_MAX, is_text
@@ -24,10 +24,10 @@ LOOKED_AT_MAX: Final = 32
 """How many items one take tries before it leaves the rest to the next: others may be taking the first ones."""
 
 
-class Items(Room):
+class Items(QueueBase):
     """A run's items, as its jobs and people see them."""
 
-    def add_items(self, run_id: str, items: Sequence[str], *, now: float) -> int:
+    def add(self, run_id: str, items: Sequence[str], *, now: float) -> int:
         """Give a run more to do, in this order, and open it where it is new; how many it did not have yet.
 
         Raises:
@@ -51,7 +51,7 @@ class Items(Room):
             connection.execute(upsert(connection, ITEMS).on_conflict_do_nothing(), rows)
             return sum(row["item"] not in known for row in rows)
 
-    def take_item(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> Item | None:
+    def take(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> Item | None:
         """The next item of the job's run for this attempt; `None` when there is none, or the attempt is over.
 
         An attempt has one at a time: the one that it has, of a take whose answer was lost, is given to it again. One
@@ -68,7 +68,7 @@ class Items(Room):
             taken = _transition(ItemMove.TAKE, job.run_id, item, **holder, because=None, changed_at=now)
             return to_item(connection.execute(taken.returning(ITEMS)).one())
 
-    def finish_item(
+    def finish(
         self, job_id: int, *, attempt: int, incarnation: str, item: str, now: float, result: Result = None
     ) -> bool:
         """An item is done; false when the attempt does not hold it, or its job, and nothing was written.
@@ -89,7 +89,7 @@ class Items(Room):
             _note(connection, job, item, ItemOutcome.DONE, None, now)
             return True
 
-    def fail_item(
+    def fail(
         self,
         job_id: int,
         *,
@@ -117,7 +117,7 @@ class Items(Room):
             _note(connection, job, item, ItemOutcome.FAILED, because, now)
             return True
 
-    def reset_items(self, run_id: str, *, now: float, host: str | None = None, worker: str | None = None) -> int:
+    def reset(self, run_id: str, *, now: float, host: str | None = None, worker: str | None = None) -> int:
         """Have items that failed for good tried again: all of a run, or those that this worker failed last; how many.
 
         What has failed so far does not count any more.
@@ -136,7 +136,7 @@ class Items(Room):
                 connection.execute(update(ITEM_OUTCOMES).where(past).values(outcome=ItemOutcome.FORGIVEN))
             return len(names)
 
-    def items(self, run_id: str) -> list[Item]:
+    def of_run(self, run_id: str) -> list[Item]:
         """A run's items, in order. What an attempt that is over had taken is pending."""
         found = select(ITEMS, _is_held().label("held")).where(ITEMS.c.run_id == run_id).order_by(ITEMS.c.place)
         with reading(self._engine) as connection:
@@ -145,9 +145,9 @@ class Items(Room):
                 for row in connection.execute(found)
             ]
 
-    def item_counts(self, run_id: str) -> Counter[ItemState]:
+    def counts(self, run_id: str) -> Counter[ItemState]:
         """How many items of a run are in which state."""
-        return Counter(item.state for item in self.items(run_id))
+        return Counter(item.state for item in self.of_run(run_id))
 
 
 def try_again(connection: Connection, run_id: str, whose: ColumnElement[bool], now: float) -> int:

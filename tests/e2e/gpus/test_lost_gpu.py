@@ -87,7 +87,7 @@ def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_
     told = {entry.step: entry.message for entry in scene.account(LOSER)}
     assert told["begin"].startswith("GPU lost ")
     assert told["quarantine"] == f"{LOST} is lost, and out of use until a person releases it"
-    assert [each.gpu for each in scene.store.quarantined()] == [LOST]
+    assert [each.gpu for each in scene.store.gpu_quarantine.quarantined()] == [LOST]
     assert (scene.store.job(lost_job).attempt, scene.store.job(other_job).attempt) == (2, 1)
     assert scene.store.job(other_job).state is State.COMPLETED
     assert scene.fleet.incarnation(LOSER) != loser

@@ -237,8 +237,8 @@ def test_a_gpu_is_taken_out_of_use_listed_and_put_back(
     capsys: pytest.CaptureFixture[str], store: JobStore, url: str
 ) -> None:
     where = ["--store", url]
-    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
-    store.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
+    store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
+    store.claims.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
     assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--because", "falls off the bus") == (0, "", "")
     assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
 
@@ -268,7 +268,7 @@ def test_what_is_no_uuid_is_not_taken_out_of_use(
 
     assert code == 2
     assert "is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does" in err
-    assert store.quarantined() == []
+    assert store.gpu_quarantine.quarantined() == []
 
 
 @pytest.mark.parametrize("more", [[], ["--worker", "w1"]], ids=["a GPU", "a slot"])
@@ -278,10 +278,10 @@ def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
     command = ["gpu", "quarantine", "--store", url, "--host", "box1", "MIG-a", *more]
     code, _, err = run(capsys, *command)
 
-    assert (code, [each.gpu for each in store.quarantined()]) == (0, ["MIG-a"])
+    assert (code, [each.gpu for each in store.gpu_quarantine.quarantined()]) == (0, ["MIG-a"])
     assert err.startswith("gpuwarden gpu: MIG-a is in quarantine, but no worker has registered it")
     assert err.count("\n") == 1
-    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("MIG-a",))
+    store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("MIG-a",))
     assert run(capsys, *command) == (0, "", "")
 
 

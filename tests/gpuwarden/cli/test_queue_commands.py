@@ -24,18 +24,20 @@ HOST = "box1"
 
 
 def submit(store: JobStore, **its: Any) -> JobId:
-    return store.submit(Submission(**{"queue": "gpu", **its}), now=NOW)
+    return store.runs.submit(Submission(**{"queue": "gpu", **its}), now=NOW)
 
 
 def claim(store: JobStore, queue: str = "gpu", *, now: float = NOW) -> Job:
-    found = store.claim(queue, host=HOST, worker=f"w-{queue}", incarnation=f"i-{queue}", now=now)
+    found = store.claims.claim(queue, host=HOST, worker=f"w-{queue}", incarnation=f"i-{queue}", now=now)
     assert found is not None
     return found
 
 
 def complete(store: JobStore, job: Job, **result: Any) -> None:
     assert job.claimed_by is not None
-    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=NOW + 60, result=result)
+    assert store.claims.complete(
+        job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=NOW + 60, result=result
+    )
 
 
 def parsed(lines: str) -> list[dict[str, Any]]:
@@ -150,7 +152,7 @@ def test_a_running_job_is_listed_with_its_progress_where_its_workers_files_are(
 ) -> None:
     submit(store, steps_total=20)
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
-        job = store.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW)
+        job = store.claims.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW)
         assert job is not None
         before = cli("job", "list")[1].splitlines()
         reporter.start_job(
@@ -234,12 +236,12 @@ def test_a_wait_ends_with_its_jobs_and_says_how_they_ended(
     for job_id, end in zip(ids, ends, strict=True):
         assert waiting.poll() is None
         if end is State.CANCELLED:
-            store.cancel(job_id, because="", now=NOW)
+            store.admin.cancel(job_id, because="", now=NOW)
         elif end is State.COMPLETED:
             complete(store, claim(store))
         else:
             job = claim(store)
-            store.fail_by_worker(job.job_id, attempt=1, incarnation="i-gpu", because="it broke", now=NOW)
+            store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-gpu", because="it broke", now=NOW)
         assert waiting.stdout.readline() == f"{job_id} {end}\n"
 
     assert waiting.wait(timeout=20) == code
@@ -265,17 +267,17 @@ def test_queues_are_listed_with_their_jobs_workers_and_settings(store: JobStore,
     assert cli("queue", "list") == (0, "", "")
     now = store.now()
     for _ in range(3):
-        store.submit(Submission(queue="gpu"), now=now - 90)
-    store.submit(Submission(queue="gpu"), now=now)
+        store.runs.submit(Submission(queue="gpu"), now=now - 90)
+    store.runs.submit(Submission(queue="gpu"), now=now)
     first = submit(store, queue="cpu", run_id="r1")
     submit(store, queue="cpu", run_id="r1", needs=(first,))
-    store.block(submit(store, queue="cpu"), because="")
+    store.admin.block(submit(store, queue="cpu"), because="")
     claim(store, now=now)
     claim(store, "cpu", now=now - 31)
-    store.register("gpu", host=HOST, worker="idle", incarnation="i", now=now)
-    store.submit(Submission(queue="done"), now=now)
+    store.claims.register("gpu", host=HOST, worker="idle", incarnation="i", now=now)
+    store.runs.submit(Submission(queue="done"), now=now)
     complete(store, claim(store, "done", now=now))
-    store.heartbeat(host=HOST, worker="w-done", queue="done", incarnation="i-done", model=None, now=now)
+    store.claims.heartbeat(host=HOST, worker="w-done", queue="done", incarnation="i-done", model=None, now=now)
     cli("queue", "set", "video", "--class", "gpu_video", "--lost-hold-s", "600")
 
     code, out, _ = cli("queue", "list")
@@ -297,7 +299,7 @@ def test_queues_are_listed_with_their_jobs_workers_and_settings(store: JobStore,
 
 def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cli) -> None:
     def settings() -> tuple[Any, ...]:
-        (found,) = store.queue_settings()
+        (found,) = store.queue_settings.all()
         return found.job_class, found.budget_s, found.lost_hold_s
 
     cli("queue", "set", "gpu", "--budget-s", "60")
@@ -308,7 +310,7 @@ def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cl
     assert settings() == (JobClass.CPU, None, 0)
 
     assert cli("queue", "unset", "gpu") == (0, "", "")
-    assert store.queue_settings() == []
+    assert store.queue_settings.all() == []
     assert cli("queue", "unset", "gpu")[::2] == (
         1, "gpuwarden queue: nothing is set for queue 'gpu': see `gpuwarden queue list`\n",
     )  # fmt: skip
@@ -333,7 +335,7 @@ def test_a_setting_that_will_not_do_is_refused(
 
     assert ended == code
     assert says in err
-    assert store.queue_settings() == []
+    assert store.queue_settings.all() == []
 
 
 # --- runs
@@ -363,7 +365,7 @@ def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore,
     assert (code, list(ids)) == (0, ["post", "load", "left", "right"])
     assert store.job(ids["left"]).job_class is JobClass.GPU_VIDEO
     assert store.job(ids["right"]).budget_s == 60
-    assert store.needs(ids["post"]) == sorted([ids["left"], ids["right"]])
+    assert store.runs.needs(ids["post"]) == sorted([ids["left"], ids["right"]])
     listed = cli("run", "list")[1].splitlines()[1]
     assert listed.split()[:5] == ["render-7", "running", "0", "of", "4"]
     assert listed.endswith("3 waiting, 1 queued")
@@ -399,9 +401,9 @@ def test_the_page_about_files_shows_one_that_will_do() -> None:
 def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: JobStore, cli: Cli) -> None:
     lost, other, kept = submit(store), submit(store), submit(store)
     for number in (1, 2, 3):
-        assert store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
-    assert store.lose(lost, attempt=1, now=NOW)
-    assert store.lose(kept, attempt=1, now=NOW)
+        assert store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
+    assert store.lost_hosts.mark_lost(lost, attempt=1, now=NOW)
+    assert store.lost_hosts.mark_lost(kept, attempt=1, now=NOW)
 
     code, out, complaints = cli("job", "cancel", str(lost), str(other))
 
@@ -428,16 +430,16 @@ def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: P
 
 
 def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cli: Cli) -> None:
-    store.add_items("r1", ["a", "b", "c"], now=NOW)
+    store.items.add("r1", ["a", "b", "c"], now=NOW)
     submit(store, run_id="r1")
     job = claim(store)
     assert job.claimed_by is not None
     how: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
     for item in ("a", "b"):
-        assert store.take_item(job.job_id, **how) is not None
+        assert store.items.take(job.job_id, **how) is not None
         if item == "a":
-            store.fail_item(job.job_id, **how, item=item, because="no such texture", tries_max=1)
-    store.finish_item(job.job_id, **how, item="b")
+            store.items.fail(job.job_id, **how, item=item, because="no such texture", tries_max=1)
+    store.items.finish(job.job_id, **how, item="b")
 
     out = cli("run", "show", "r1")[1]
 
@@ -448,7 +450,7 @@ def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cl
 
 def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
     for n in range(3):
-        store.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)
+        store.runs.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)
 
     assert [each["run_id"] for each in parsed(cli("run", "list", "--limit", "2", "--json")[1])] == ["r1", "r2"]
     assert "these are the newest 2" in cli("run", "list", "--limit", "2")[2]
@@ -507,9 +509,9 @@ def test_each_consumer_is_told_once_of_everything_that_ended(store: JobStore, cl
     assert second.partition("  ")[2].startswith("run_completed job 1 of run r1")
     assert cli("events", "mailer") == (0, "", "")
     assert [each["kind"] for each in parsed(cli("events", "other", "--json")[1])] == ["completed", "run_completed"]
-    store.cancel(submit(store), because="", now=NOW)
+    store.admin.cancel(submit(store), because="", now=NOW)
     assert [each["kind"] for each in parsed(cli("events", "mailer", "--json")[1])] == ["cancelled"]
-    assert store.consumers() == {"mailer": 0, "other": 1}
+    assert store.outbox.consumers() == {"mailer": 0, "other": 1}
     assert cli("events", "\t")[0] == 1
 
 
@@ -523,7 +525,7 @@ def test_events_are_followed_as_they_come(
         complete(store, claim(store))
         assert json.loads(following.stdout.readline())["job_id"] == job_id
 
-    eventually(lambda: store.consumers() == {"mailer": 0}, "both are acknowledged")
+    eventually(lambda: store.outbox.consumers() == {"mailer": 0}, "both are acknowledged")
     following.send_signal(signal.SIGINT)
     assert following.wait(timeout=20) == 130
 

@@ -658,7 +658,7 @@ def test_the_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine:
         holder.execute(update(COUNTS).values(n=1))
 
         again = JobStore.open(postgres_url)
-        assert again.submit(Submission(queue="gpu"), now=1) == 1
+        assert again.runs.submit(Submission(queue="gpu"), now=1) == 1
         again.close()
 
 

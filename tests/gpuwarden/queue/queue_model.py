@@ -420,7 +420,7 @@ class Model:
 
     # --- hosts, people, GPUs
 
-    def lose(self, job_id: JobId, *, attempt: int, now: float) -> bool:
+    def mark_lost(self, job_id: JobId, *, attempt: int, now: float) -> bool:
         job = self.jobs[job_id]
         if job.state is not State.RUNNING or job.attempt != attempt:
             return False

@@ -20,15 +20,15 @@ HOST = "box1"
 
 
 def submit(store: JobStore, **its: Any) -> int:
-    return store.submit(Submission(queue="gpu", **its), now=NOW)
+    return store.runs.submit(Submission(queue="gpu", **its), now=NOW)
 
 
 def claim(store: JobStore, worker: str = "w1", *, incarnation: str = "i1", now: float = NOW) -> Job | None:
-    return store.claim("gpu", host=HOST, worker=worker, incarnation=incarnation, now=now)
+    return store.claims.claim("gpu", host=HOST, worker=worker, incarnation=incarnation, now=now)
 
 
 def register(store: JobStore, worker: str = "w1", *, incarnation: str = "i1") -> None:
-    store.register("gpu", host=HOST, worker=worker, incarnation=incarnation, now=NOW, gpus=("GPU-a",))
+    store.claims.register("gpu", host=HOST, worker=worker, incarnation=incarnation, now=NOW, gpus=("GPU-a",))
 
 
 # --- jobs
@@ -40,25 +40,25 @@ def test_a_job_that_is_cancelled_is_over_and_its_attempt_accepted_no_more(store:
     if running:
         claim(store)
 
-    assert store.cancel(job_id, because="cancelled by ann", now=NOW)
+    assert store.admin.cancel(job_id, because="cancelled by ann", now=NOW)
 
     job = store.job(job_id)
     assert (job.state, job.because, job.claimed_by) == (State.CANCELLED, "cancelled by ann", None)
     assert claim(store) is None
-    assert not store.complete(job_id, attempt=1, incarnation="i1", now=NOW)
-    assert not store.cancel(job_id, because="again", now=NOW), "what is over stays so"
+    assert not store.claims.complete(job_id, attempt=1, incarnation="i1", now=NOW)
+    assert not store.admin.cancel(job_id, because="again", now=NOW), "what is over stays so"
 
 
 def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: JobStore) -> None:
     done, waits, other = submit(store, run_id="r1"), submit(store, run_id="r1"), submit(store, run_id="r2")
     claim(store)
-    store.complete(done, attempt=1, incarnation="i1", now=NOW)
+    store.claims.complete(done, attempt=1, incarnation="i1", now=NOW)
 
-    assert store.cancel_run("r1", because="cancelled by ann", now=NOW) == [waits]
+    assert store.admin.cancel_run("r1", because="cancelled by ann", now=NOW) == [waits]
 
     states = {each: store.job(each).state for each in (done, waits, other)}
     assert states == {done: State.COMPLETED, waits: State.CANCELLED, other: State.QUEUED}
-    assert store.run_state("r1") == "cancelled"
+    assert store.runs.state("r1") == "cancelled"
     with pytest.raises(SubmissionError, match="was cancelled: give the job another run"):
         submit(store, run_id="r1")
 
@@ -66,15 +66,15 @@ def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: 
 @pytest.mark.behaviour("B9")
 def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStore) -> None:
     held, next_one = submit(store, priority=1), submit(store)
-    assert store.block(held, because="blocked by ann")
-    assert not store.block(held, because="again")
+    assert store.admin.block(held, because="blocked by ann")
+    assert not store.admin.block(held, because="again")
 
     first = claim(store)
     assert first is not None
     assert first.job_id == next_one
-    assert not store.block(next_one, because="it runs")
-    assert store.unblock(held, because="", now=NOW)
-    assert not store.unblock(held, because="", now=NOW)
+    assert not store.admin.block(next_one, because="it runs")
+    assert store.admin.unblock(held, because="", now=NOW)
+    assert not store.admin.unblock(held, because="", now=NOW)
 
     second = claim(store, "w2", incarnation="i2")
     assert second is not None
@@ -92,21 +92,21 @@ def test_a_locked_worker_claims_nothing_until_it_is_unlocked_and_finishes_what_i
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
-    assert store.lock(host=HOST, worker="w1", who="ann", because="faulty", now=NOW)
+    assert store.admin.lock(host=HOST, worker="w1", who="ann", because="faulty", now=NOW)
 
-    assert store.renew(running, attempt=1, incarnation="i1", now=NOW)
-    assert store.complete(running, attempt=1, incarnation="i1", now=NOW)
+    assert store.claims.renew(running, attempt=1, incarnation="i1", now=NOW)
+    assert store.claims.complete(running, attempt=1, incarnation="i1", now=NOW)
     incarnation = "i1"
     if again:
         incarnation = "i1b"
         register(store, incarnation=incarnation)
     assert claim(store, incarnation=incarnation) is None
-    (row,) = store.workers(now=NOW)
+    (row,) = store.admin.workers(now=NOW)
     assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann", "faulty")
 
-    assert store.unlock(host=HOST, worker="w1", who="bob", now=NOW + 1)
-    assert not store.unlock(host=HOST, worker="w1", who="eve", now=NOW + 2)
-    (row,) = store.workers(now=NOW)
+    assert store.admin.unlock(host=HOST, worker="w1", who="bob", now=NOW + 1)
+    assert not store.admin.unlock(host=HOST, worker="w1", who="eve", now=NOW + 2)
+    (row,) = store.admin.workers(now=NOW)
     assert (row.locked_at, row.unlocked_at, row.unlocked_by) == (None, NOW + 1, "bob")
     found = claim(store, incarnation=incarnation)
     assert found is not None
@@ -117,11 +117,11 @@ def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_pla
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
-    assert store.drain(host=HOST, worker="w1")
+    assert store.admin.drain(host=HOST, worker="w1")
     again = claim(store)
     assert again is not None
     assert again.job_id == running, "what it holds is given to it again"
-    store.complete(running, attempt=1, incarnation="i1", now=NOW)
+    store.claims.complete(running, attempt=1, incarnation="i1", now=NOW)
 
     with pytest.raises(DrainedError, match="w1 was asked to end"):
         claim(store)
@@ -135,33 +135,33 @@ def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_pla
 @pytest.mark.parametrize("held_back", ["lock", "drain"])
 def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: JobStore, held_back: str) -> None:
     register(store)
-    store.register("gpu", host="box2", worker="w9", incarnation="i9", now=NOW)
+    store.claims.register("gpu", host="box2", worker="w9", incarnation="i9", now=NOW)
     if held_back == "lock":
-        store.lock(host="box2", worker="w9", who="ann", because="", now=NOW)
+        store.admin.lock(host="box2", worker="w9", who="ann", because="", now=NOW)
     else:
-        store.drain(host="box2", worker="w9")
+        store.admin.drain(host="box2", worker="w9")
     job_id = submit(store)
     claim(store)
-    store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    store.requeue(job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    store.fencing.requeue(job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600)
     register(store, incarnation="i1b")
 
     assert claim(store, incarnation="i1b") is not None
 
 
 def test_nobody_locks_drains_or_unlocks_a_worker_that_never_was(store: JobStore) -> None:
-    assert not store.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
-    assert not store.drain(host=HOST, worker="w1")
-    assert not store.unlock(host=HOST, worker="w1", who="bob", now=NOW)
+    assert not store.admin.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
+    assert not store.admin.drain(host=HOST, worker="w1")
+    assert not store.admin.unlock(host=HOST, worker="w1", who="bob", now=NOW)
 
 
 def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: JobStore) -> None:
     register(store)
-    store.register("gpu", host=HOST, worker="w2", incarnation="i2", now=NOW - 31)
+    store.claims.register("gpu", host=HOST, worker="w2", incarnation="i2", now=NOW - 31)
     job_id = submit(store, model="sd-xl")
     claim(store)
 
-    first, second = store.workers(now=NOW)
+    first, second = store.admin.workers(now=NOW)
 
     assert (first.alive, first.job_id, first.current_model, first.gpus) == (True, job_id, "sd-xl", ("GPU-a",))
     assert (second.alive, second.job_id, second.gpus, second.draining) == (False, None, (), False)
@@ -177,23 +177,23 @@ def test_a_dead_worker_is_flagged_when_its_job_is_taken_stamped_anew_and_cleared
     register(store)
     job_id = submit(store)
     claim(store)
-    assert store.dead_workers(now=NOW) == []
+    assert store.fencing.dead_workers(now=NOW) == []
 
-    store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
 
-    (flag,) = store.dead_workers(now=NOW, host=HOST, queue="gpu")
+    (flag,) = store.fencing.dead_workers(now=NOW, host=HOST, queue="gpu")
     assert (flag.worker, flag.incarnation, flag.since, flag.stamped_at) == ("w1", "i1", NOW, NOW)
-    assert store.dead_workers(now=NOW, host="box2") == store.dead_workers(now=NOW, queue="cpu") == []
+    assert store.fencing.dead_workers(now=NOW, host="box2") == store.fencing.dead_workers(now=NOW, queue="cpu") == []
 
-    store.hold_fence(job_id, attempt=1, now=NOW + 29)
-    assert store.dead_workers(now=NOW + 89)[0].stamped_at == NOW
-    assert store.dead_workers(now=NOW + 90) == [], "an old flag is none"
-    store.hold_fence(job_id, attempt=1, now=NOW + 30)
-    (stamped,) = store.dead_workers(now=NOW + 90)
+    store.fencing.hold_fence(job_id, attempt=1, now=NOW + 29)
+    assert store.fencing.dead_workers(now=NOW + 89)[0].stamped_at == NOW
+    assert store.fencing.dead_workers(now=NOW + 90) == [], "an old flag is none"
+    store.fencing.hold_fence(job_id, attempt=1, now=NOW + 30)
+    (stamped,) = store.fencing.dead_workers(now=NOW + 90)
     assert (stamped.since, stamped.stamped_at) == (NOW, NOW + 30)
 
     register(store, incarnation="i1b")
-    assert store.dead_workers(now=NOW + 30) == []
+    assert store.fencing.dead_workers(now=NOW + 30) == []
 
 
 @pytest.mark.behaviour("A14")
@@ -207,14 +207,14 @@ def test_a_heartbeat_that_stood_still_on_its_way_leaves_the_flag_that_was_set_me
 
     def touch_and_stand_still(*arguments: Any, **named: Any) -> bool:
         accepted = touch(*arguments, **named)
-        store.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+        store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
         return accepted
 
     with monkeypatch.context() as slow:
         slow.setattr(sql, "touch_worker", touch_and_stand_still)
-        store.heartbeat(host=HOST, worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+        store.claims.heartbeat(host=HOST, worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
 
-    assert [flag.worker for flag in store.dead_workers(now=NOW)] == ["w1"]
+    assert [flag.worker for flag in store.fencing.dead_workers(now=NOW)] == ["w1"]
 
 
 @pytest.mark.behaviour("A14")
@@ -223,9 +223,9 @@ def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, tr
     job_id = submit(store)
     claim(store)
 
-    store.fence(job_id, attempt=1, incarnation="i1", trip=trip, now=NOW)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=trip, now=NOW)
 
-    assert store.dead_workers(now=NOW) == []
+    assert store.fencing.dead_workers(now=NOW) == []
 
 
 # --- the commands
@@ -285,7 +285,7 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
         register(store, worker, incarnation=f"i-{worker}")
     now = store.now()
     for worker in ("idle", "busy", "locked", "draining"):
-        store.heartbeat(host=HOST, worker=worker, queue="gpu", incarnation=f"i-{worker}", model=None, now=now)
+        store.claims.heartbeat(host=HOST, worker=worker, queue="gpu", incarnation=f"i-{worker}", model=None, now=now)
     submit(store)
     claim(store, "busy", incarnation="i-busy", now=now)
 
@@ -306,7 +306,7 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
     assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
 
-    store.fence(1, attempt=1, incarnation="i-busy", trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.fence(1, attempt=1, incarnation="i-busy", trip=Trip.DEAD_WORKER, now=store.now())
     assert "busy on box1, queue gpu: dead for" in cli("worker", "dead")[1]
     assert json.loads(cli("worker", "dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
 
@@ -324,15 +324,15 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
         "    return work\n"
     )
     go, log = tmp_path / "go", tmp_path / "worker.log"
-    running = store.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
-    store.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
+    running = store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
+    store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
     process = spawn(
         "-m", "gpuwarden", "worker", "--name", "w1", "--body", "bodies:load", "--store", url, "--dir", str(host_dir),
         stderr=log, PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     eventually(lambda: log.exists() and "job armed" in log.read_text(), "the job runs", log=log.read_text)
 
-    assert store.drain(host=HOST, worker="w1")
+    assert store.admin.drain(host=HOST, worker="w1")
     go.touch()
 
     assert process.wait(timeout=30) == 0

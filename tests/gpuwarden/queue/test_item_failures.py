@@ -28,12 +28,12 @@ def still(_: RunTally) -> bool:
 
 def start(store: JobStore, *, jobs: int = 2, items: int = 9, run_id: str = "r1") -> None:
     """A run that asked for it, with so many jobs and items."""
-    store.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=True, now=NOW)
-    store.add_items(run_id, [f"{n:02}" for n in range(items)], now=NOW)
+    store.runs.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=True, now=NOW)
+    store.items.add(run_id, [f"{n:02}" for n in range(items)], now=NOW)
 
 
 def claim(store: JobStore, number: int, *, now: float = NOW) -> Job | None:
-    return store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=now)
+    return store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=now)
 
 
 def claimed(store: JobStore, number: int, *, now: float = NOW) -> Job:
@@ -48,19 +48,19 @@ def by(job: Job) -> dict[str, Any]:
 
 def fail(store: JobStore, job: Job, *, times: int = 1, tries_max: int = 3) -> None:
     for _ in range(times):
-        item = store.take_item(job.job_id, **by(job))
+        item = store.items.take(job.job_id, **by(job))
         assert item is not None
-        assert store.fail_item(job.job_id, **by(job), item=item.item, because="boom", tries_max=tries_max)
+        assert store.items.fail(job.job_id, **by(job), item=item.item, because="boom", tries_max=tries_max)
 
 
 def finish(store: JobStore, job: Job) -> bool:
-    item = store.take_item(job.job_id, **by(job))
-    return item is not None and store.finish_item(job.job_id, **by(job), item=item.item)
+    item = store.items.take(job.job_id, **by(job))
+    return item is not None and store.items.finish(job.job_id, **by(job), item=item.item)
 
 
 def counts(store: JobStore, run_id: str = "r1", *, now: float = NOW) -> dict[str, tuple[int, int, float | None]]:
     """Of each worker: how many it finished, how many it failed, and for how long it has run the run."""
-    found = store.tally(run_id, now=now)
+    found = store.item_failures.tally(run_id, now=now)
     assert found is not None
     return {each.worker: (each.done, each.failed, each.runs_for_s) for each in found.workers}
 
@@ -79,9 +79,9 @@ def test_a_run_is_counted_worker_by_worker_with_those_who_have_yet_to_end_an_ite
     claimed(store, 3, now=NOW + 5)
     fail(store, first, times=2)
     finish(store, second)
-    store.release(second.job_id, **by(second))
+    store.claims.release(second.job_id, **by(second))
 
-    assert store.tally("r1", now=NOW + 9) == RunTally(
+    assert store.item_failures.tally("r1", now=NOW + 9) == RunTally(
         run_id="r1",
         asked=True,
         over=False,
@@ -94,7 +94,7 @@ def test_a_run_is_counted_worker_by_worker_with_those_who_have_yet_to_end_an_ite
             WorkerTally(host="box1", worker="w3", done=0, failed=0, runs_for_s=4.0),
         ),
     )
-    assert store.tally("r2", now=NOW) is None
+    assert store.item_failures.tally("r2", now=NOW) is None
 
 
 @pytest.mark.parametrize("how", ["fenced", "host lost", "ranks", "over", "asked for nothing"])
@@ -103,17 +103,17 @@ def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how:
     job = claimed(store, 1)
     fail(store, job)
     if how == "fenced":
-        store.fence(job.job_id, **by(job), trip=Trip.STALL)
+        store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL)
     elif how == "host lost":
-        store.lose(job.job_id, attempt=1, now=NOW)
+        store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
     elif how == "ranks":
-        store.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
+        store.runs.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
     elif how == "over":
-        store.cancel_run("r1", because="", now=NOW)
+        store.admin.cancel_run("r1", because="", now=NOW)
     else:
-        assert store.ask_wrangling("r1", wrangled=False)
+        assert store.item_failures.ask_wrangling("r1", wrangled=False)
 
-    found = store.tally("r1", now=NOW)
+    found = store.item_failures.tally("r1", now=NOW)
 
     assert found is not None
     assert (found.unsettled, found.ranked, found.over, found.asked) == (
@@ -122,19 +122,19 @@ def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how:
         how == "over",
         how != "asked for nothing",
     )
-    assert (store.wrangled_runs() == ["r1"]) is (how not in ("over", "asked for nothing"))
+    assert (store.item_failures.wrangled_runs() == ["r1"]) is (how not in ("over", "asked for nothing"))
 
 
 def test_only_a_run_whose_owner_asked_is_wrangled_and_it_may_be_asked_for_at_any_time(store: JobStore) -> None:
-    store.submit_run("r1", {"a": Submission(queue="gpu")}, now=NOW)
+    store.runs.submit_run("r1", {"a": Submission(queue="gpu")}, now=NOW)
     start(store, run_id="r2")
-    assert store.wrangled_runs() == ["r2"]
+    assert store.item_failures.wrangled_runs() == ["r2"]
 
-    store.submit_run("r2", {"more": Submission(queue="gpu")}, now=NOW)
-    assert store.ask_wrangling("r1", wrangled=True)
+    store.runs.submit_run("r2", {"more": Submission(queue="gpu")}, now=NOW)
+    assert store.item_failures.ask_wrangling("r1", wrangled=True)
 
-    assert store.wrangled_runs() == ["r1", "r2"]
-    assert not store.ask_wrangling("r3", wrangled=True)
+    assert store.item_failures.wrangled_runs() == ["r1", "r2"]
+    assert not store.item_failures.ask_wrangling("r3", wrangled=True)
 
 
 # --- a faulty worker
@@ -145,32 +145,32 @@ def test_a_worker_found_faulty_is_locked_and_what_it_failed_is_done_by_others(st
     bad, good = claimed(store, 1), claimed(store, 2)
     fail(store, bad, times=3, tries_max=1)
     fail(store, bad, times=3)
-    assert store.take_item(bad.job_id, **by(bad)) is not None
-    assert store.item_counts("r1")[ItemState.FAILED] == 3
+    assert store.items.take(bad.job_id, **by(bad)) is not None
+    assert store.items.counts("r1")[ItemState.FAILED] == 3
 
-    assert store.lock_faulty("r1", **W1, still=still, **BY)
+    assert store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
-    (row,) = (each for each in store.workers(now=NOW) if each.worker == "w1")
+    (row,) = (each for each in store.admin.workers(now=NOW) if each.worker == "w1")
     assert (row.locked_at, row.locked_by, row.locked_because) == (NOW, "ann@box1", "wrangled: it failed 6")
     assert store.job(bad.job_id).state is State.FENCING
-    assert not store.owns(bad.job_id, attempt=1, incarnation="i1"), "its worker finds out, and stops"
+    assert not store.claims.owns(bad.job_id, attempt=1, incarnation="i1"), "its worker finds out, and stops"
     assert not finish(store, bad)
     while finish(store, good):
         pass
-    assert store.item_counts("r1") == {ItemState.DONE: 6, ItemState.TAKEN: 1}, "it may still be at that one"
-    assert store.reclaim_expired(now=LATER) == [bad.job_id]
+    assert store.items.counts("r1") == {ItemState.DONE: 6, ItemState.TAKEN: 1}, "it may still be at that one"
+    assert store.sweeps.reclaim_expired(now=LATER) == [bad.job_id]
     assert claim(store, 1, now=LATER) is None
     assert claimed(store, 3, now=LATER).job_id == bad.job_id
     assert finish(store, good)
-    assert store.item_counts("r1") == {ItemState.DONE: 7}
+    assert store.items.counts("r1") == {ItemState.DONE: 7}
 
 
 def test_no_two_attempts_are_at_a_job_while_its_worker_may_still_run(store: JobStore) -> None:
     start(store, jobs=1)
     claimed(store, 1)
-    store.lock_faulty("r1", **W1, still=still, **BY)
+    store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
-    assert store.reclaim_expired(now=NOW + HAND_OVER_S) == []
+    assert store.sweeps.reclaim_expired(now=NOW + HAND_OVER_S) == []
     assert claim(store, 2, now=NOW + HAND_OVER_S) is None
 
 
@@ -179,9 +179,9 @@ def test_a_locked_workers_failures_count_no_more_against_it_or_its_items(store: 
     bad, second, third = (claimed(store, number) for number in (1, 2, 3))
     fail(store, bad, times=2)
     fail(store, second)
-    assert store.item_counts("r1") == {ItemState.FAILED: 1}
+    assert store.items.counts("r1") == {ItemState.FAILED: 1}
 
-    store.lock_faulty("r1", **W1, still=still, **BY)
+    store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
     assert counts(store) == {"w1": (0, 0, None), "w2": (0, 1, 0.0), "w3": (0, 0, 0.0)}
     fail(store, third)  # the second of three tries
@@ -194,19 +194,19 @@ def test_what_another_failed_for_good_is_left_to_be_judged_by_itself(store: JobS
     fail(store, bad, tries_max=1)
     fail(store, second, tries_max=1)
 
-    store.lock_faulty("r1", **W1, still=still, **BY)
+    store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
-    assert [each.state for each in store.items("r1")] == [ItemState.PENDING, ItemState.FAILED]
+    assert [each.state for each in store.items.of_run("r1")] == [ItemState.PENDING, ItemState.FAILED]
 
 
 def test_a_lock_of_a_persons_stays_theirs(store: JobStore) -> None:
     start(store)
     fail(store, claimed(store, 1), times=6)
-    store.lock(**W1, who="bob@box2", because="smells", now=NOW - 5)
+    store.admin.lock(**W1, who="bob@box2", because="smells", now=NOW - 5)
 
-    assert store.lock_faulty("r1", **W1, still=still, **BY)
+    assert store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
 
-    (row,) = store.workers(now=NOW)
+    (row,) = store.admin.workers(now=NOW)
     assert (row.locked_by, row.locked_because) == ("bob@box2", "smells")
     assert counts(store)["w1"] == (0, 0, None)
 
@@ -215,14 +215,14 @@ def test_what_it_runs_of_other_runs_it_finishes(store: JobStore) -> None:
     start(store, jobs=1)
     bad = claimed(store, 1)
     fail(store, bad, times=6)
-    store.release(bad.job_id, **by(bad))
-    store.cancel(bad.job_id, because="", now=NOW)
+    store.claims.release(bad.job_id, **by(bad))
+    store.admin.cancel(bad.job_id, because="", now=NOW)
     start(store, run_id="r2")
     other = claimed(store, 1)
-    store.submit(Submission(queue="gpu", run_id="r3"), now=NOW)
-    store.lock_faulty("r2", **W1, still=lambda _: False, **BY)
+    store.runs.submit(Submission(queue="gpu", run_id="r3"), now=NOW)
+    store.item_failures.lock_faulty("r2", **W1, still=lambda _: False, **BY)
 
-    assert store.lock_faulty("r3", **W1, still=still, **BY)
+    assert store.item_failures.lock_faulty("r3", **W1, still=still, **BY)
 
     assert store.job(other.job_id).state is State.RUNNING
 
@@ -232,16 +232,18 @@ def test_what_it_runs_of_other_runs_it_finishes(store: JobStore) -> None:
 
 def test_a_run_that_moves_never_comes_back_to_one_that_was_tried(store: JobStore) -> None:
     start(store, jobs=5)
-    store.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
+    store.runs.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
     now = NOW
     for number in range(1, 5):
         job = claimed(store, number, now=now)
         fail(store, job, times=6)
-        assert store.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
+        assert store.item_failures.migrate_run(
+            "r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now}
+        )
         assert store.job(job.job_id).state is State.FENCING
         now += HAND_OVER_S + 1
-        assert store.reclaim_expired(now=now) == [job.job_id]
-    found = store.tally("r1", now=now)
+        assert store.sweeps.reclaim_expired(now=now) == [job.job_id]
+    found = store.item_failures.tally("r1", now=now)
     assert found is not None
     assert found.migrations == 4
 
@@ -256,17 +258,17 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     first, second = claimed(store, 1), claimed(store, 2)
     fail(store, first, times=2)
     fail(store, second)
-    store.release(first.job_id, **by(first))
-    assert store.item_counts("r1") == {ItemState.FAILED: 1}
+    store.claims.release(first.job_id, **by(first))
+    assert store.items.counts("r1") == {ItemState.FAILED: 1}
 
-    assert store.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
+    assert store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
 
     with reading(store._engine) as connection:
         rows = connection.execute(select(BARRED.c.worker, BARRED.c.migration, BARRED.c.barred_by)).all()
     assert sorted(map(tuple, rows)) == [("w1", 1, "ann@box1"), ("w2", 1, "ann@box1")]
     assert claim(store, 1) is None
     assert claim(store, 2) is None
-    assert store.item_counts("r1") == {ItemState.PENDING: 1}
+    assert store.items.counts("r1") == {ItemState.PENDING: 1}
     assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
 
 
@@ -280,10 +282,10 @@ def test_one_that_claimed_the_run_as_it_was_barred_from_it_is_taken_off_it_and_t
     with writing(store._engine) as connection:
         connection.execute(insert(BARRED).values(**row))
 
-    assert store.migrate_run("r1", **W1, still=still, **BY)
+    assert store.item_failures.migrate_run("r1", **W1, still=still, **BY)
 
     assert store.job(job.job_id).state is State.FENCING
-    found = store.tally("r1", now=NOW)
+    found = store.item_failures.tally("r1", now=NOW)
     assert found is not None
     assert found.migrations == 1
 
@@ -292,82 +294,82 @@ def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> 
     start(store, jobs=1)
     job = claimed(store, 2)
     fail(store, job)
-    store.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
-    store.reclaim_expired(now=LATER)
+    store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
+    store.sweeps.reclaim_expired(now=LATER)
     again = claimed(store, 1, now=LATER)
-    store.fence(again.job_id, attempt=again.attempt, incarnation="i1", trip=Trip.STALL, now=LATER)
+    store.fencing.fence(again.job_id, attempt=again.attempt, incarnation="i1", trip=Trip.STALL, now=LATER)
     avoid = Slot(host="box1", worker="w1")
-    store.requeue(again.job_id, attempt=again.attempt, trip=Trip.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S)
+    store.fencing.requeue(again.job_id, attempt=again.attempt, trip=Trip.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S)
     for number in (1, 2):  # both are there, started anew
-        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"n{number}", now=LATER)
+        store.claims.register("gpu", host="box1", worker=f"w{number}", incarnation=f"n{number}", now=LATER)
 
-    assert store.claim("gpu", host="box1", worker="w2", incarnation="n2", now=LATER) is None
-    assert store.claim("gpu", host="box1", worker="w1", incarnation="n1", now=LATER) is not None
+    assert store.claims.claim("gpu", host="box1", worker="w2", incarnation="n2", now=LATER) is None
+    assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="n1", now=LATER) is not None
 
 
 # --- a faulty run
 
 
 def test_a_blocked_run_is_claimed_by_nobody_and_its_workers_stop(store: JobStore) -> None:
-    ids = store.submit_run(
+    ids = store.runs.submit_run(
         "r1",
         {name: Submission(queue="gpu") for name in ("runs", "waits", "needs", "fenced")},
         needs={"needs": ["waits"]},
         wrangled=True,
         now=NOW,
     )
-    store.cancel(ids["fenced"], because="", now=NOW)
-    store.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
-    store.add_items("r1", ["a"], now=NOW)
+    store.admin.cancel(ids["fenced"], because="", now=NOW)
+    store.runs.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
     running = claimed(store, 1)
 
-    blocked = store.block_run("r1", still=still, because="wrangled: it is the job", now=NOW)
+    blocked = store.item_failures.block_run("r1", still=still, because="wrangled: it is the job", now=NOW)
 
     assert blocked == sorted(ids[name] for name in ("runs", "waits", "needs"))
     assert {store.job(each).state for each in blocked} == {State.BLOCKED}
     assert store.job(running.job_id).because == "wrangled: it is the job"
-    assert not store.owns(running.job_id, attempt=1, incarnation="i1")
+    assert not store.claims.owns(running.job_id, attempt=1, incarnation="i1")
     assert not finish(store, running)
     assert claimed(store, 2).run_id == "r2"
     assert claim(store, 3) is None
-    assert store.run_state("r1") == "running"
+    assert store.runs.state("r1") == "running"
 
 
 def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> None:
-    ids = store.submit_run(
+    ids = store.runs.submit_run(
         "r1",
         {name: Submission(queue="gpu") for name in ("a", "b", "c")},
         needs={"c": ["a"]},
         wrangled=True,
         now=NOW,
     )
-    store.add_items("r1", [f"{n:02}" for n in range(9)], now=NOW)
+    store.items.add("r1", [f"{n:02}" for n in range(9)], now=NOW)
     job = claimed(store, 1)
     fail(store, job, times=6, tries_max=1)
-    store.migrate_run("r1", **W1, still=still, **BY)
-    store.reclaim_expired(now=LATER)
+    store.item_failures.migrate_run("r1", **W1, still=still, **BY)
+    store.sweeps.reclaim_expired(now=LATER)
     fail(store, claimed(store, 2, now=LATER))
-    store.block_run("r1", still=still, because="", now=LATER)
+    store.item_failures.block_run("r1", still=still, because="", now=LATER)
 
     later = LATER + HAND_OVER_S + 1
-    assert store.forgive_run("r1", **FORGIVING, now=later) == 3
+    assert store.item_failures.forgive_run("r1", **FORGIVING, now=later) == 3
 
     assert [store.job(ids[name]).state for name in ("a", "b", "c")] == [State.QUEUED, State.QUEUED, State.WAITING]
-    found = store.tally("r1", now=LATER)
+    found = store.item_failures.tally("r1", now=LATER)
     assert found is not None
     assert found.migrations == 0
     assert {each.failed for each in found.workers} == {0}
-    assert store.item_counts("r1") == {ItemState.PENDING: 9}
+    assert store.items.counts("r1") == {ItemState.PENDING: 9}
     assert {store.job(ids[name]).because for name in ("a", "b", "c")} == {"forgiven by bob"}
-    run = store.run("r1")
+    run = store.runs.get("r1")
     assert run is not None
     assert (run.forgiven_at, run.forgiven_by) == (later, "bob@box2")
     assert claim(store, 1, now=later) is not None
-    store.cancel_run("r1", because="", now=later)
+    store.admin.cancel_run("r1", because="", now=later)
     with pytest.raises(SubmissionError, match="run 'r1' is cancelled"):
-        store.forgive_run("r1", **FORGIVING, now=later)
+        store.item_failures.forgive_run("r1", **FORGIVING, now=later)
     with pytest.raises(SubmissionError, match="run 'r9' is not there"):
-        store.forgive_run("r9", **FORGIVING, now=later)
+        store.item_failures.forgive_run("r9", **FORGIVING, now=later)
 
 
 def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_failed_again(store: JobStore) -> None:
@@ -375,16 +377,16 @@ def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_fail
     for number in (1, 2):
         now = NOW + (number - 1) * (HAND_OVER_S + 1)
         fail(store, claimed(store, number, now=now), times=6)
-        store.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
-        store.reclaim_expired(now=now + HAND_OVER_S + 1)
+        store.item_failures.migrate_run("r1", host="box1", worker=f"w{number}", still=still, **{**BY, "now": now})
+        store.sweeps.reclaim_expired(now=now + HAND_OVER_S + 1)
     later = NOW + 3 * HAND_OVER_S
-    store.forgive_run("r1", **FORGIVING, now=later)
+    store.item_failures.forgive_run("r1", **FORGIVING, now=later)
     fail(store, claimed(store, 2, now=later))
 
-    assert store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": later})
+    assert store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": later})
 
     later += HAND_OVER_S + 1
-    store.reclaim_expired(now=later)
+    store.sweeps.reclaim_expired(now=later)
     assert claim(store, 2, now=later) is None
     assert claim(store, 1, now=later) is not None
 
@@ -394,15 +396,15 @@ def test_a_worker_that_was_locked_mended_and_unlocked_is_not_kept_from_the_run_b
 ) -> None:
     start(store, jobs=1)
     fail(store, claimed(store, 1), times=6)
-    store.lock_faulty("r1", **W1, still=still, **BY)
-    store.unlock(**W1, who="bob", now=NOW)
-    store.reclaim_expired(now=LATER)
+    store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
+    store.admin.unlock(**W1, who="bob", now=NOW)
+    store.sweeps.reclaim_expired(now=LATER)
     fail(store, claimed(store, 2, now=LATER), times=6)
 
-    store.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": LATER})
+    store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **{**BY, "now": LATER})
 
     later = LATER + HAND_OVER_S + 1
-    store.reclaim_expired(now=later)
+    store.sweeps.reclaim_expired(now=later)
     assert claim(store, 2, now=later) is None
     assert claim(store, 1, now=later) is not None
 
@@ -419,11 +421,11 @@ def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_e
     start(store, jobs=1)
     fail(store, claimed(store, 1), times=6)
     by: dict[str, Any] = {**BY, "now": CUT_OFF}
-    done = store.lock_faulty if act == "lock" else store.migrate_run
+    done = store.item_failures.lock_faulty if act == "lock" else store.item_failures.migrate_run
     assert done("r1", **W1, still=still, **by)
 
-    assert store.reclaim_expired(now=OVER) == []
-    assert store.reclaim_expired(now=OVER + 1) != []
+    assert store.sweeps.reclaim_expired(now=OVER) == []
+    assert store.sweeps.reclaim_expired(now=OVER + 1) != []
     assert claim(store, 2, now=OVER + 1) is not None
 
 
@@ -437,13 +439,13 @@ def test_a_blocked_job_is_let_go_by_nobody_while_its_worker_may_still_run(
 ) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
-    store.block_run("r1", still=still, because="", now=at)
+    store.item_failures.block_run("r1", still=still, because="", now=at)
     blocked = everything(store)
 
     def let_go(now: float) -> object:
         if how == "run":
-            return store.forgive_run("r1", **FORGIVING, now=now)
-        return store.unblock(job.job_id, because="", now=now)
+            return store.item_failures.forgive_run("r1", **FORGIVING, now=now)
+        return store.admin.unblock(job.job_id, because="", now=now)
 
     with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: the worker .* in 11 s"):
         let_go(over - 10)
@@ -471,18 +473,18 @@ def test_a_job_that_would_fail_for_being_taken_is_left_to_its_worker(store: JobS
         ACTS[act](store, still)
 
     assert everything(store) == before
-    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+    assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
 
 
 def test_a_blocked_job_without_an_attempt_left_has_one_more_only_of_who_forgives_its_run(store: JobStore) -> None:
-    ids = store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    ids = store.runs.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
     claimed(store, 1)
-    store.block_run("r1", still=still, because="", now=NOW)
+    store.item_failures.block_run("r1", still=still, because="", now=NOW)
 
     with pytest.raises(BlockedError, match="has used all 1 attempts; `gpuwarden wrangle forgive` of its run gives it"):
-        store.unblock(ids["a"], because="", now=LATER)
+        store.admin.unblock(ids["a"], because="", now=LATER)
     assert claim(store, 2, now=LATER) is None
-    assert store.forgive_run("r1", **FORGIVING, now=LATER) == 1
+    assert store.item_failures.forgive_run("r1", **FORGIVING, now=LATER) == 1
 
     assert store.job(ids["a"]).because == "forgiven by bob, with an attempt more than it had left"
     again = claimed(store, 2, now=LATER)
@@ -501,9 +503,9 @@ def test_an_item_that_fails_again_and_again_counts_once(store: JobStore) -> None
 # --- only while it is so
 
 ACTS: dict[str, Callable[..., Any]] = {
-    "lock": lambda store, its: store.lock_faulty("r1", **W1, still=its, **BY),
-    "migrate": lambda store, its: store.migrate_run("r1", **W1, still=its, **BY),
-    "block": lambda store, its: store.block_run("r1", still=its, because="", now=NOW),
+    "lock": lambda store, its: store.item_failures.lock_faulty("r1", **W1, still=its, **BY),
+    "migrate": lambda store, its: store.item_failures.migrate_run("r1", **W1, still=its, **BY),
+    "block": lambda store, its: store.item_failures.block_run("r1", still=its, because="", now=NOW),
 }
 
 
@@ -520,7 +522,7 @@ def test_what_is_so_no_more_is_not_done_and_nothing_is_written(store: JobStore, 
     assert not ACTS[act](store, no_more)
 
     assert everything(store) == before
-    assert asked == [store.tally("r1", now=NOW)]
+    assert asked == [store.item_failures.tally("r1", now=NOW)]
     assert ACTS[act](store, still), "and where it is so, it is done"
     assert everything(store) != before
 
@@ -528,7 +530,7 @@ def test_what_is_so_no_more_is_not_done_and_nothing_is_written(store: JobStore, 
 @pytest.mark.parametrize("act", ACTS)
 def test_ranks_end_as_one_and_nothing_is_done_to_them(store: JobStore, act: str) -> None:
     start(store)
-    store.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
+    store.runs.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
     fail(store, claimed(store, 1), times=6)
     before = everything(store)
 
@@ -545,7 +547,7 @@ def test_nothing_is_done_about_a_run_that_is_not_there(store: JobStore, act: str
 def test_a_worker_that_never_registered_is_not_locked(store: JobStore) -> None:
     start(store)
 
-    assert not store.lock_faulty("r1", host="box1", worker="w9", still=still, **BY)
+    assert not store.item_failures.lock_faulty("r1", host="box1", worker="w9", still=still, **BY)
 
 
 @pytest.mark.parametrize("act", ACTS)
@@ -578,7 +580,7 @@ def test_an_item_that_is_finished_meanwhile_is_waited_for_and_counts(shared_stor
     start(store)
     job = claimed(store, 1)
     fail(store, job, times=6)
-    item = store.take_item(job.job_id, **by(job))
+    item = store.items.take(job.job_id, **by(job))
     assert item is not None
     answers: list[Any] = []
 

@@ -16,8 +16,8 @@ NOW = 1_000_000.0
 
 def share(store: JobStore, number: int = 1) -> Job:
     """A job of run `r1`, claimed by worker `w1`, and so on."""
-    store.submit(Submission(queue="gpu", run_id="r1"), now=NOW)
-    job = store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
+    store.runs.submit(Submission(queue="gpu", run_id="r1"), now=NOW)
+    job = store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
     assert job is not None
     return job
 
@@ -27,73 +27,73 @@ def by(job: Job) -> dict[str, Any]:
 
 
 def take(store: JobStore, job: Job) -> str | None:
-    item = store.take_item(job.job_id, **by(job))
+    item = store.items.take(job.job_id, **by(job))
     return None if item is None else item.item
 
 
 def finish(store: JobStore, job: Job, item: str | None, **changed: Any) -> bool:
     assert item is not None
-    return store.finish_item(job.job_id, **by(job), item=item, **changed)
+    return store.items.finish(job.job_id, **by(job), item=item, **changed)
 
 
 def fail(store: JobStore, job: Job, item: str | None, **changed: Any) -> bool:
     assert item is not None
-    return store.fail_item(job.job_id, **by(job), item=item, because="boom", **changed)
+    return store.items.fail(job.job_id, **by(job), item=item, because="boom", **changed)
 
 
 def states(store: JobStore) -> list[ItemState]:
-    return [item.state for item in store.items("r1")]
+    return [item.state for item in store.items.of_run("r1")]
 
 
 def test_the_jobs_of_a_run_share_its_items_in_order(store: JobStore) -> None:
-    assert store.add_items("r1", ["a", "b", "a", "c"], now=NOW) == 3
+    assert store.items.add("r1", ["a", "b", "a", "c"], now=NOW) == 3
     first, second, third, fourth = (share(store, number) for number in (1, 2, 3, 4))
 
     assert [take(store, job) for job in (first, second, third, fourth)] == ["a", "b", "c", None]
     assert take(store, third) == "c"  # the one that it has, of a take whose answer was lost
     assert finish(store, first, "a", result={"frame": "é"})
     assert finish(store, second, "b")
-    assert store.items("r1")[:2] == [
+    assert store.items.of_run("r1")[:2] == [
         Item(run_id="r1", item="a", state=ItemState.DONE, job_id=first.job_id, attempt=1, host="box1", worker="w1",
              because=None, result={"frame": "é"}),
         Item(run_id="r1", item="b", state=ItemState.DONE, job_id=second.job_id, attempt=1, host="box1", worker="w2",
              because=None, result=None),
     ]  # fmt: skip
-    assert store.item_counts("r1") == {ItemState.DONE: 2, ItemState.TAKEN: 1}
+    assert store.items.counts("r1") == {ItemState.DONE: 2, ItemState.TAKEN: 1}
 
 
 def test_a_run_may_be_given_more_to_do_and_knows_what_it_has(store: JobStore) -> None:
-    store.add_items("r1", ["a", "b"], now=NOW)
+    store.items.add("r1", ["a", "b"], now=NOW)
 
-    assert store.add_items("r1", ["b", "c"], now=NOW) == 1
-    assert store.add_items("r1", [], now=NOW) == 0
-    assert [item.item for item in store.items("r1")] == ["a", "b", "c"]
+    assert store.items.add("r1", ["b", "c"], now=NOW) == 1
+    assert store.items.add("r1", [], now=NOW) == 0
+    assert [item.item for item in store.items.of_run("r1")] == ["a", "b", "c"]
     with pytest.raises(SubmissionError, match="item '' will not do"):
-        store.add_items("r1", [""], now=NOW)
+        store.items.add("r1", [""], now=NOW)
 
 
 @pytest.mark.parametrize("end", ["requeued", "reclaimed", "started anew", "given back", "cancelled"])
 def test_what_an_attempt_had_when_it_ended_is_there_for_others_and_nothing_of_it_is_taken_any_more(
     store: JobStore, end: str
 ) -> None:
-    store.add_items("r1", ["a", "b"], now=NOW)
+    store.items.add("r1", ["a", "b"], now=NOW)
     old, other = share(store), share(store, 2)
     assert take(store, old) == "a"
 
     if end == "requeued":
-        assert store.fence(old.job_id, **by(old), trip=Trip.STALL)
+        assert store.fencing.fence(old.job_id, **by(old), trip=Trip.STALL)
         assert states(store) == [ItemState.TAKEN, ItemState.PENDING]  # its process may still be at it
         assert not finish(store, old, "a")
-        assert store.requeue(old.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+        assert store.fencing.requeue(old.job_id, attempt=1, trip=Trip.STALL, now=NOW)
     elif end == "reclaimed":
-        store.renew(other.job_id, attempt=1, incarnation="i2", now=NOW + LEASE_S)
-        assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [old.job_id]
+        store.claims.renew(other.job_id, attempt=1, incarnation="i2", now=NOW + LEASE_S)
+        assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [old.job_id]
     elif end == "started anew":
-        store.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW)
+        store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW)
     elif end == "given back":
-        assert store.release(old.job_id, **by(old))
+        assert store.claims.release(old.job_id, **by(old))
     else:
-        assert store.cancel(old.job_id, because="", now=NOW)
+        assert store.admin.cancel(old.job_id, because="", now=NOW)
 
     assert states(store) == [ItemState.PENDING, ItemState.PENDING]
     assert not finish(store, old, "a")
@@ -106,11 +106,11 @@ def test_what_an_attempt_had_when_it_ended_is_there_for_others_and_nothing_of_it
 
 
 def test_the_next_attempt_of_the_same_job_does_not_finish_what_the_one_before_took(store: JobStore) -> None:
-    store.add_items("r1", ["a"], now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
     old = share(store)
     take(store, old)
-    store.release(old.job_id, **by(old))
-    new = store.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
+    store.claims.release(old.job_id, **by(old))
+    new = store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
     assert new is not None
 
     assert not finish(store, new, "a")
@@ -122,7 +122,7 @@ def test_the_next_attempt_of_the_same_job_does_not_finish_what_the_one_before_to
 
 
 def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_its_tries(store: JobStore) -> None:
-    store.add_items("r1", ["a", "b"], now=NOW)
+    store.items.add("r1", ["a", "b"], now=NOW)
     first, second = share(store), share(store, 2)
 
     assert fail(store, first, take(store, first))
@@ -134,41 +134,41 @@ def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_it
     assert take(store, first) == "a"
     assert fail(store, first, "a")
 
-    item = store.items("r1")[0]
+    item = store.items.of_run("r1")[0]
     assert (item.state, item.because, item.worker) == (ItemState.FAILED, "boom", "w1")
     assert take(store, second) is None
 
 
 def test_what_failed_for_good_is_tried_again_when_somebody_says_so(store: JobStore) -> None:
-    store.add_items("r1", ["a", "b"], now=NOW)
+    store.items.add("r1", ["a", "b"], now=NOW)
     first, second = share(store), share(store, 2)
     for job in (first, second):
         assert fail(store, job, take(store, job), tries_max=1)
     assert states(store) == [ItemState.FAILED, ItemState.FAILED]
 
-    assert store.reset_items("r1", host="box1", worker="w2", now=NOW) == 1
+    assert store.items.reset("r1", host="box1", worker="w2", now=NOW) == 1
     assert states(store) == [ItemState.FAILED, ItemState.PENDING]
     assert take(store, second) == "b"
     assert fail(store, second, "b")
     assert states(store) == [ItemState.FAILED, ItemState.PENDING]
-    assert store.reset_items("r1", now=NOW) == 1
+    assert store.items.reset("r1", now=NOW) == 1
 
 
 def test_nothing_of_a_run_that_is_over_is_reset_for_nobody_would_try_it(store: JobStore) -> None:
-    store.add_items("r1", ["a"], now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
     job = share(store)
     fail(store, job, take(store, job), tries_max=1)
-    store.cancel_run("r1", because="", now=NOW)
+    store.admin.cancel_run("r1", because="", now=NOW)
 
     with pytest.raises(SubmissionError, match="run 'r1' is cancelled: give its items to another run"):
-        store.reset_items("r1", now=NOW)
+        store.items.reset("r1", now=NOW)
     with pytest.raises(SubmissionError, match="run 'r2' is not there"):
-        store.reset_items("r2", now=NOW)
+        store.items.reset("r2", now=NOW)
     assert states(store) == [ItemState.FAILED]
 
 
 def test_who_did_and_failed_what_is_kept(store: JobStore) -> None:
-    store.add_items("r1", ["a", "b"], now=NOW)
+    store.items.add("r1", ["a", "b"], now=NOW)
     job = share(store)
     fail(store, job, take(store, job))
     finish(store, job, take(store, job))
@@ -183,7 +183,7 @@ def test_who_did_and_failed_what_is_kept(store: JobStore) -> None:
 
 
 def test_two_that_take_at_once_get_different_items(store: JobStore) -> None:
-    store.add_items("r1", [str(n) for n in range(40)], now=NOW)
+    store.items.add("r1", [str(n) for n in range(40)], now=NOW)
     jobs = [share(store, number) for number in range(1, 5)]
 
     def all_of(job: Job) -> list[str]:
@@ -200,10 +200,10 @@ def test_two_that_take_at_once_get_different_items(store: JobStore) -> None:
 
 
 def test_a_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
-    store.add_items("r1", ["a"], now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
     first, second = share(store), share(store, 2)
     item = take(store, first)
-    store.lose(first.job_id, attempt=1, now=NOW)
+    store.lost_hosts.mark_lost(first.job_id, attempt=1, now=NOW)
 
     assert take(store, second) is None
     assert finish(store, first, item)
@@ -212,23 +212,23 @@ def test_a_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
 
 
 def test_nothing_to_do_opens_no_run_that_is_over(store: JobStore) -> None:
-    store.add_items("r1", ["a"], now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
     job = share(store)
     finish(store, job, take(store, job))
-    assert store.complete(job.job_id, **by(job))
-    assert store.run_state("r1") == "completed"
+    assert store.claims.complete(job.job_id, **by(job))
+    assert store.runs.state("r1") == "completed"
 
-    assert store.add_items("r1", ["a"], now=NOW) == 0
-    assert store.submit_run("r1", {}, now=NOW) == {}
-    assert store.run_state("r1") == "completed"
+    assert store.items.add("r1", ["a"], now=NOW) == 0
+    assert store.runs.submit_run("r1", {}, now=NOW) == {}
+    assert store.runs.state("r1") == "completed"
 
 
 def test_a_run_of_items_alone_can_be_cancelled(store: JobStore) -> None:
-    store.add_items("r1", ["a"], now=NOW)
+    store.items.add("r1", ["a"], now=NOW)
 
-    assert store.cancel_run("r1", because="", now=NOW) == []
+    assert store.admin.cancel_run("r1", because="", now=NOW) == []
 
-    assert store.run_state("r1") == "cancelled"
+    assert store.runs.state("r1") == "cancelled"
     with pytest.raises(SubmissionError, match="was cancelled"):
         share(store)
 

@@ -47,13 +47,13 @@ NOW = 1_000_000.0
 
 
 def submit(store: JobStore, **changed: Any) -> JobId:
-    return store.submit(Submission(**{"queue": "gpu", **changed}), now=NOW)
+    return store.runs.submit(Submission(**{"queue": "gpu", **changed}), now=NOW)
 
 
 def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: str = "gpu") -> Job:
     """Incarnation `i1` is of worker `w1`, and so on."""
     worker = incarnation.replace("i", "w")
-    job = store.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now)
+    job = store.claims.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now)
     assert job is not None
     return job
 
@@ -61,7 +61,7 @@ def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: 
 def fenced(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
-    assert store.fence(job.job_id, attempt=job.attempt, incarnation="i1", trip=Trip.STALL, now=NOW + 1)
+    assert store.fencing.fence(job.job_id, attempt=job.attempt, incarnation="i1", trip=Trip.STALL, now=NOW + 1)
     return job
 
 
@@ -121,12 +121,12 @@ def test_a_job_that_nobody_submitted_is_unknown(store: JobStore) -> None:
 
 
 def test_the_first_job_of_a_run_opens_it_and_the_next_joins(store: JobStore) -> None:
-    assert store.run_state("r1") is None
+    assert store.runs.state("r1") is None
 
     submit(store, run_id="r1")
     submit(store, run_id="r1")
 
-    assert store.run_state("r1") == "running"
+    assert store.runs.state("r1") == "running"
 
 
 def test_jobs_are_listed_by_state_oldest_first(store: JobStore) -> None:
@@ -159,7 +159,7 @@ def test_the_lowest_priority_goes_first_then_the_oldest(store: JobStore) -> None
 def test_an_empty_queue_and_another_queue_give_nothing(store: JobStore) -> None:
     submit(store, queue="cpu")
 
-    assert store.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
+    assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
     assert claim(store, queue="cpu").queue == "cpu"
 
 
@@ -182,10 +182,11 @@ store = JobStore.open(url)
 while not (folder / "go").exists():
     time.sleep(0.001)
 def claim():
-    return store.claim("gpu", host="box1", worker=name, incarnation=name, now=time.time())
+    return store.claims.claim("gpu", host="box1", worker=name, incarnation=name, now=time.time())
 while (job := as_a_worker(claim)) is not None:
     print(job.job_id, job.attempt)
-    assert as_a_worker(lambda: store.complete(job.job_id, attempt=job.attempt, incarnation=name, now=time.time()))
+    its = {"attempt": job.attempt, "incarnation": name}
+    assert as_a_worker(lambda: store.claims.complete(job.job_id, **its, now=time.time()))
 """
 
 
@@ -218,20 +219,20 @@ def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once
 def test_whoever_no_longer_holds_the_job_is_refused_everything(store: JobStore, attempt: int, incarnation: str) -> None:
     submit(store)
     first = claim(store, "i1")
-    assert store.release(first.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert store.claims.release(first.job_id, attempt=1, incarnation="i1", now=NOW)
     held = claim(store, "i2")
     assert held.attempt == 2
     stale = {"attempt": attempt, "incarnation": incarnation}
 
-    assert not store.owns(held.job_id, **stale)  # type: ignore[arg-type]
-    assert not store.renew(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
-    assert not store.complete(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
-    assert not store.fail_by_worker(held.job_id, **stale, because="no", now=NOW + 50)  # type: ignore[arg-type]
-    assert not store.release(held.job_id, **stale, now=NOW)  # type: ignore[arg-type]
+    assert not store.claims.owns(held.job_id, **stale)  # type: ignore[arg-type]
+    assert not store.claims.renew(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
+    assert not store.claims.complete(held.job_id, **stale, now=NOW + 50)  # type: ignore[arg-type]
+    assert not store.claims.fail_by_worker(held.job_id, **stale, because="no", now=NOW + 50)  # type: ignore[arg-type]
+    assert not store.claims.release(held.job_id, **stale, now=NOW)  # type: ignore[arg-type]
 
     assert store.job(held.job_id) == held
-    assert store.dispatch_events(held.job_id) == []
-    assert store.complete(held.job_id, attempt=2, incarnation="i2", now=NOW + 50)
+    assert store.outbox.dispatch_events(held.job_id) == []
+    assert store.claims.complete(held.job_id, attempt=2, incarnation="i2", now=NOW + 50)
 
 
 @pytest.mark.behaviour("A11")
@@ -239,13 +240,13 @@ def test_while_fencing_nothing_is_accepted_and_nobody_claims(store: JobStore) ->
     job = fenced(store)
     held = {"attempt": 1, "incarnation": "i1"}
 
-    assert not store.owns(job.job_id, **held)  # type: ignore[arg-type]
-    assert not store.renew(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
-    assert not store.complete(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
-    assert not store.fail_by_worker(job.job_id, **held, because="no", now=NOW + 2)  # type: ignore[arg-type]
-    assert not store.release(job.job_id, **held, now=NOW)  # type: ignore[arg-type]
-    assert store.claim("gpu", host="box2", worker="w2", incarnation="i2", now=NOW + 2) is None
-    assert store.reclaim_expired(now=NOW + 601) == []
+    assert not store.claims.owns(job.job_id, **held)  # type: ignore[arg-type]
+    assert not store.claims.renew(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
+    assert not store.claims.complete(job.job_id, **held, now=NOW + 2)  # type: ignore[arg-type]
+    assert not store.claims.fail_by_worker(job.job_id, **held, because="no", now=NOW + 2)  # type: ignore[arg-type]
+    assert not store.claims.release(job.job_id, **held, now=NOW)  # type: ignore[arg-type]
+    assert store.claims.claim("gpu", host="box2", worker="w2", incarnation="i2", now=NOW + 2) is None
+    assert store.sweeps.reclaim_expired(now=NOW + 601) == []
 
     found = store.job(job.job_id)
     assert (found.state, found.attempt, found.because) == (State.FENCING, 1, "stall: fenced")
@@ -255,8 +256,8 @@ def test_a_fence_of_another_attempt_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert not store.fence(job.job_id, attempt=2, incarnation="i1", trip=Trip.BUDGET, now=NOW)
-    assert not store.fence(job.job_id, attempt=0, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=2, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=0, incarnation="i1", trip=Trip.BUDGET, now=NOW)
 
     assert store.job(job.job_id) == job
 
@@ -265,7 +266,7 @@ def test_a_renewal_lengthens_the_lease(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW + 10, lease_s=60)
+    assert store.claims.renew(job.job_id, attempt=1, incarnation="i1", now=NOW + 10, lease_s=60)
 
     assert store.job(job.job_id).lease_expires_at == NOW + 70
 
@@ -274,19 +275,19 @@ def test_a_completed_job_has_no_holder_and_one_event(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert store.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 10)
+    assert store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 10)
 
     done = store.job(job.job_id)
     assert (done.state, done.claimed_by, done.worker, done.lease_expires_at) == (State.COMPLETED, None, None, None)
-    assert store.dispatch_events(job.job_id) == ["completed"]
-    assert not store.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 11)
+    assert store.outbox.dispatch_events(job.job_id) == ["completed"]
+    assert not store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 11)
 
 
 def test_a_job_given_back_counts_no_retry_and_keeps_its_priority(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert store.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert store.claims.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
 
     back = store.job(job.job_id)
     assert (back.state, back.claimed_by, back.because) == (State.QUEUED, None, "released by its worker")
@@ -303,21 +304,21 @@ def test_a_requeue_clears_the_claim_counts_one_retry_and_never_lowers_urgency(
 ) -> None:
     job = fenced(store, priority=priority, run_id="r1")
 
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     back = store.job(job.job_id)
     assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
     assert (back.claimed_by, back.host, back.worker, back.lease_expires_at) == (None, None, None, None)
     assert back.because == "stall: requeued"
-    assert store.dispatch_events(job.job_id) == []
-    assert store.run_state("r1") == "running"
+    assert store.outbox.dispatch_events(job.job_id) == []
+    assert store.runs.state("r1") == "running"
 
 
 @pytest.mark.behaviour("A9")
 def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) -> None:
     job = fenced(store)
     submit(store)
-    store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     again = claim(store, "i2")
 
@@ -330,11 +331,11 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch = store.changes()
     assert not watch.any()
 
-    store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     assert watch.wait(10)
     assert not watch.any()
-    store.submit(Submission(queue="gpu"), now=NOW)
+    store.runs.submit(Submission(queue="gpu"), now=NOW)
     eventually(watch.any, "the look alone sees a change too")
     watch.close()
 
@@ -345,7 +346,7 @@ def test_an_idle_worker_notices_a_job_given_back_without_asking_for_jobs(store: 
     watch = store.changes()
     assert not watch.any()
 
-    store.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    store.claims.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
 
     assert watch.wait(10)
     watch.close()
@@ -355,21 +356,21 @@ def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store:
     submit(store)
     job = claim(store, "holder")
 
-    assert not store.fence(job.job_id, attempt=1, incarnation="liar", trip=Trip.STALL, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=1, incarnation="liar", trip=Trip.STALL, now=NOW)
 
     assert store.job(job.job_id) == job
-    assert store.fence(job.job_id, attempt=1, incarnation="holder", trip=Trip.STALL, now=NOW)
+    assert store.fencing.fence(job.job_id, attempt=1, incarnation="holder", trip=Trip.STALL, now=NOW)
 
 
 def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
     submit(store)
     job = claim(store)
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
-    store.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    assert not store.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW)
 
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     assert store.job(job.job_id).watchdog_retries == 1
 
@@ -378,12 +379,12 @@ def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
 def test_a_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
     job = fenced(store)
 
-    assert store.fail(job.job_id, attempt=1, because="stall: at the cap", now=NOW + 2)
-    assert not store.fail(job.job_id, attempt=1, because="again", now=NOW + 3)
+    assert store.fencing.fail(job.job_id, attempt=1, because="stall: at the cap", now=NOW + 2)
+    assert not store.fencing.fail(job.job_id, attempt=1, because="again", now=NOW + 3)
 
     ended = store.job(job.job_id)
     assert (ended.state, ended.because, ended.claimed_by) == (State.FAILED, "stall: at the cap", None)
-    assert store.dispatch_events(job.job_id) == ["failed"]
+    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
 _REFUSALS = {
@@ -418,12 +419,12 @@ def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: J
     refuse_events(store)
 
     with pytest.raises(DatabaseError, match="refusal"):
-        store.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+        store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
 
     assert store.job(job.job_id) == before
     accept_events(store)
-    assert store.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
-    assert store.dispatch_events(job.job_id) == ["failed"]
+    assert store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
 @pytest.mark.behaviour("A10")
@@ -433,10 +434,10 @@ def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: 
     refuse_events(store)
 
     with pytest.raises(DatabaseError, match="refusal"):
-        store.fail_by_worker(job.job_id, attempt=1, incarnation="i1", because="boom", now=NOW + 2)
+        store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i1", because="boom", now=NOW + 2)
 
     assert store.job(job.job_id) == job
-    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+    assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
 
 
 @pytest.mark.behaviour("A10")
@@ -444,15 +445,15 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
     done, tripped, running, waiting = (submit(store, run_id="r1") for _ in range(4))
     stranger = submit(store, run_id="r2")
     assert claim(store, "i0").job_id == done
-    store.complete(done, attempt=1, incarnation="i0", now=NOW)
+    store.claims.complete(done, attempt=1, incarnation="i0", now=NOW)
     assert [claim(store, name).job_id for name in ("i1", "i2")] == [tripped, running]
-    store.fence(tripped, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    store.fail(tripped, attempt=1, because="stall", now=NOW)
-    assert store.run_state("r1") == "running"
+    store.fencing.fence(tripped, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    store.fencing.fail(tripped, attempt=1, because="stall", now=NOW)
+    assert store.runs.state("r1") == "running"
 
-    assert store.consume_events(now=NOW + 5) == 1
+    assert store.sweeps.consume_events(now=NOW + 5) == 1
 
-    assert store.run_state("r1") == "failed"
+    assert store.runs.state("r1") == "failed"
     assert {job.job_id: job.state for job in store.jobs()} == {
         done: State.COMPLETED,
         tripped: State.FAILED,
@@ -461,18 +462,18 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
         stranger: State.QUEUED,
     }
     assert store.job(waiting).because == f"job {tripped} of its run failed"
-    assert not store.owns(running, attempt=1, incarnation="i2")
-    assert store.run_state("r2") == "running"
+    assert not store.claims.owns(running, attempt=1, incarnation="i2")
+    assert store.runs.state("r2") == "running"
 
 
 @pytest.mark.behaviour("A10")
 def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
-    store.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
     stranger = submit(store, run_id="r2")
-    assert store.consume_events(now=NOW) == 1
+    assert store.sweeps.consume_events(now=NOW) == 1
 
-    assert store.consume_events(now=NOW + 1) == 0
+    assert store.sweeps.consume_events(now=NOW + 1) == 0
 
     assert store.job(stranger).state is State.QUEUED
 
@@ -480,9 +481,9 @@ def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStor
 @pytest.mark.behaviour("A10")
 def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
-    store.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
     before = submit(store, run_id="r1")
-    store.consume_events(now=NOW)
+    store.sweeps.consume_events(now=NOW)
 
     with pytest.raises(SubmissionError, match="run 'r1' has failed: give the job another run"):
         submit(store, run_id="r1")
@@ -494,9 +495,9 @@ def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
 def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: JobStore) -> None:
     job = fenced(store)
     other = submit(store)
-    store.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
 
-    assert store.consume_events(now=NOW) == 1
+    assert store.sweeps.consume_events(now=NOW) == 1
 
     assert store.job(other).state is State.QUEUED
 
@@ -504,16 +505,16 @@ def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: 
 def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     sibling = submit(store, run_id="r1")
-    store.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
     refuse_events(store, "UPDATE")
 
     with pytest.raises(DatabaseError, match="refusal"):
-        store.consume_events(now=NOW)
+        store.sweeps.consume_events(now=NOW)
 
-    assert store.run_state("r1") == "running"
+    assert store.runs.state("r1") == "running"
     assert store.job(sibling).state is State.QUEUED
     accept_events(store)
-    assert store.consume_events(now=NOW) == 1
+    assert store.sweeps.consume_events(now=NOW) == 1
     assert store.job(sibling).state is State.CANCELLED
 
 
@@ -525,24 +526,24 @@ def test_a_lease_that_nobody_renews_gives_the_job_back_sooner_than_most(store: J
     submit(store)
     job = claim(store)
 
-    assert store.reclaim_expired(now=NOW + 600) == []
-    assert store.reclaim_expired(now=NOW + 600.1) == [job.job_id]
+    assert store.sweeps.reclaim_expired(now=NOW + 600) == []
+    assert store.sweeps.reclaim_expired(now=NOW + 600.1) == [job.job_id]
 
     back = store.job(job.job_id)
     assert (back.state, back.priority, back.claimed_by, back.because) == (State.QUEUED, 10, None, "lease expired")
     assert (back.reclaims, back.watchdog_retries) == (1, 0)
-    assert not store.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 601)
+    assert not store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 601)
 
 
 @pytest.mark.behaviour("A13")
 def test_a_renewed_lease_is_left_alone(store: JobStore) -> None:
     submit(store)
     job = claim(store)
-    store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW + 590)
+    store.claims.renew(job.job_id, attempt=1, incarnation="i1", now=NOW + 590)
 
-    assert store.reclaim_expired(now=NOW + 601) == []
+    assert store.sweeps.reclaim_expired(now=NOW + 601) == []
 
-    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+    assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
 
 
 @pytest.mark.behaviour("A13")
@@ -552,18 +553,18 @@ def test_at_the_reclaim_cap_the_job_fails_with_its_event(store: JobStore) -> Non
     for reclaim in range(RECLAIMS_MAX):
         claim(store, now=now)
         now += 601
-        assert store.reclaim_expired(now=now) == [job_id]
+        assert store.sweeps.reclaim_expired(now=now) == [job_id]
         assert store.job(job_id).reclaims == reclaim + 1
     claim(store, now=now)
     other = submit(store)
     claim(store, "i2", now=now)
 
-    assert store.reclaim_expired(now=now + 601) == [job_id, other]
+    assert store.sweeps.reclaim_expired(now=now + 601) == [job_id, other]
 
     ended = store.job(job_id)
     assert (ended.state, ended.because) == (State.FAILED, "lease expired, and all 10 reclaims are used")
     assert (ended.attempt, ended.reclaims, ended.watchdog_retries) == (11, 10, 0)
-    assert store.dispatch_events(job_id) == ["failed"]
+    assert store.outbox.dispatch_events(job_id) == ["failed"]
     assert store.job(other).state is State.QUEUED
 
 
@@ -571,7 +572,7 @@ def test_an_ingest_job_has_its_lease_reclaimed_like_any(store: JobStore) -> None
     job_id = submit(store, job_class=JobClass.INGEST_FETCH)
     claim(store)
 
-    assert store.reclaim_expired(now=NOW + 601) == [job_id]
+    assert store.sweeps.reclaim_expired(now=NOW + 601) == [job_id]
 
 
 # --- workers' rows
@@ -583,7 +584,7 @@ def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobS
     claim(store)
     assert worker_rows(store) == [("box1", "w1", "i1", "sd-xl", NOW)]
 
-    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW + 5)
+    assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW + 5)
 
     assert worker_rows(store) == [("box1", "w1", "i1", None, NOW - 95)]
 
@@ -594,16 +595,16 @@ def test_a_retired_incarnation_is_told_for_which_trip_and_the_next_one_is_not(st
     claim(store)
 
     def told(incarnation: str) -> Trip | None:
-        return store.retired_for(host="box1", worker="w1", incarnation=incarnation)
+        return store.claims.retired_for(host="box1", worker="w1", incarnation=incarnation)
 
     assert told("i1") is None
-    assert store.fence(1, attempt=1, incarnation="i1", trip=Trip.BUDGET, now=NOW)
-    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    assert store.fencing.fence(1, attempt=1, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
     assert told("i1") is Trip.BUDGET
 
     register(store, "i1b")
     assert told("i1b") is None
-    assert store.retire_worker(host="box1", worker="w1", incarnation="i1b", now=NOW)
+    assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1b", now=NOW)
     assert told("i1b") is None
 
 
@@ -611,10 +612,10 @@ def test_a_retired_incarnation_is_told_for_which_trip_and_the_next_one_is_not(st
 def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) -> None:
     submit(store)
     claim(store)
-    store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
     register(store, "i1b")
 
-    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1b", model=None, now=NOW + 3)
+    assert store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1b", model=None, now=NOW + 3)
 
     assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW + 3)]
 
@@ -628,9 +629,9 @@ def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) 
 def test_a_row_that_is_absent_or_of_another_is_no_ghost(
     store: JobStore, host: str, worker: str, incarnation: str
 ) -> None:
-    store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+    store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
 
-    assert not store.retire_worker(host=host, worker=worker, incarnation=incarnation, now=NOW)
+    assert not store.fencing.retire_worker(host=host, worker=worker, incarnation=incarnation, now=NOW)
 
     assert worker_rows(store) == [("box1", "w1", "i1", "m", NOW)]
 
@@ -649,7 +650,7 @@ def test_a_job_without_a_model_shows_its_class_in_the_row(store: JobStore) -> No
 def register(store: JobStore, incarnation: str, *, now: float = NOW, gpus: tuple[str, ...] = ()) -> list[JobId]:
     """Incarnation `i1` and `i1b` are of worker `w1`."""
     worker = incarnation.replace("i", "w").rstrip("b")
-    return store.register("gpu", host="box1", worker=worker, incarnation=incarnation, now=now, gpus=gpus)
+    return store.claims.register("gpu", host="box1", worker=worker, incarnation=incarnation, now=now, gpus=gpus)
 
 
 def test_a_registration_queues_again_what_the_incarnation_before_it_ran(store: JobStore) -> None:
@@ -674,8 +675,8 @@ def test_a_registration_leaves_other_workers_jobs_and_what_is_fenced(store: JobS
     assert register(store, "i1b") == []
 
     assert store.job(job.job_id).state is State.FENCING
-    assert store.owns(other, attempt=1, incarnation="i2")
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.claims.owns(other, attempt=1, incarnation="i2")
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
 
 def test_a_registration_that_cannot_settle_everything_registers_nothing(store: JobStore) -> None:
@@ -687,7 +688,7 @@ def test_a_registration_that_cannot_settle_everything_registers_nothing(store: J
         register(store, "i1b")
 
     assert worker_rows(store)[0][2] == "i1"
-    assert store.owns(job_id, attempt=1, incarnation="i1")
+    assert store.claims.owns(job_id, attempt=1, incarnation="i1")
 
 
 @pytest.mark.behaviour("A11")
@@ -699,10 +700,10 @@ def test_an_incarnation_that_was_replaced_is_refused_everything(store: JobStore)
 
     with pytest.raises(ReplacedError, match="incarnation i1 of worker box1/w1 is over"):
         claim(store)
-    assert not store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
-    assert not store.renew(job_id, **old, now=NOW)  # type: ignore[arg-type]
-    assert not store.complete(job_id, **old, now=NOW)  # type: ignore[arg-type]
-    assert not store.release(job_id, **old, now=NOW)  # type: ignore[arg-type]
+    assert not store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
+    assert not store.claims.renew(job_id, **old, now=NOW)  # type: ignore[arg-type]
+    assert not store.claims.complete(job_id, **old, now=NOW)  # type: ignore[arg-type]
+    assert not store.claims.release(job_id, **old, now=NOW)  # type: ignore[arg-type]
 
     assert worker_rows(store) == [("box1", "w1", "i1b", None, NOW)]
     assert [claim(store, "i1b").job_id if n else store.job(other).job_id for n in range(2)] == [other, job_id]
@@ -716,15 +717,15 @@ def test_an_incarnation_whose_process_is_being_ended_claims_nothing_and_its_succ
         fenced(store)
     else:
         register(store, "i1")
-        assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+        assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
     job_id = submit(store)
 
     with pytest.raises(ReplacedError):
         claim(store)
-    assert not store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW)
+    assert not store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW)
 
     register(store, "i1b")
-    again = store.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW)
+    again = store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW)
     assert again is not None
     assert again.job_id == job_id
 
@@ -734,7 +735,7 @@ def test_a_claim_that_finds_nothing_writes_nothing_and_so_wakes_nobody(store: Jo
     watch = store.changes()
     watch.any()
 
-    assert store.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
+    assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
     assert not watch.any()
 
     submit(store)
@@ -751,7 +752,7 @@ def test_a_claim_whose_answer_was_lost_gives_the_same_job_again_with_its_lease_r
 
     assert again == replace(lost, lease_expires_at=NOW + 700)
     assert store.job(other).state is State.QUEUED
-    store.complete(again.job_id, attempt=1, incarnation="i1", now=NOW + 101)
+    store.claims.complete(again.job_id, attempt=1, incarnation="i1", now=NOW + 101)
     assert claim(store).job_id == other
 
 
@@ -759,7 +760,7 @@ def test_a_claim_whose_answer_was_lost_is_given_again_on_an_empty_queue_and_to_n
     submit(store)
     lost = claim(store)
 
-    assert store.claim("gpu", host="box1", worker="w2", incarnation="i2", now=NOW) is None
+    assert store.claims.claim("gpu", host="box1", worker="w2", incarnation="i2", now=NOW) is None
     assert claim(store) == lost
 
 
@@ -793,20 +794,20 @@ def test_a_claim_and_the_registration_of_the_next_incarnation_leave_no_job_with_
         old, new = f"{turn}-old", f"{turn}-new"
         job_id = submit(store)
         slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
-        store.register("gpu", incarnation=old, **slot)
+        store.claims.register("gpu", incarnation=old, **slot)
 
         claimed, settled = together(
-            partial(store.claim, "gpu", incarnation=old, **slot),
-            partial(store.register, "gpu", incarnation=new, **slot),
+            partial(store.claims.claim, "gpu", incarnation=old, **slot),
+            partial(store.claims.register, "gpu", incarnation=new, **slot),
         )
 
         assert isinstance(claimed, Job | ReplacedError), claimed
         assert settled == ([job_id] if isinstance(claimed, Job) else [])
         assert store.job(job_id).state is State.QUEUED
-        assert not store.renew(job_id, attempt=1, incarnation=old, now=NOW)
-        last = store.claim("gpu", incarnation=new, **slot)
+        assert not store.claims.renew(job_id, attempt=1, incarnation=old, now=NOW)
+        last = store.claims.claim("gpu", incarnation=new, **slot)
         assert last is not None
-        assert store.complete(job_id, attempt=last.attempt, incarnation=new, now=NOW)
+        assert store.claims.complete(job_id, attempt=last.attempt, incarnation=new, now=NOW)
 
 
 @pytest.mark.behaviour("A11")
@@ -815,21 +816,21 @@ def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_onc
         old, new = f"{turn}-old", f"{turn}-new"
         job_id = submit(store)
         slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
-        store.register("gpu", incarnation=old, **slot)
-        assert store.claim("gpu", incarnation=old, **slot)
+        store.claims.register("gpu", incarnation=old, **slot)
+        assert store.claims.claim("gpu", incarnation=old, **slot)
 
         took, settled = together(
-            partial(store.fence, job_id, attempt=1, incarnation=old, trip=Trip.STALL, now=NOW),
-            partial(store.register, "gpu", incarnation=new, **slot),
+            partial(store.fencing.fence, job_id, attempt=1, incarnation=old, trip=Trip.STALL, now=NOW),
+            partial(store.claims.register, "gpu", incarnation=new, **slot),
         )
 
         assert (took, settled) in ((True, []), (False, [job_id]))
         if took:
-            assert store.fail(job_id, attempt=1, because="stall", now=NOW)
+            assert store.fencing.fail(job_id, attempt=1, because="stall", now=NOW)
         else:
-            last = store.claim("gpu", incarnation=new, **slot)
+            last = store.claims.claim("gpu", incarnation=new, **slot)
             assert last is not None
-            assert store.complete(job_id, attempt=2, incarnation=new, now=NOW)
+            assert store.claims.complete(job_id, attempt=2, incarnation=new, now=NOW)
 
 
 @pytest.mark.behaviour("A13")
@@ -839,33 +840,33 @@ def test_a_sweep_and_a_renewal_of_an_expired_lease_agree_who_has_the_job(store: 
         claim(store)
 
         swept, renewed = together(
-            lambda: store.reclaim_expired(now=NOW + 601),
-            partial(store.renew, job_id, attempt=1, incarnation="i1", now=NOW + 601),
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            partial(store.claims.renew, job_id, attempt=1, incarnation="i1", now=NOW + 601),
         )
 
         assert (swept, renewed) in (([job_id], False), ([], True))
-        assert store.owns(job_id, attempt=1, incarnation="i1") is renewed
+        assert store.claims.owns(job_id, attempt=1, incarnation="i1") is renewed
         if renewed:
-            store.complete(job_id, attempt=1, incarnation="i1", now=NOW)
+            store.claims.complete(job_id, attempt=1, incarnation="i1", now=NOW)
         else:
-            store.complete(claim(store).job_id, attempt=2, incarnation="i1", now=NOW)
+            store.claims.complete(claim(store).job_id, attempt=2, incarnation="i1", now=NOW)
 
 
 def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobStore) -> None:
     for turn in range(15):
         job_id = submit(store)
         claim(store, f"i{turn}")
-        store.fence(job_id, attempt=1, incarnation=f"i{turn}", trip=Trip.STALL, now=NOW)
+        store.fencing.fence(job_id, attempt=1, incarnation=f"i{turn}", trip=Trip.STALL, now=NOW)
 
         swept, requeued = together(
-            lambda: store.reclaim_expired(now=NOW + 601),
-            partial(store.requeue, job_id, attempt=1, trip=Trip.STALL, now=NOW + 601),
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            partial(store.fencing.requeue, job_id, attempt=1, trip=Trip.STALL, now=NOW + 601),
         )
 
         assert (swept, requeued) in (([job_id], False), ([], True))
         back = store.job(job_id)
         assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, int(not requeued), int(requeued))
-        store.complete(claim(store, "i99").job_id, attempt=2, incarnation="i99", now=NOW)
+        store.claims.complete(claim(store, "i99").job_id, attempt=2, incarnation="i99", now=NOW)
 
 
 def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_one_another(store: JobStore) -> None:
@@ -875,26 +876,26 @@ def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_o
         other = submit(store, queue="cpu")
         for n in range(13):
             slot: dict[str, Any] = {"host": "box1", "worker": f"w{n}", "incarnation": f"{turn}-i{n}", "now": NOW}
-            store.register("gpu", **slot)
-            assert store.claim("gpu", **slot)
+            store.claims.register("gpu", **slot)
+            assert store.claims.claim("gpu", **slot)
         with writing(store._engine) as connection:  # so that a registration meets all of them, too
             connection.execute(update(JOBS).where(JOBS.c.state == State.RUNNING).values(worker="w0"))
-        assert store.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
+        assert store.claims.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
 
         answers = together(
-            lambda: store.reclaim_expired(now=NOW + 601),
-            lambda: store.reclaim_expired(now=NOW + 601),
-            lambda: store.consume_events(now=NOW),
-            lambda: store.consume_events(now=NOW),
-            partial(store.register, "gpu", host="box1", worker="w0", incarnation=f"{turn}-new", now=NOW),
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            lambda: store.sweeps.consume_events(now=NOW),
+            lambda: store.sweeps.consume_events(now=NOW),
+            partial(store.claims.register, "gpu", host="box1", worker="w0", incarnation=f"{turn}-new", now=NOW),
         )
 
         assert not [answer for answer in answers if isinstance(answer, Exception)]
         for job_id in ids:
             state = store.job(job_id).state
             assert state in (State.FAILED, State.CANCELLED)
-            assert [each for each in store.dispatch_events(job_id) if each != "run_failed"] == [state]
-        store.consume_events(now=NOW)
+            assert [each for each in store.outbox.dispatch_events(job_id) if each != "run_failed"] == [state]
+        store.sweeps.consume_events(now=NOW)
         assert store.job(other).state is State.QUEUED
 
 
@@ -903,9 +904,9 @@ def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
         run_id = f"r{turn}"
         culprit = submit(store, run_id=run_id)
         claim(store)
-        store.fail_by_worker(culprit, attempt=1, incarnation="i1", because="boom", now=NOW)
+        store.claims.fail_by_worker(culprit, attempt=1, incarnation="i1", because="boom", now=NOW)
 
-        added, consumed = together(partial(submit, store, run_id=run_id), lambda: store.consume_events(now=NOW))
+        added, consumed = together(partial(submit, store, run_id=run_id), lambda: store.sweeps.consume_events(now=NOW))
 
         assert consumed == 1
         assert store.jobs(states=frozenset({State.QUEUED})) == []
@@ -937,17 +938,17 @@ def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore
 def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
-    store.block(second, because="a person said so")
+    store.admin.block(second, because="a person said so")
     claim(store)
-    store.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
+    store.claims.complete(first, attempt=1, incarnation="i1", now=NOW + 10)
 
-    store.unblock(second, because="", now=NOW)
+    store.admin.unblock(second, because="", now=NOW)
 
     assert store.job(second).queued_at == NOW + 10
-    store.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)
-    assert [each.waited_s for each in store.events("anyone") if each.job_id == second and each.kind == "completed"] == [
-        5
-    ]
+    store.claims.complete(second, attempt=claim(store, now=NOW + 15).attempt, incarnation="i1", now=NOW + 20)
+    assert [
+        each.waited_s for each in store.outbox.events("anyone") if each.job_id == second and each.kind == "completed"
+    ] == [5]
 
 
 @pytest.mark.needs_postgres
@@ -955,13 +956,13 @@ def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStor
 def test_what_is_heard_of_a_lost_job_waits_for_nobody_who_has_its_run(shared_store: JobStore, act: str) -> None:
     job_id = submit(shared_store, run_id="r1")
     claim(shared_store)
-    shared_store.lose(job_id, attempt=1, now=NOW)
+    shared_store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
     its: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
     acts: dict[str, Callable[[], object]] = {
-        "renew": partial(shared_store.renew, job_id, **its),
+        "renew": partial(shared_store.claims.renew, job_id, **its),
         "claim": partial(claim, shared_store),
-        "fail_by_worker": partial(shared_store.fail_by_worker, job_id, because="boom", **its),
-        "release": partial(shared_store.release, job_id, **its),
+        "fail_by_worker": partial(shared_store.claims.fail_by_worker, job_id, because="boom", **its),
+        "release": partial(shared_store.claims.release, job_id, **its),
     }
 
     with ThreadPoolExecutor(1) as pool, writing(shared_store._engine) as another:
@@ -973,10 +974,10 @@ def test_what_is_heard_of_a_lost_job_waits_for_nobody_who_has_its_run(shared_sto
 def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
-    store.cancel(second, because="a person said so", now=NOW)
+    store.admin.cancel(second, because="a person said so", now=NOW)
     over = store.job(second)
 
-    store.complete(claim(store).job_id, attempt=1, incarnation="i1", now=NOW + 10)
+    store.claims.complete(claim(store).job_id, attempt=1, incarnation="i1", now=NOW + 10)
 
     assert over.pending == 1
     assert store.job(second) == over
@@ -989,14 +990,14 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
     """End an attempt in a way that would queue the job once more."""
     attempt, incarnation = job.attempt, job.claimed_by or ""
     if how == "reclaim":
-        store.reclaim_expired(now=now + 601)
+        store.sweeps.reclaim_expired(now=now + 601)
     elif how == "fence":
-        store.fence(job.job_id, attempt=attempt, incarnation=incarnation, trip=Trip.STALL, now=now)
-        store.reclaim_expired(now=now + FENCE_S + 1)
+        store.fencing.fence(job.job_id, attempt=attempt, incarnation=incarnation, trip=Trip.STALL, now=now)
+        store.sweeps.reclaim_expired(now=now + FENCE_S + 1)
     elif how == "release":
-        store.release(job.job_id, attempt=attempt, incarnation=incarnation, now=now)
+        store.claims.release(job.job_id, attempt=attempt, incarnation=incarnation, now=now)
     else:
-        store.register("gpu", host="box1", worker="w1", incarnation=f"next-{attempt}", now=now)
+        store.claims.register("gpu", host="box1", worker="w1", incarnation=f"next-{attempt}", now=now)
 
 
 @pytest.mark.parametrize(
@@ -1012,48 +1013,48 @@ def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobSt
     job_id = submit(store, attempts_max=3, run_id="r1")
     for attempt in range(1, 4):
         incarnation = f"{how}-{attempt}"
-        store.register("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
-        job = store.claim("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
+        store.claims.register("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
+        job = store.claims.claim("gpu", host="box1", worker="w1", incarnation=incarnation, now=NOW)
         assert job is not None
-        assert store.dispatch_events(job_id) == []
+        assert store.outbox.dispatch_events(job_id) == []
         lose(store, how, job, now=NOW)
 
     ended = store.job(job_id)
     assert (ended.state, ended.attempt, ended.because, ended.claimed_by) == (State.FAILED, 3, because, None)
-    assert store.dispatch_events(job_id) == ["failed"]
-    assert store.claim("gpu", host="box1", worker="w9", incarnation="i9", now=NOW) is None
-    assert store.consume_events(now=NOW) == 1
-    assert store.run_state("r1") == "failed"
+    assert store.outbox.dispatch_events(job_id) == ["failed"]
+    assert store.claims.claim("gpu", host="box1", worker="w9", incarnation="i9", now=NOW) is None
+    assert store.sweeps.consume_events(now=NOW) == 1
+    assert store.runs.state("r1") == "failed"
 
 
 def test_a_job_without_attempts_left_is_not_requeued_but_can_be_failed(store: JobStore) -> None:
     job = fenced(store, attempts_max=1)
 
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
     assert store.job(job.job_id).state is State.FENCING
 
-    assert store.fail(job.job_id, attempt=1, because="stall: no attempt left", now=NOW)
-    assert store.dispatch_events(job.job_id) == ["failed"]
+    assert store.fencing.fail(job.job_id, attempt=1, because="stall: no attempt left", now=NOW)
+    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
 
 
 def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
     job_id = submit(store, attempts_max=100)
     for turn in range(RECLAIMS_MAX):
         assert store.job(job_id).reclaims == turn
-        store.register("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
-        job = store.claim("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
+        store.claims.register("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
+        job = store.claims.claim("gpu", host="box1", worker="w1", incarnation=f"{turn}", now=NOW)
         assert job is not None
         lose(store, ("reclaim", "register")[turn % 2], job, now=NOW)
-    store.register("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
-    assert store.claim("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
+    store.claims.register("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
+    assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="last", now=NOW)
 
-    assert store.register("gpu", host="box1", worker="w1", incarnation="after", now=NOW) == [job_id]
+    assert store.claims.register("gpu", host="box1", worker="w1", incarnation="after", now=NOW) == [job_id]
 
     ended = store.job(job_id)
     assert (ended.state, ended.because) == (
         State.FAILED, "its worker was started anew, and all 10 reclaims are used"
     )  # fmt: skip
-    assert store.dispatch_events(job_id) == ["failed"]
+    assert store.outbox.dispatch_events(job_id) == ["failed"]
 
 
 def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1062,8 +1063,8 @@ def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monk
     for n in range(3):
         claim(store, f"i{n}")
 
-    assert store.reclaim_expired(now=NOW + 601) == ids[:2]
-    assert store.reclaim_expired(now=NOW + 601) == ids[2:]
+    assert store.sweeps.reclaim_expired(now=NOW + 601) == ids[:2]
+    assert store.sweeps.reclaim_expired(now=NOW + 601) == ids[2:]
 
 
 # --- the fence's own lease
@@ -1073,25 +1074,25 @@ def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monk
 def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobStore) -> None:
     job = fenced(store)
 
-    assert store.reclaim_expired(now=NOW + 1 + FENCE_S) == []
-    assert store.expired(now=NOW + 2 + FENCE_S) == {(job.job_id, 1)}
-    assert store.reclaim_expired(now=NOW + 2 + FENCE_S) == [job.job_id]
+    assert store.sweeps.reclaim_expired(now=NOW + 1 + FENCE_S) == []
+    assert store.sweeps.expired(now=NOW + 2 + FENCE_S) == {(job.job_id, 1)}
+    assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == [job.job_id]
 
     back = store.job(job.job_id)
     assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
     assert back.because == "stall: fenced, and its fence ran out"
-    assert not store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
 
 def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
     job = fenced(store)
 
-    assert store.hold_fence(job.job_id, attempt=1, now=NOW + 500)
-    assert not store.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
+    assert store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + 500)
+    assert not store.fencing.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
 
-    assert store.reclaim_expired(now=NOW + 2 + FENCE_S) == []
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
-    assert not store.hold_fence(job.job_id, attempt=1, now=NOW + 600)
+    assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == []
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + 600)
 
 
 # --- a requeued job avoids where it was
@@ -1102,14 +1103,14 @@ def avoiding(store: JobStore) -> JobId:
     register(store, "i1", gpus=("GPU-a",))
     job = fenced(store)
     avoid = Slot(host="box1", worker="w1", gpus=("GPU-a",))
-    assert store.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
     register(store, "i1b", gpus=("GPU-a",))
     return job.job_id
 
 
 def takes(store: JobStore, incarnation: str, *, now: float = NOW) -> bool:
     worker = incarnation.replace("i", "w").rstrip("b")
-    return store.claim("gpu", host="box1", worker=worker, incarnation=incarnation, now=now) is not None
+    return store.claims.claim("gpu", host="box1", worker=worker, incarnation=incarnation, now=now) is not None
 
 
 def test_a_requeued_job_is_left_to_another_gpu_that_is_there(store: JobStore) -> None:
@@ -1134,7 +1135,7 @@ def test_a_job_passes_over_the_worker_it_avoids_but_others_do_not(store: JobStor
     register(store, "i2")
     other = submit(store)
 
-    assert store.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW) == store.job(other)
+    assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1b", now=NOW) == store.job(other)
 
 
 def avoided_too(store: JobStore) -> None:
@@ -1142,7 +1143,7 @@ def avoided_too(store: JobStore) -> None:
 
 
 def of_another_queue(store: JobStore) -> None:
-    store.register("cpu", host="box1", worker="w2", incarnation="i2", now=NOW)
+    store.claims.register("cpu", host="box1", worker="w2", incarnation="i2", now=NOW)
 
 
 def stale(store: JobStore) -> None:
@@ -1151,19 +1152,19 @@ def stale(store: JobStore) -> None:
 
 def retired(store: JobStore) -> None:
     register(store, "i2")
-    store.retire_worker(host="box1", worker="w2", incarnation="i2", now=NOW)
+    store.fencing.retire_worker(host="box1", worker="w2", incarnation="i2", now=NOW)
 
 
 def in_quarantine(store: JobStore) -> None:
     register(store, "i2", gpus=("GPU-b",))
-    store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
 
 
 def beside_a_lost_job(store: JobStore) -> None:
     register(store, "i3", gpus=("GPU-b",))
     job_id = submit(store, priority=1)
     assert takes(store, "i3")
-    assert store.lose(job_id, attempt=1, now=NOW)
+    assert store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
     register(store, "i2", gpus=("GPU-b",))
 
 
@@ -1191,9 +1192,9 @@ def test_a_job_avoids_for_a_while_only(store: JobStore) -> None:
 def test_a_sweep_forgets_what_no_job_has_to_avoid_any_more_and_nothing_else(store: JobStore) -> None:
     avoiding(store)
 
-    store.reclaim_expired(now=NOW + AVOID_S - 1)
+    store.sweeps.reclaim_expired(now=NOW + AVOID_S - 1)
     before = avoided_rows(store)
-    store.reclaim_expired(now=NOW + AVOID_S)
+    store.sweeps.reclaim_expired(now=NOW + AVOID_S)
 
     assert (before, avoided_rows(store)) == (2, 0)
 
@@ -1208,9 +1209,9 @@ def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
     register(store, "i2", gpus=("GPU-b",))
     register(store, "i3", gpus=("GPU-c",))
     job = claim(store, "i2")
-    store.fence(job_id, attempt=2, incarnation="i2", trip=Trip.STALL, now=NOW)
+    store.fencing.fence(job_id, attempt=2, incarnation="i2", trip=Trip.STALL, now=NOW)
     avoid = Slot(host="box1", worker="w2", gpus=("GPU-b",))
-    store.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    store.fencing.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
     register(store, "i2b", gpus=("GPU-b",))
 
     assert not takes(store, "i1b")
@@ -1226,18 +1227,18 @@ def test_nothing_is_claimed_with_a_gpu_in_quarantine_until_it_is_released(store:
     register(store, "i2", gpus=("GPU-c",))
     submit(store)
     submit(store)
-    store.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker=None, because="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert takes(store, "i2")
-    assert store.release_gpu("GPU-b")
-    assert not store.release_gpu("GPU-b")
+    assert store.gpu_quarantine.release_gpu("GPU-b")
+    assert not store.gpu_quarantine.release_gpu("GPU-b")
     assert takes(store, "i1")
 
 
 def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobStore) -> None:
     submit(store)
-    store.quarantine(["GPU-a"], host="box1", worker="w1", because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker="w1", because="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert takes(store, "i2")
@@ -1248,32 +1249,32 @@ def test_two_slots_that_share_a_gpu_which_neither_knows_are_both_kept_from_it_un
 ) -> None:
     submit(store)
     for worker in ("w1", "w2"):
-        store.quarantine(["GPU-a"], host="box1", worker=worker, because="D state", now=NOW)
+        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=worker, because="D state", now=NOW)
 
     assert not takes(store, "i1")
     assert not takes(store, "i2")
-    assert [each.worker for each in store.quarantined()] == ["w1", "w2"]
-    assert store.release_gpu("GPU-a")
-    assert store.quarantined() == []
+    assert [each.worker for each in store.gpu_quarantine.quarantined()] == ["w1", "w2"]
+    assert store.gpu_quarantine.release_gpu("GPU-a")
+    assert store.gpu_quarantine.quarantined() == []
     assert takes(store, "i2")
 
 
 def test_a_quarantine_is_told_with_its_first_reason(store: JobStore) -> None:
     register(store, "i1", gpus=("GPU-a", "GPU-b"))
-    assert store.quarantine_of(host="box1", worker="w1") is None
-    store.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)
-    store.quarantine(["GPU-b"], host="box1", worker="w7", because="again", now=NOW + 1)
-    store.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, because="again", now=NOW + 1)
+    assert store.gpu_quarantine.quarantine_of(host="box1", worker="w1") is None
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", because="again", now=NOW + 1)
+    store.gpu_quarantine.quarantine(["GPU-b", "GPU-a"], host="box1", worker=None, because="again", now=NOW + 1)
 
-    found = store.quarantined()
+    found = store.gpu_quarantine.quarantined()
 
     assert [(each.gpu, each.worker, each.since, each.because) for each in found] == [
         ("GPU-b", "w7", NOW, "D state"),
         ("GPU-a", None, NOW + 1, "again"),
         ("GPU-b", None, NOW + 1, "again"),
     ]
-    assert store.quarantine_of(host="box1", worker="w1") == found[0]
-    assert store.quarantine_of(host="box1", worker="w2") is None
+    assert store.gpu_quarantine.quarantine_of(host="box1", worker="w1") == found[0]
+    assert store.gpu_quarantine.quarantine_of(host="box1", worker="w2") is None
 
 
 # --- whose clock
@@ -1315,7 +1316,7 @@ def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
     store = JobStore.open(f"{postgres_url}?options=-csearch_path%3Dpublic,pg_catalog")
     steady_s = 1000.0
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: steady_s)
-    job_id = store.submit(Submission(queue="gpu"), now=store.now())
+    job_id = store.runs.submit(Submission(queue="gpu"), now=store.now())
     claim(store, now=store.now())
     with writing(store._engine) as connection:  # stands before the server's own, by the order of the search path
         ahead = "SELECT pg_catalog.clock_timestamp() + interval '700 s'"
@@ -1325,13 +1326,13 @@ def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
     others = JobStore(store._engine)
 
     steady_s += CLOCK_TRUSTED_S - 0.1  # as late as a renewal can come that goes by the old clock
-    store.renew(job_id, attempt=1, incarnation="i1", now=store.now())
-    assert others.expired(now=others.now()) == {(job_id, 1)}
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+    assert others.sweeps.expired(now=others.now()) == {(job_id, 1)}
     steady_s += HEARTBEAT_S
-    store.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=store.now())
 
     assert steady_s - stepped_s < RENEWAL_S
-    assert others.expired(now=others.now()) == frozenset()
+    assert others.sweeps.expired(now=others.now()) == frozenset()
     store.close()
 
 
@@ -1349,8 +1350,8 @@ def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_th
 ) -> None:
     for _ in range(3):
         submit(shared_store)
-    shared_store.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
-    shared_store.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
+    shared_store.claims.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
+    shared_store.claims.release(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)
     text, parameters = for_postgresql(
         next(kept for names, kept in getattr(claims, statement).statements.items() if "loaded" not in names),
         queue="gpu",

@@ -6,6 +6,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple
 
 import pytest
@@ -120,9 +121,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.read: dict[str, list[int]] = {"notifier": [], "planner": []}
 
     def both(self, name: str, *args: Any, **how: Any) -> Any:
-        """The store answers as the model does."""
-        expected = answer(lambda: getattr(self.model, name)(*args, **how))
-        found = answer(lambda: getattr(self.store, name)(*args, **how))
+        """The store answers as the model does, which has the methods of all the store's parts."""
+        expected = answer(lambda: getattr(self.model, name.partition(".")[2])(*args, **how))
+        found = answer(lambda: attrgetter(name)(self.store)(*args, **how))
         assert found == expected, f"{name}{args} {how}: {found}, and the model says {expected}"
         return found
 
@@ -172,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def submits(self, submission: Submission) -> None:
         refused = self.model.refusal(submission, submission.run_id, submission.needs)
-        found = answer(lambda: self.store.submit(submission, now=self.now))
+        found = answer(lambda: self.store.runs.submit(submission, now=self.now))
         assert (found is SubmissionError) is (refused is not None), (found, refused)
         if refused is None:
             self.model.submitted(found, submission, submission.run_id, submission.needs, self.now)
@@ -184,7 +185,7 @@ class QueueMachine(RuleBasedStateMachine):
         names = sorted({*shape, *(each for needs in shape.values() for each in needs)})
         jobs = {name: Submission(queue="gpu", priority=priority, attempts_max=attempts_max) for name in names}
         refused = self.model.refusal_of_run(run_id, jobs)
-        found = answer(lambda: self.store.submit_run(run_id, jobs, needs=shape, now=self.now))
+        found = answer(lambda: self.store.runs.submit_run(run_id, jobs, needs=shape, now=self.now))
         assert (found is SubmissionError) is refused
         if not refused:
             self.model.submitted_run(found, run_id, jobs, shape, self.now)
@@ -216,9 +217,9 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def set_queue(self, forget: bool, **figures: Any) -> None:
         if forget:
-            self.both("unset_queue", figures["queue"])
+            self.both("queue_settings.unset_queue", figures["queue"])
         else:
-            self.both("set_queue", QueueSettings(set_at=self.now, set_by="someone", **figures))
+            self.both("queue_settings.set_queue", QueueSettings(set_at=self.now, set_by="someone", **figures))
 
     # --- workers
 
@@ -227,7 +228,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.born[place] += 1
         self.incarnations[place] = f"{place[1]}{self.born[place]}"
         how = {**slot(place), "gpus": GPUS[place] if knows else ()}
-        self.both("register", queue, incarnation=self.incarnations[place], now=self.now, **how)
+        self.both("claims.register", queue, incarnation=self.incarnations[place], now=self.now, **how)
 
     @rule(place=PLACES, queue=QUEUES, loaded=MODELS)
     def claim(self, place: Place, queue: str, loaded: str | None) -> None:
@@ -248,12 +249,12 @@ class QueueMachine(RuleBasedStateMachine):
         for place, incarnation in self.incarnations.items():
             self.claims_as(incarnation, place, queue, loaded)
         for claim in [each for each in self.claims if self.is_at(each, [State.RUNNING])][:ends]:
-            self.both("complete", claim.job_id, **claim.its, now=self.now, result=result)
+            self.both("claims.complete", claim.job_id, **claim.its, now=self.now, result=result)
 
     def claims_as(self, incarnation: str, place: Place, queue: str, loaded: str | None) -> None:
         how: dict[str, Any] = {**slot(place), "incarnation": incarnation, "now": self.now, "loaded": loaded}
         expected = answer(lambda: self.model.claim(queue, **how))
-        found = answer(lambda: self.store.claim(queue, **how))
+        found = answer(lambda: self.store.claims.claim(queue, **how))
         job = found if isinstance(found, Job) else None
         assert (found if job is None else (job.job_id, job.attempt)) == expected
         if job is None:
@@ -261,7 +262,7 @@ class QueueMachine(RuleBasedStateMachine):
         claim = Claim(job_id=job.job_id, attempt=job.attempt, incarnation=incarnation, place=place)
         if claim not in self.claims:
             self.claims.append(claim)
-        assert self.store.inputs(job.job_id) == {
+        assert self.store.runs.inputs(job.job_id) == {
             each: self.model.jobs[each].result for each in sorted(self.model.jobs[job.job_id].needs)
         }
 
@@ -270,17 +271,17 @@ class QueueMachine(RuleBasedStateMachine):
     def renew(self, pick: int, place: Place, queue: str, model: str | None) -> None:
         """A job's lease, and the row of some worker."""
         claim = self.a_claim(pick, State.NODE_LOST, State.RUNNING)
-        self.both("owns", claim.job_id, **claim.its)
-        self.both("renew", claim.job_id, **claim.its, now=self.now)
+        self.both("claims.owns", claim.job_id, **claim.its)
+        self.both("claims.renew", claim.job_id, **claim.its, now=self.now)
         how = {"queue": queue, "model": model, "now": self.now, **slot(place)}
-        self.both("heartbeat", incarnation=self.incarnations[place], **how)
+        self.both("claims.heartbeat", incarnation=self.incarnations[place], **how)
 
     @precondition(lambda self: self.claims)
     @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "release"]), result=RESULTS)
     def end(self, pick: int, act: str, result: Any) -> None:
         claim = self.a_claim(pick, State.NODE_LOST, State.RUNNING)
         more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"because": "boom"}}
-        self.both(act, claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
+        self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 40), act=st.sampled_from(["complete", "release", "renew", "fence", "claim"]))
@@ -291,7 +292,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.claims_as(claim.incarnation, claim.place, "gpu", None)
             return
         more = {"trip": Trip.STALL} if act == "fence" else {}
-        if not self.both(act, claim.job_id, **claim.its, now=self.now, **more):
+        part = "fencing" if act == "fence" else "claims"
+        if not self.both(f"{part}.{act}", claim.job_id, **claim.its, now=self.now, **more):
             self.happened["refused: an old claim"] += 1
 
     # --- trips
@@ -306,13 +308,13 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def trip(self, pick: int, trip: Trip, then: str, avoids: bool, work: Any) -> None:
         claim = self.a_claim(pick, *HELD)
-        self.both("fence", claim.job_id, **claim.its, trip=trip, now=self.now)
+        self.both("fencing.fence", claim.job_id, **claim.its, trip=trip, now=self.now)
         self.settles(claim, then, avoids=avoids)
         if work is not None:
             self.register(claim.place, "gpu", knows=True)
             for place in (each for each in sorted(GPUS) if each != claim.place):
                 how = {"queue": "gpu", "model": None, "now": self.now, **slot(place)}
-                self.both("heartbeat", incarnation=self.incarnations[place], **how)
+                self.both("claims.heartbeat", incarnation=self.incarnations[place], **how)
             self.claims_as(self.incarnations[claim.place], claim.place, "gpu", work[0])
         self.works(work)
 
@@ -325,11 +327,11 @@ class QueueMachine(RuleBasedStateMachine):
         its = {"attempt": claim.attempt, "now": self.now}
         avoid = Slot(**slot(claim.place), gpus=GPUS[claim.place]) if avoids else None
         if then == "requeue":
-            self.both("requeue", claim.job_id, **its, trip=Trip.STALL, avoid=avoid, avoid_s=AVOID_S)
+            self.both("fencing.requeue", claim.job_id, **its, trip=Trip.STALL, avoid=avoid, avoid_s=AVOID_S)
         elif then == "fail":
-            self.both("fail", claim.job_id, **its, because="at the cap")
+            self.both("fencing.fail", claim.job_id, **its, because="at the cap")
         elif then == "hold":
-            self.both("hold_fence", claim.job_id, **its)
+            self.both("fencing.hold_fence", claim.job_id, **its)
 
     # --- timers, and the time
 
@@ -356,12 +358,12 @@ class QueueMachine(RuleBasedStateMachine):
             self.submits(Submission(queue="fetch"))
             self.claims_as(self.incarnations[place], place, "fetch", None)
         self.now += s
-        self.both("expired", now=self.now)
-        self.both("reclaim_expired", now=self.now, ingest=ingest)
+        self.both("sweeps.expired", now=self.now)
+        self.both("sweeps.reclaim_expired", now=self.now, ingest=ingest)
 
     @rule()
     def consume_events(self) -> None:
-        self.both("consume_events", now=self.now)
+        self.both("sweeps.consume_events", now=self.now)
 
     # --- hosts, people, GPUs
 
@@ -376,11 +378,13 @@ class QueueMachine(RuleBasedStateMachine):
         claim = self.a_claim(pick, State.RUNNING)
         if hold_s is not None:
             how: dict[str, Any] = {"queue": self.model.jobs[claim.job_id].queue, "job_class": None, "budget_s": None}
-            self.both("set_queue", QueueSettings(lost_hold_s=hold_s, set_at=self.now, set_by="someone", **how))
+            self.both(
+                "queue_settings.set_queue", QueueSettings(lost_hold_s=hold_s, set_at=self.now, set_by="someone", **how)
+            )
         if host is None:
-            self.both("lose", claim.job_id, attempt=claim.attempt, now=self.now)
+            self.both("lost_hosts.mark_lost", claim.job_id, attempt=claim.attempt, now=self.now)
         else:
-            self.both("lose_host", host, now=self.now)
+            self.both("lost_hosts.lose_host", host, now=self.now)
         if work is not None:
             self.submits(Submission(queue="gpu"))
             for place in sorted(GPUS):
@@ -395,58 +399,58 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def cancel(self, pick: int, state: State, run_id: str | None) -> None:
         if run_id is None:
-            self.both("cancel", self.job(pick, state).job_id, because="a person said so", now=self.now)
+            self.both("admin.cancel", self.job(pick, state).job_id, because="a person said so", now=self.now)
         else:
-            self.both("cancel_run", run_id, because="a person said so", now=self.now)
+            self.both("admin.cancel_run", run_id, because="a person said so", now=self.now)
 
     @precondition(lambda self: self.model.jobs)
     @rule(pick=PICKS, act=st.sampled_from(["block", "block", "unblock"]), work=WORK)
     def block(self, pick: int, act: str, work: Any) -> None:
         if act == "block":
             waits = State.WAITING if work else State.QUEUED
-            self.both("block", self.job(pick, waits).job_id, because="a person said so")
+            self.both("admin.block", self.job(pick, waits).job_id, because="a person said so")
         else:
-            self.both("unblock", self.job(pick, State.BLOCKED).job_id, because="so", now=self.now)
+            self.both("admin.unblock", self.job(pick, State.BLOCKED).job_id, because="so", now=self.now)
         self.works(work)
 
     @rule(place=PLACES, act=st.sampled_from(["lock", "drain", "quarantine", "quarantine its slot"]), work=WORK)
     def a_person_stops_a_worker(self, place: Place, act: str, work: Any) -> None:
         if act == "lock":
-            self.both("lock", **slot(place), who="someone", because="so", now=self.now)
+            self.both("admin.lock", **slot(place), who="someone", because="so", now=self.now)
         elif act == "drain":
-            self.both("drain", **slot(place))
+            self.both("admin.drain", **slot(place))
         else:
             whose = {"host": place[0], "worker": place[1] if "slot" in act else None}
-            self.both("quarantine", GPUS[place][:1], **whose, because="D state", now=self.now)
+            self.both("gpu_quarantine.quarantine", GPUS[place][:1], **whose, because="D state", now=self.now)
         self.works(work)
 
     @rule(work=WORK)
     def a_person_frees_them_all(self, work: Any) -> None:
         for place in GPUS:
-            self.both("unlock", **slot(place), who="someone", now=self.now)
+            self.both("admin.unlock", **slot(place), who="someone", now=self.now)
         for gpu in ("GPU-0", "GPU-1", "GPU-2"):
-            self.both("release_gpu", gpu)
+            self.both("gpu_quarantine.release_gpu", gpu)
         self.works(work)
 
     # --- the outbox
 
     @rule(consumer=st.sampled_from(["notifier", "planner"]), limit=st.integers(1, 4), done=st.integers(0, 4))
     def read_events(self, consumer: str, limit: int, done: int) -> None:
-        found = self.store.events(consumer, limit=limit)
+        found = self.store.outbox.events(consumer, limit=limit)
         assert [(each.position, told(each)) for each in found] == self.model.events(consumer, limit=limit)
         self.read[consumer] += [each.position for each in found]
         for event in found[:done][-1:]:
-            self.store.acknowledge(consumer, event, now=self.now)
+            self.store.outbox.acknowledge(consumer, event, now=self.now)
             self.model.acknowledge(consumer, event.position)
             self.happened[f"acknowledged: {consumer}"] += 1
 
     @rule(consumer=st.sampled_from(["notifier", "planner"]), pick=PICKS)
     def acknowledge_an_old_one(self, consumer: str, pick: int) -> None:
-        old = self.store.events_after(0, limit=1 + pick)
+        old = self.store.outbox.events_after(0, limit=1 + pick)
         if old and old[-1].position < self.model.positions.get(consumer, 0):
             self.happened["acknowledged again"] += 1
-            self.store.acknowledge(consumer, old[-1], now=self.now)
-        assert self.store.consumers() == self.model.consumers()
+            self.store.outbox.acknowledge(consumer, old[-1], now=self.now)
+        assert self.store.outbox.consumers() == self.model.consumers()
 
     # --- what must hold
 

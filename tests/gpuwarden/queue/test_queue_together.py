@@ -105,25 +105,25 @@ class Together:
         slot = {"host": f"h{number % 2}", "worker": f"w{number}"}
         while True:
             me = f"{number}-{r.random()}"
-            self.store.register("gpu", **slot, incarnation=me, now=time.time(), gpus=[f"GPU-{number // 2}"])
+            self.store.claims.register("gpu", **slot, incarnation=me, now=time.time(), gpus=[f"GPU-{number // 2}"])
             with suppress(ReplacedError, DrainedError):
                 while r.random() > 0.02:
-                    job = self.store.claim("gpu", **slot, incarnation=me, now=time.time(), lease_s=0.2)
+                    job = self.store.claims.claim("gpu", **slot, incarnation=me, now=time.time(), lease_s=0.2)
                     yield "claims" if job else "finds nothing"
                     if job is None:
                         time.sleep(0.005)
                         continue
                     its: dict[str, Any] = {"attempt": job.attempt, "incarnation": me}
                     for _ in range(r.randint(0, 3)):
-                        self.store.renew(job.job_id, **its, now=time.time(), lease_s=0.2)
+                        self.store.claims.renew(job.job_id, **its, now=time.time(), lease_s=0.2)
                         yield "renews"
                     act = r.choice(["complete"] * 6 + ["release", "fail", "leave it"])
                     if act == "complete":
-                        self.store.complete(job.job_id, **its, now=time.time(), result=[job.attempt])
+                        self.store.claims.complete(job.job_id, **its, now=time.time(), result=[job.attempt])
                     elif act == "release":
-                        self.store.release(job.job_id, **its, now=time.time())
+                        self.store.claims.release(job.job_id, **its, now=time.time())
                     elif act == "fail":
-                        self.store.fail_by_worker(job.job_id, **its, because="boom", now=time.time())
+                        self.store.claims.fail_by_worker(job.job_id, **its, because="boom", now=time.time())
                     yield act
 
     def submits(self, r: random.Random) -> Iterator[str]:
@@ -134,7 +134,7 @@ class Together:
                 for name in "abcd"
             }
             with suppress(SubmissionError):
-                ids = self.store.submit_run(f"r{self._run}", jobs, needs=NEEDS, now=time.time())
+                ids = self.store.runs.submit_run(f"r{self._run}", jobs, needs=NEEDS, now=time.time())
                 self._newest = max(ids.values())
             yield "submits"
             time.sleep(0.03)
@@ -144,28 +144,28 @@ class Together:
             job_id, now = self._some_job(r), time.time()
             act = r.choice(["cancel", "cancel run", "block", "unblock", "unblock"])
             if act == "cancel":
-                self.store.cancel(job_id, because="so", now=now)
+                self.store.admin.cancel(job_id, because="so", now=now)
             elif act == "cancel run" and r.random() < 0.3:
-                self.store.cancel_run(f"r{max(0, self._run - r.randint(0, 2))}", because="so", now=now)
+                self.store.admin.cancel_run(f"r{max(0, self._run - r.randint(0, 2))}", because="so", now=now)
             elif act == "block":
-                self.store.block(job_id, because="so")
+                self.store.admin.block(job_id, because="so")
             else:
                 for each in range(job_id, job_id + 10):
-                    self.store.unblock(each, because="so", now=now)
+                    self.store.admin.unblock(each, because="so", now=now)
             yield act
             time.sleep(0.01)
 
     def tends(self, r: random.Random) -> Iterator[str]:
         while True:
-            self.store.reclaim_expired(now=time.time())
+            self.store.sweeps.reclaim_expired(now=time.time())
             yield "sweeps"
-            self.store.consume_events(now=time.time())
+            self.store.sweeps.consume_events(now=time.time())
             yield "consumes"
             time.sleep(r.choice([0.0, 0.02]))
 
     def loses(self, r: random.Random) -> Iterator[str]:
         while True:
-            self.store.lose_host(r.choice(["h0", "h1"]), now=time.time())
+            self.store.lost_hosts.lose_host(r.choice(["h0", "h1"]), now=time.time())
             yield "loses"
             time.sleep(0.02)
 
@@ -174,12 +174,14 @@ class Together:
             with suppress(UnknownJobError):
                 job = self.store.job(self._some_job(r))
                 its: dict[str, Any] = {"attempt": job.attempt, "now": time.time()}
-                if job.claimed_by and self.store.fence(job.job_id, incarnation=job.claimed_by, trip=Trip.STALL, **its):
+                if job.claimed_by and self.store.fencing.fence(
+                    job.job_id, incarnation=job.claimed_by, trip=Trip.STALL, **its
+                ):
                     if r.random() < 0.2:
-                        self.store.fail(job.job_id, because="at the cap", **its)
+                        self.store.fencing.fail(job.job_id, because="at the cap", **its)
                     else:
                         avoid = Slot(host=job.host or "", worker=job.worker or "")
-                        self.store.requeue(job.job_id, trip=Trip.STALL, avoid=avoid, avoid_s=0.1, **its)
+                        self.store.fencing.requeue(job.job_id, trip=Trip.STALL, avoid=avoid, avoid_s=0.1, **its)
                     yield "trips"
             yield "looks"
             time.sleep(0.03)
@@ -191,10 +193,10 @@ class Together:
             time.sleep(0.01)
 
     def read(self, consumer: str, limit: int) -> int:
-        events = self.store.events(consumer, limit=limit)
+        events = self.store.outbox.events(consumer, limit=limit)
         self.seen.setdefault(consumer, []).extend(each.position for each in events)
         if events:
-            self.store.acknowledge(consumer, events[-1], now=time.time())
+            self.store.outbox.acknowledge(consumer, events[-1], now=time.time())
         return len(events)
 
 
@@ -204,19 +206,19 @@ def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_i
 ) -> None:
     slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
     for run_id in ("b", "a"):  # so that the consumer comes to them in this order
-        failing = shared_store.submit(Submission(queue=run_id, run_id=run_id), now=0)
-        shared_store.claim(run_id, **slot, now=0)
-        shared_store.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
-        shared_store.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
-        shared_store.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
+        failing = shared_store.runs.submit(Submission(queue=run_id, run_id=run_id), now=0)
+        shared_store.claims.claim(run_id, **slot, now=0)
+        shared_store.claims.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
+        shared_store.runs.submit(Submission(queue=run_id, run_id=run_id, ranks=2), now=0)
+        shared_store.claims.claim(run_id, host="h", worker=run_id, incarnation=run_id, now=0, lease_s=1)
 
     with ThreadPoolExecutor(2) as pool:
         with writing(shared_store._engine) as another:
             of_b = select(JOBS.c.job_id).where(JOBS.c.run_id == "b", JOBS.c.state == State.QUEUED)
             another.execute(of_b.with_for_update())
-            consumed = pool.submit(shared_store.consume_events, now=2)
+            consumed = pool.submit(shared_store.sweeps.consume_events, now=2)
             eventually(lambda: waiting(shared_store) == 1, "the consumer has run b, and waits for a job of it")
-            swept = pool.submit(shared_store.reclaim_expired, now=2)
+            swept = pool.submit(shared_store.sweeps.reclaim_expired, now=2)
             eventually(lambda: waiting(shared_store) == 2, "the sweep waits for run b")
 
         assert consumed.result() == 2
@@ -225,14 +227,14 @@ def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_i
 
 @pytest.mark.needs_postgres
 def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_store: JobStore) -> None:
-    first, second = (shared_store.submit(Submission(queue="gpu"), now=0) for _ in range(2))
+    first, second = (shared_store.runs.submit(Submission(queue="gpu"), now=0) for _ in range(2))
     for worker in ("w1", "w2"):
-        shared_store.claim("gpu", host="h", worker=worker, incarnation=worker, now=0)
+        shared_store.claims.claim("gpu", host="h", worker=worker, incarnation=worker, now=0)
 
     with ThreadPoolExecutor(1) as pool:
         with writing(shared_store._engine) as another:
             another.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == second).with_for_update())
-            lost = pool.submit(shared_store.lose_host, "h", now=1)
+            lost = pool.submit(shared_store.lost_hosts.lose_host, "h", now=1)
             eventually(lambda: waiting(shared_store) == 1, "it waits for the second")
             another.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == first).with_for_update())
 
@@ -248,15 +250,15 @@ def test_a_job_that_is_submitted_while_its_number_is_cancelled_is_not_cancelled_
     def asked_too_early(connection: Connection, job_id: int) -> str | None:
         found = asked(connection, job_id)
         jobs = {name: Submission(queue="gpu") for name in ("first", "second")}
-        shared_store.submit_run("r", jobs, needs={"second": ["first"]}, now=0)
+        shared_store.runs.submit_run("r", jobs, needs={"second": ["first"]}, now=0)
         return found
 
     with monkeypatch.context() as patch:
         patch.setattr(runs, "lock_run_of", asked_too_early)
-        assert not shared_store.cancel(1, because="so", now=1), "there was no such job"
+        assert not shared_store.admin.cancel(1, because="so", now=1), "there was no such job"
 
     assert [shared_store.job(each).state for each in (1, 2)] == [State.QUEUED, State.WAITING]
-    assert shared_store.cancel(1, because="so", now=2)
+    assert shared_store.admin.cancel(1, because="so", now=2)
     assert [shared_store.job(each).state for each in (1, 2)] == [State.CANCELLED, State.CANCELLED]
 
 

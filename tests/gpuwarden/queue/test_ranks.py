@@ -15,12 +15,12 @@ NOW = 1_000_000.0
 
 
 def gang(store: JobStore, ranks: int = 3, **changed: Any) -> JobId:
-    return store.submit(Submission(**{"queue": "gpu", "ranks": ranks, **changed}), now=NOW)
+    return store.runs.submit(Submission(**{"queue": "gpu", "ranks": ranks, **changed}), now=NOW)
 
 
 def claim(store: JobStore, number: int) -> Job:
     """For incarnation `i1` of worker `w1`, and so on."""
-    job = store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
+    job = store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
     assert job is not None
     return job
 
@@ -35,48 +35,48 @@ def by(job: Job) -> dict[str, Any]:
 
 
 def complete(store: JobStore, job: Job, result: Any = None) -> bool:
-    return store.complete(job.job_id, **by(job), now=NOW, result=result)
+    return store.claims.complete(job.job_id, **by(job), now=NOW, result=result)
 
 
 def states(store: JobStore, gang_id: int = 1) -> list[State]:
-    return [job.state for job in store.ranks(gang_id)]
+    return [job.state for job in store.ranks.of_gang(gang_id)]
 
 
 def trip(store: JobStore, job: Job) -> None:
-    assert store.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
-    assert store.requeue(job.job_id, attempt=job.attempt, trip=Trip.STALL, now=NOW)
+    assert store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=job.attempt, trip=Trip.STALL, now=NOW)
 
 
 def test_each_rank_is_claimed_by_a_worker_and_knows_the_others(store: JobStore) -> None:
     jobs = claimed(store)
 
     assert [(job.gang, job.rank, job.ranks) for job in jobs] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
-    assert [(job.worker, job.host) for job in store.ranks(1)] == [(f"w{n}", "box1") for n in (1, 2, 3)]
+    assert [(job.worker, job.host) for job in store.ranks.of_gang(1)] == [(f"w{n}", "box1") for n in (1, 2, 3)]
     assert len({job.run_id for job in jobs}) == 1
 
 
 def test_they_complete_with_the_last_of_them(store: JobStore) -> None:
     jobs = claimed(store, run_id="r1")
-    after = store.submit(Submission(queue="gpu", run_id="r1", needs=(jobs[0].job_id,)), now=NOW)
+    after = store.runs.submit(Submission(queue="gpu", run_id="r1", needs=(jobs[0].job_id,)), now=NOW)
 
     assert complete(store, jobs[1], result={"loss": 1})
     assert states(store) == [State.RUNNING, State.FINISHED, State.RUNNING]
-    assert store.dispatch_events(jobs[1].job_id) == []
+    assert store.outbox.dispatch_events(jobs[1].job_id) == []
     assert not complete(store, jobs[1])
     assert complete(store, jobs[0])
     assert store.job(after).state is State.WAITING
     assert complete(store, jobs[2])
 
     assert states(store) == [State.COMPLETED] * 3
-    assert [store.dispatch_events(job.job_id) for job in jobs] == [["completed"]] * 3
+    assert [store.outbox.dispatch_events(job.job_id) for job in jobs] == [["completed"]] * 3
     assert store.job(jobs[1].job_id).result == {"loss": 1}
     assert store.job(after).state is State.QUEUED
-    assert set(store.inputs(after)) == {job.job_id for job in jobs}
+    assert set(store.runs.inputs(after)) == {job.job_id for job in jobs}
 
 
 def test_a_worker_whose_rank_is_done_may_take_another_job(store: JobStore) -> None:
     jobs = claimed(store, 2)
-    other = store.submit(Submission(queue="gpu"), now=NOW)
+    other = store.runs.submit(Submission(queue="gpu"), now=NOW)
     complete(store, jobs[0])
 
     assert claim(store, 1).job_id == other
@@ -91,20 +91,20 @@ def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: 
     if end == "tripped":
         trip(store, lost)
     elif end == "its lease expired":
-        store.renew(other.job_id, **by(other), now=NOW + LEASE_S)
-        assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [lost.job_id]
+        store.claims.renew(other.job_id, **by(other), now=NOW + LEASE_S)
+        assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [lost.job_id]
     elif end == "given back":
-        assert store.release(lost.job_id, **by(lost), now=NOW)
+        assert store.claims.release(lost.job_id, **by(lost), now=NOW)
     else:
-        assert store.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [lost.job_id]
+        assert store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [lost.job_id]
 
     assert states(store) == [State.QUEUED] * 3
-    assert not store.owns(other.job_id, **by(other))
+    assert not store.claims.owns(other.job_id, **by(other))
     assert not complete(store, other)
-    assert not store.renew(other.job_id, **by(other), now=NOW)
+    assert not store.claims.renew(other.job_id, **by(other), now=NOW)
     again = store.job(finished.job_id)
     assert (again.result, again.because) == (None, "another rank was queued again")
-    assert {job.watchdog_retries for job in store.ranks(1)} == {1 if end == "tripped" else 0}
+    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {1 if end == "tripped" else 0}
     assert [claim(store, number).attempt for number in (4, 5, 6)] == [2, 2, 2]
 
 
@@ -112,10 +112,12 @@ def test_a_gang_that_has_begun_has_its_workers_before_another_begins(store: JobS
     first = gang(store, 3, model="m1")
     claim(store, 1)
     gang(store, 2, model="m2", priority=1)
-    store.submit(Submission(queue="gpu", priority=-5), now=NOW)
+    store.runs.submit(Submission(queue="gpu", priority=-5), now=NOW)
 
     for number in (2, 3):
-        job = store.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, loaded="m2")
+        job = store.claims.claim(
+            "gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, loaded="m2"
+        )
         assert job is not None
         assert job.gang == first
 
@@ -126,9 +128,9 @@ def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStor
     if end == "tripped":
         trip(store, jobs[1])
     else:
-        store.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
+        store.claims.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
 
-    assert {job.priority for job in store.ranks(1)} == {10}
+    assert {job.priority for job in store.ranks.of_gang(1)} == {10}
     gang(store, 2)
     assert [claim(store, number).gang for number in (4, 5, 6)] == [1, 1, 1]
 
@@ -136,16 +138,16 @@ def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStor
 def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) -> None:
     first, second, _ = claimed(store)
     for job in (first, second):
-        assert store.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
+        assert store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
 
-    assert store.requeue(first.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(first.job_id, attempt=1, trip=Trip.STALL, now=NOW)
     assert states(store) == [State.QUEUED, State.FENCING, State.QUEUED]
     back = [claim(store, 4), claim(store, 5)]
-    assert store.requeue(second.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(second.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     assert states(store) == [State.RUNNING, State.QUEUED, State.RUNNING]
-    assert {job.watchdog_retries for job in store.ranks(1)} == {1}
-    assert all(store.owns(job.job_id, **by(job)) for job in back)
+    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {1}
+    assert all(store.claims.owns(job.job_id, **by(job)) for job in back)
     trip(store, claim(store, 6))
     assert states(store) == [State.QUEUED] * 3
 
@@ -156,25 +158,25 @@ def test_they_come_to_the_cap_as_one(store: JobStore) -> None:
         jobs = [claim(store, 2 * turn + number) for number in (1, 2)]
         trip(store, jobs[turn % 2])
 
-    assert {job.watchdog_retries for job in store.ranks(1)} == {WATCHDOG_RETRIES_MAX}
+    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {WATCHDOG_RETRIES_MAX}
 
 
 def test_one_that_fails_fails_them_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
-    assert store.fail_by_worker(jobs[1].job_id, **by(jobs[1]), because="boom", now=NOW)
-    store.consume_events(now=NOW)
+    assert store.claims.fail_by_worker(jobs[1].job_id, **by(jobs[1]), because="boom", now=NOW)
+    store.sweeps.consume_events(now=NOW)
 
     assert states(store) == [State.CANCELLED, State.FAILED, State.CANCELLED]
-    assert not store.owns(jobs[2].job_id, **by(jobs[2]))
+    assert not store.claims.owns(jobs[2].job_id, **by(jobs[2]))
 
 
 def test_where_the_attempts_of_one_are_used_none_goes_on(store: JobStore) -> None:
     jobs = claimed(store, 2, attempts_max=1)
 
-    assert store.release(jobs[0].job_id, **by(jobs[0]), now=NOW)
-    store.consume_events(now=NOW)
+    assert store.claims.release(jobs[0].job_id, **by(jobs[0]), now=NOW)
+    store.sweeps.consume_events(now=NOW)
 
     assert states(store) == [State.FAILED, State.CANCELLED]
 
@@ -183,10 +185,10 @@ def test_one_that_is_cancelled_cancels_them_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
-    assert store.cancel(jobs[1].job_id, because="not wanted", now=NOW)
+    assert store.admin.cancel(jobs[1].job_id, because="not wanted", now=NOW)
 
     assert states(store) == [State.CANCELLED] * 3
-    assert store.run_state(str(jobs[0].run_id)) == "cancelled"
+    assert store.runs.state(str(jobs[0].run_id)) == "cancelled"
 
 
 def test_two_that_finish_together_do_not_miss_that_they_were_the_last(store: JobStore) -> None:
@@ -203,11 +205,11 @@ def test_two_that_are_lost_together_are_queued_again_once(store: JobStore) -> No
     for _ in range(10):
         jobs = claimed(store, 2, attempts_max=50)
 
-        answers = together(*(lambda job=job: store.release(job.job_id, **by(job), now=NOW) for job in jobs))
+        answers = together(*(lambda job=job: store.claims.release(job.job_id, **by(job), now=NOW) for job in jobs))
 
         assert sorted(answers) == [False, True]
         assert states(store, jobs[0].job_id) == [State.QUEUED] * 2
-        store.cancel(jobs[0].job_id, because="", now=NOW)
+        store.admin.cancel(jobs[0].job_id, because="", now=NOW)
 
 
 def test_too_many_ranks_and_too_few_are_refused() -> None:
@@ -251,7 +253,7 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
         return spawn("-m", "gpuwarden", "worker", *told, stderr=tmp_path / f"{name}.log")
 
     workers = {name: start(name) for name in ("a", "b")}
-    first = store.submit(Submission(queue="gpu", ranks=2, payload={"room": str(tmp_path)}), now=store.now())
+    first = store.runs.submit(Submission(queue="gpu", ranks=2, payload={"room": str(tmp_path)}), now=store.now())
     eventually(lambda: (tmp_path / "0-1").exists() and (tmp_path / "1-1").exists(), within_s=30)
 
     workers["a"].kill()
@@ -260,4 +262,4 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
     assert workers["b"].wait(30) == 77
     start("b")
     eventually(lambda: states(store, first) == [State.COMPLETED] * 2, within_s=30)
-    assert [(job.attempt, job.result) for job in store.ranks(first)] == [(2, 0), (2, 1)]
+    assert [(job.attempt, job.result) for job in store.ranks.of_gang(first)] == [(2, 0), (2, 1)]

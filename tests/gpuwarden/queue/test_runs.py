@@ -23,7 +23,7 @@ NOW = 1_000_000.0
 
 
 def submit(store: JobStore, **changed: Any) -> JobId:
-    return store.submit(Submission(**{"queue": "gpu", **changed}), now=changed.pop("now", NOW))
+    return store.runs.submit(Submission(**{"queue": "gpu", **changed}), now=changed.pop("now", NOW))
 
 
 def claim(store: JobStore, number: int = 1, *, now: float = NOW, queue: str = "gpu", loaded: str | None = None) -> Job:
@@ -37,12 +37,12 @@ def claim_or_none(
     store: JobStore, number: int = 1, *, now: float = NOW, queue: str = "gpu", loaded: str | None = None
 ) -> Job | None:
     worker, incarnation = f"w{number}", f"i{number}"
-    return store.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now, loaded=loaded)
+    return store.claims.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now, loaded=loaded)
 
 
 def complete(store: JobStore, job: Job, *, result: Any = None, now: float = NOW) -> None:
     assert job.claimed_by is not None
-    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=now, result=result)
+    assert store.claims.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=now, result=result)
 
 
 def run_next(store: JobStore, *, result: Any = None, now: float = NOW) -> JobId:
@@ -53,8 +53,10 @@ def run_next(store: JobStore, *, result: Any = None, now: float = NOW) -> JobId:
 
 def fail(store: JobStore, job: Job) -> None:
     assert job.claimed_by is not None
-    assert store.fail_by_worker(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, because="boom", now=NOW)
-    store.consume_events(now=NOW)
+    assert store.claims.fail_by_worker(
+        job.job_id, attempt=job.attempt, incarnation=job.claimed_by, because="boom", now=NOW
+    )
+    store.sweeps.consume_events(now=NOW)
 
 
 def states(store: JobStore, ids: Iterable[JobId]) -> list[State]:
@@ -64,11 +66,11 @@ def states(store: JobStore, ids: Iterable[JobId]) -> list[State]:
 def diamond(store: JobStore, **changed: Any) -> dict[str, JobId]:
     jobs = {name: Submission(queue="gpu", **changed) for name in ("fetch", "left", "right", "join")}
     needs = {"left": ["fetch"], "right": ["fetch"], "join": ["left", "right"]}
-    return store.submit_run("r1", jobs, needs=needs, now=NOW)
+    return store.runs.submit_run("r1", jobs, needs=needs, now=NOW)
 
 
 def kinds(store: JobStore, *ids: JobId) -> list[str]:
-    return [kind for each in ids for kind in store.dispatch_events(each)]
+    return [kind for each in ids for kind in store.outbox.dispatch_events(each)]
 
 
 # --- dependencies
@@ -93,8 +95,8 @@ def test_its_body_is_handed_what_they_left(store: JobStore) -> None:
     run_next(store)
 
     assert claim(store).job_id == ids["join"]
-    assert store.inputs(ids["join"]) == {ids["left"]: [1, 2.5, None], ids["right"]: None}
-    assert store.needs(ids["join"]) == [ids["left"], ids["right"]]
+    assert store.runs.inputs(ids["join"]) == {ids["left"]: [1, 2.5, None], ids["right"]: None}
+    assert store.runs.needs(ids["join"]) == [ids["left"], ids["right"]]
     assert store.job(ids["fetch"]).result == {"path": "é"}
 
 
@@ -102,11 +104,11 @@ def test_a_run_is_over_with_its_last_job_and_says_so_once(store: JobStore) -> No
     ids = diamond(store)
     for _ in range(3):
         run_next(store)
-    assert store.run_state("r1") == "running"
+    assert store.runs.state("r1") == "running"
 
     run_next(store, now=NOW + 9)
 
-    run = store.run("r1")
+    run = store.runs.get("r1")
     assert run is not None
     assert (run.state, run.submitted_at, run.ended_at, run.jobs) == ("completed", NOW, NOW + 9, {State.COMPLETED: 4})
     assert kinds(store, *ids.values()) == [*["completed"] * 4, "run_completed"]
@@ -115,7 +117,7 @@ def test_a_run_is_over_with_its_last_job_and_says_so_once(store: JobStore) -> No
 def test_two_that_complete_together_do_not_miss_that_they_were_the_last(store: JobStore) -> None:
     for turn in range(10):
         run_id = f"r{turn}"
-        ids = store.submit_run(
+        ids = store.runs.submit_run(
             run_id,
             {name: Submission(queue="gpu") for name in ("a", "b", "end")},
             needs={"end": ["a", "b"]},
@@ -128,20 +130,20 @@ def test_two_that_complete_together_do_not_miss_that_they_were_the_last(store: J
         assert not [each for each in answers if isinstance(each, Exception)]
         assert store.job(ids["end"]).state is State.QUEUED
         run_next(store)
-        assert store.run_state(run_id) == "completed"
+        assert store.runs.state(run_id) == "completed"
 
 
 def test_a_run_that_is_over_goes_on_with_a_job_that_is_added(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     run_next(store)
-    assert store.run_state("r1") == "completed"
+    assert store.runs.state("r1") == "completed"
 
     second = submit(store, run_id="r1", needs=(first,))
 
     assert store.job(second).state is State.QUEUED
-    assert store.run_state("r1") == "running"
+    assert store.runs.state("r1") == "running"
     run_next(store)
-    assert store.run_state("r1") == "completed"
+    assert store.runs.state("r1") == "completed"
 
 
 def test_a_job_may_need_one_that_was_submitted_before(store: JobStore) -> None:
@@ -157,12 +159,12 @@ def test_what_needs_a_job_that_was_cancelled_is_cancelled_and_so_is_its_run(stor
     ids = diamond(store)
     run_next(store)
 
-    assert store.cancel(ids["left"], because="not wanted", now=NOW)
+    assert store.admin.cancel(ids["left"], because="not wanted", now=NOW)
 
     assert states(store, ids.values()) == [State.COMPLETED, State.CANCELLED, State.QUEUED, State.CANCELLED]
     assert store.job(ids["join"]).because == f"job {ids['left']}, which it needs, was cancelled"
     assert run_next(store) == ids["right"]
-    assert store.run_state("r1") == "cancelled"
+    assert store.runs.state("r1") == "cancelled"
     assert kinds(store, ids["left"], ids["join"]) == ["cancelled", "cancelled"]
     assert kinds(store, ids["right"]) == ["completed", "run_cancelled"]
 
@@ -174,18 +176,18 @@ def test_one_that_fails_takes_along_what_waits_for_it(store: JobStore) -> None:
     fail(store, claim(store))
 
     assert states(store, ids.values()) == [State.FAILED, *[State.CANCELLED] * 3]
-    assert store.run_state("r1") == "failed"
+    assert store.runs.state("r1") == "failed"
     assert kinds(store, *ids.values()) == ["failed", "run_failed", *["cancelled"] * 3]
 
 
 def test_a_job_that_waits_can_be_blocked_and_waits_on_when_it_is_not(store: JobStore) -> None:
     ids = diamond(store)
-    assert store.block(ids["left"], because="later")
-    assert store.block(ids["right"], because="later")
+    assert store.admin.block(ids["left"], because="later")
+    assert store.admin.block(ids["right"], because="later")
 
-    assert store.unblock(ids["left"], because="", now=NOW)
+    assert store.admin.unblock(ids["left"], because="", now=NOW)
     run_next(store)
-    assert store.unblock(ids["right"], because="", now=NOW)
+    assert store.admin.unblock(ids["right"], because="", now=NOW)
 
     assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
 
@@ -194,10 +196,10 @@ def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
     jobs = {"a": Submission(queue="gpu"), "b": Submission(queue="mine", job_class=JobClass.INGEST)}
 
     with pytest.raises(SubmissionError):
-        store.submit_run("r1", jobs, now=NOW)
+        store.runs.submit_run("r1", jobs, now=NOW)
 
     assert store.jobs() == []
-    assert store.run("r1") is None
+    assert store.runs.get("r1") is None
 
 
 @pytest.mark.parametrize(
@@ -211,14 +213,14 @@ def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
 )
 def test_a_circle_and_a_stranger_are_told(store: JobStore, needs: dict[str, list[str]], says: str) -> None:
     with pytest.raises(SubmissionError, match=says):
-        store.submit_run("r1", {name: Submission(queue="gpu") for name in "ab"}, needs=needs, now=NOW)
+        store.runs.submit_run("r1", {name: Submission(queue="gpu") for name in "ab"}, needs=needs, now=NOW)
 
 
 def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
     other = submit(store, run_id="r2")
     gone = submit(store, run_id="r1")
     submit(store, run_id="r1")
-    store.cancel(gone, because="", now=NOW)
+    store.admin.cancel(gone, because="", now=NOW)
 
     for needed, run_id, says in (
         (other, "r1", "is not of run 'r1'"),
@@ -248,7 +250,7 @@ def test_a_result_that_cannot_be_kept_is_told_and_ends_nothing(store: JobStore, 
     job = claim(store)
 
     with pytest.raises(ResultError, match=says):
-        store.complete(job.job_id, attempt=1, incarnation="i1", now=NOW, result=result)
+        store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW, result=result)
 
     assert store.job(job.job_id).state is State.RUNNING
     complete(store, job, result={"backslash u0000": "\\u0001"})
@@ -286,7 +288,7 @@ def test_a_queues_name_says_what_its_jobs_are(
 def test_a_hosts_own_ingest_queue_has_the_budget_that_its_owner_set(store: JobStore) -> None:
     with pytest.raises(SubmissionError, match="gpuwarden queue set camera --budget-s SECONDS"):
         submit(store, queue="camera", job_class=JobClass.INGEST)
-    store.set_queue(settings("camera", job_class=JobClass.INGEST, budget_s=900.0))
+    store.queue_settings.set_queue(settings("camera", job_class=JobClass.INGEST, budget_s=900.0))
 
     job = store.job(submit(store, queue="camera"))
 
@@ -296,31 +298,31 @@ def test_a_hosts_own_ingest_queue_has_the_budget_that_its_owner_set(store: JobSt
 @pytest.mark.behaviour("A1")
 def test_a_budget_is_looked_up_when_the_attempt_begins_unless_the_job_has_its_own(store: JobStore) -> None:
     by_class, by_queue, own = submit(store), submit(store, queue="video"), submit(store, queue="video", budget_s=5.0)
-    store.set_queue(settings("video", budget_s=77.0))
+    store.queue_settings.set_queue(settings("video", budget_s=77.0))
 
     assert claim(store).budget_s == 8100
     assert claim(store, 2, queue="video").budget_s == 77
     assert claim(store, 3, queue="video").budget_s == 5
-    assert store.unset_queue("video")
-    assert not store.unset_queue("video")
-    assert store.release(by_queue, attempt=1, incarnation="i2", now=NOW)
+    assert store.queue_settings.unset_queue("video")
+    assert not store.queue_settings.unset_queue("video")
+    assert store.claims.release(by_queue, attempt=1, incarnation="i2", now=NOW)
     assert claim(store, 2, queue="video").budget_s == 8100
     assert [store.job(each).budget_s for each in (by_class, by_queue, own)] == [8100, 8100, 5]
 
 
 def test_a_queues_settings_are_kept_with_who_set_them(store: JobStore) -> None:
-    store.set_queue(settings("b", budget_s=1.0))
-    store.set_queue(settings("a", lost_hold_s=60.0, set_by="bob"))
-    store.set_queue(settings("b", budget_s=2.0, set_at=NOW + 1))
+    store.queue_settings.set_queue(settings("b", budget_s=1.0))
+    store.queue_settings.set_queue(settings("a", lost_hold_s=60.0, set_by="bob"))
+    store.queue_settings.set_queue(settings("b", budget_s=2.0, set_at=NOW + 1))
 
-    first, second = store.queue_settings()
+    first, second = store.queue_settings.all()
 
     assert (first.queue, first.lost_hold_s, first.set_by) == ("a", 60, "bob")
     assert (second.queue, second.budget_s, second.set_at) == ("b", 2, NOW + 1)
     with pytest.raises(SubmissionError, match="budget_s -1"):
-        store.set_queue(settings("b", budget_s=-1.0))
+        store.queue_settings.set_queue(settings("b", budget_s=-1.0))
     with pytest.raises(SubmissionError, match="queue ''"):
-        store.set_queue(settings(""))
+        store.queue_settings.set_queue(settings(""))
 
 
 # --- ingest
@@ -340,9 +342,9 @@ def test_ingest_leases_have_a_sweep_of_their_own(store: JobStore) -> None:
     claim(store, 2)
     late = NOW + LEASE_S + 1
 
-    assert store.reclaim_expired(now=late, ingest=True) == [ingest]
+    assert store.sweeps.reclaim_expired(now=late, ingest=True) == [ingest]
     assert states(store, (ingest, other)) == [State.QUEUED, State.RUNNING]
-    assert store.reclaim_expired(now=late, ingest=False) == [other]
+    assert store.sweeps.reclaim_expired(now=late, ingest=False) == [other]
     assert (store.job(ingest).reclaims, store.job(ingest).watchdog_retries) == (1, 0)
 
 
@@ -352,7 +354,7 @@ def test_ingest_leases_have_a_sweep_of_their_own(store: JobStore) -> None:
 def lost(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
-    assert store.lose(job.job_id, attempt=1, now=NOW)
+    assert store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
     assert store.job(job.job_id).state is State.NODE_LOST
     return job
 
@@ -362,56 +364,56 @@ def test_a_job_of_a_lost_host_is_held_and_given_to_nobody(store: JobStore) -> No
     job = lost(store)
 
     assert store.job(job.job_id).state is State.NODE_LOST
-    assert store.reclaim_expired(now=NOW + 10 * LEASE_S) == []
+    assert store.sweeps.reclaim_expired(now=NOW + 10 * LEASE_S) == []
     assert claim_or_none(store, 2) is None
-    assert not store.lose(job.job_id, attempt=1, now=NOW)
-    assert not store.lose(job.job_id, attempt=2, now=NOW)
+    assert not store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
+    assert not store.lost_hosts.mark_lost(job.job_id, attempt=2, now=NOW)
 
 
 @pytest.mark.behaviour("D4")
 def test_its_gpu_is_kept_from_others_too(store: JobStore) -> None:
     for number in (1, 2, 3):
         gpus = ["GPU-other"] if number == 3 else ["GPU-shared", f"GPU-{number}"]
-        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=gpus)
+        store.claims.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=gpus)
     job = lost(store)
     submit(store)
 
     assert claim_or_none(store, 2) is None
     assert claim(store, 3).job_id != job.job_id
-    assert store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert store.claims.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
     submit(store)
     assert claim(store, 2)
 
 
 @pytest.mark.behaviour("D4")
 def test_where_its_queue_says_so_it_is_given_away_after_a_while(store: JobStore) -> None:
-    store.set_queue(settings("gpu", lost_hold_s=650.0))
+    store.queue_settings.set_queue(settings("gpu", lost_hold_s=650.0))
     job = lost(store)
 
-    assert store.reclaim_expired(now=NOW + 649) == []
-    assert store.reclaim_expired(now=NOW + 651) == [job.job_id]
-    assert not store.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
+    assert store.sweeps.reclaim_expired(now=NOW + 649) == []
+    assert store.sweeps.reclaim_expired(now=NOW + 651) == [job.job_id]
+    assert not store.claims.renew(job.job_id, attempt=1, incarnation="i1", now=NOW)
     assert claim(store, 2).attempt == 2
 
 
 @pytest.mark.behaviour("D4")
 def test_no_hold_gives_it_away_before_its_lease_by_which_its_worker_stops_itself(store: JobStore) -> None:
-    store.set_queue(settings("gpu", lost_hold_s=50.0))
+    store.queue_settings.set_queue(settings("gpu", lost_hold_s=50.0))
     job = lost(store)
 
-    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
-    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+    assert store.sweeps.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
 
 
 @pytest.mark.behaviour("D6")
 def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore) -> None:
-    store.set_queue(settings("gpu", lost_hold_s=50.0))
+    store.queue_settings.set_queue(settings("gpu", lost_hold_s=50.0))
     job_id = submit(store)
     claim(store)
-    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW, lease_s=3 * LEASE_S)
-    assert store.lose(job_id, attempt=1, now=NOW)
+    assert store.claims.renew(job_id, attempt=1, incarnation="i1", now=NOW, lease_s=3 * LEASE_S)
+    assert store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
 
-    assert store.find(job_id, attempt=1, now=NOW)
+    assert store.lost_hosts.mark_returned(job_id, attempt=1, now=NOW)
 
     assert store.job(job_id).lease_expires_at == NOW + 3 * LEASE_S
 
@@ -421,20 +423,20 @@ def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore
 def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobStore, sign: str) -> None:
     job = lost(store)
     claimed: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
-    assert store.owns(job.job_id, attempt=1, incarnation="i1")
+    assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
 
     if sign == "a renewal":
-        assert store.renew(job.job_id, **claimed)
+        assert store.claims.renew(job.job_id, **claimed)
         assert store.job(job.job_id).state is State.RUNNING
         assert store.job(job.job_id).lease_expires_at == NOW + LEASE_S
     elif sign == "its result":
-        assert store.complete(job.job_id, **claimed, result=1)
+        assert store.claims.complete(job.job_id, **claimed, result=1)
         assert (store.job(job.job_id).state, store.job(job.job_id).result) == (State.COMPLETED, 1)
     elif sign == "its failure":
-        assert store.fail_by_worker(job.job_id, **claimed, because="boom")
+        assert store.claims.fail_by_worker(job.job_id, **claimed, because="boom")
         assert store.job(job.job_id).state is State.FAILED
     elif sign == "a release":
-        assert store.release(job.job_id, **claimed)
+        assert store.claims.release(job.job_id, **claimed)
         assert store.job(job.job_id).state is State.QUEUED
     else:
         again = claim(store)
@@ -445,13 +447,13 @@ def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobSt
 def test_it_comes_back_with_its_host_and_has_a_lease_to_be_heard_of(store: JobStore) -> None:
     job = lost(store)
 
-    assert not store.find(job.job_id, attempt=2, now=NOW)
-    assert store.find(job.job_id, attempt=1, now=NOW)
-    assert not store.find(job.job_id, attempt=1, now=NOW)
+    assert not store.lost_hosts.mark_returned(job.job_id, attempt=2, now=NOW)
+    assert store.lost_hosts.mark_returned(job.job_id, attempt=1, now=NOW)
+    assert not store.lost_hosts.mark_returned(job.job_id, attempt=1, now=NOW)
 
     assert store.job(job.job_id).state is State.RUNNING
-    assert store.reclaim_expired(now=NOW + LEASE_S - 1) == []
-    assert store.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
+    assert store.sweeps.reclaim_expired(now=NOW + LEASE_S - 1) == []
+    assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
 
 
 def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobStore) -> None:
@@ -459,52 +461,52 @@ def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobS
     claim(store, 1)
     claim(store, 2)
     claim(store, 3)
-    assert store.claim("gpu", host="box2", worker="w1", incarnation="j1", now=NOW)
-    store.lose(second, attempt=1, now=NOW)
-    store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW + 7)
-    store.complete(third, attempt=1, incarnation="i3", now=NOW)
+    assert store.claims.claim("gpu", host="box2", worker="w1", incarnation="j1", now=NOW)
+    store.lost_hosts.mark_lost(second, attempt=1, now=NOW)
+    store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW + 7)
+    store.claims.complete(third, attempt=1, incarnation="i3", now=NOW)
 
-    assert [(each.job_id, each.attempt, each.state, each.heard_at) for each in store.jobs_on("box1")] == [
+    assert [(each.job_id, each.attempt, each.state, each.heard_at) for each in store.lost_hosts.jobs_on("box1")] == [
         (first, 1, State.RUNNING, NOW + 7),
         (second, 1, State.NODE_LOST, NOW),
     ]
-    assert [each.job_id for each in store.jobs_on("box2")] == [elsewhere]
-    assert store.jobs_on("box3") == []
+    assert [each.job_id for each in store.lost_hosts.jobs_on("box2")] == [elsewhere]
+    assert store.lost_hosts.jobs_on("box3") == []
 
 
 @pytest.mark.behaviour("D6")
 def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
     job = lost(store)
 
-    assert not store.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
-    assert not store.renew(job.job_id, attempt=2, incarnation="i1", now=NOW)
+    assert not store.claims.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
+    assert not store.claims.renew(job.job_id, attempt=2, incarnation="i1", now=NOW)
     assert store.job(job.job_id).state is State.NODE_LOST
 
 
 def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.set_queue(settings("gpu", lost_hold_s=700.0))
+    store.queue_settings.set_queue(settings("gpu", lost_hold_s=700.0))
     job_id = submit(store)
     claim(store)
-    store.lose(job_id, attempt=1, now=NOW)
+    store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
     come_back = sql.come_back
 
     def come_back_and_stand_still(*arguments: Any, **named: Any) -> bool:
         back = come_back(*arguments, **named)
-        store.reclaim_expired(now=NOW + 701)
+        store.sweeps.reclaim_expired(now=NOW + 701)
         return back
 
     monkeypatch.setattr(sql, "come_back", come_back_and_stand_still)
 
-    assert store.renew(job_id, attempt=1, incarnation="i1", now=NOW + 701)
+    assert store.claims.renew(job_id, attempt=1, incarnation="i1", now=NOW + 701)
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
 
 
 def test_a_worker_that_was_started_anew_settles_what_was_lost_with_the_one_before(store: JobStore) -> None:
     job = lost(store)
 
-    assert store.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [job.job_id]
+    assert store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [job.job_id]
     assert store.job(job.job_id).state is State.QUEUED
 
 
@@ -513,9 +515,9 @@ def test_a_whole_host_is_lost_at_once_and_its_jobs_can_still_be_tripped(store: J
     claim(store, 1)
     claim(store, 2)
 
-    assert store.lose_host("box1", now=NOW) == [first, second]
-    assert store.lose_host("box1", now=NOW) == []
-    assert store.fence(second, attempt=1, incarnation="i2", trip=Trip.DEAD_WORKER, now=NOW)
+    assert store.lost_hosts.lose_host("box1", now=NOW) == [first, second]
+    assert store.lost_hosts.lose_host("box1", now=NOW) == []
+    assert store.fencing.fence(second, attempt=1, incarnation="i2", trip=Trip.DEAD_WORKER, now=NOW)
     assert states(store, (first, second, third)) == [State.NODE_LOST, State.FENCING, State.QUEUED]
     assert store.job(second).lease_expires_at == NOW + FENCE_S
 
@@ -544,15 +546,17 @@ def test_a_job_is_not_overtaken_for_ever(store: JobStore) -> None:
 
 
 def test_what_a_worker_has_loaded_is_told_while_it_is_idle_and_is_not_being_busy(store: JobStore) -> None:
-    store.register("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
-    assert store.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW, loaded="sdxl")
+    store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
+    assert store.claims.heartbeat(
+        host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW, loaded="sdxl"
+    )
 
-    (row,) = store.workers(now=NOW)
+    (row,) = store.admin.workers(now=NOW)
 
     assert (row.current_model, row.loaded_model) == (None, "sdxl")
     submit(store, model="sdxl")
     claim(store, loaded="sdxl")
-    (row,) = store.workers(now=NOW)
+    (row,) = store.admin.workers(now=NOW)
     assert (row.current_model, row.loaded_model) == ("sdxl", "sdxl")
 
 
@@ -561,21 +565,23 @@ def test_what_a_worker_has_loaded_is_told_while_it_is_idle_and_is_not_being_busy
 
 def test_a_claim_after_the_first_minds_what_the_first_minds(store: JobStore) -> None:
     for number in (1, 2):
-        store.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=["GPU-1"])
+        store.claims.register(
+            "gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=["GPU-1"]
+        )
     for _ in range(3):
         submit(store)
     run_next(store)
 
-    store.lock(host="box1", worker="w1", who="ann", because="", now=NOW)
+    store.admin.lock(host="box1", worker="w1", who="ann", because="", now=NOW)
     assert claim_or_none(store) is None
-    store.unlock(host="box1", worker="w1", who="bob", now=NOW)
-    store.quarantine(["GPU-1"], host="box1", worker=None, because="", now=NOW)
+    store.admin.unlock(host="box1", worker="w1", who="bob", now=NOW)
+    store.gpu_quarantine.quarantine(["GPU-1"], host="box1", worker=None, because="", now=NOW)
     assert claim_or_none(store) is None
-    store.release_gpu("GPU-1")
+    store.gpu_quarantine.release_gpu("GPU-1")
     job = claim(store)
     assert claim(store).job_id == job.job_id
     complete(store, job)
-    assert store.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
+    assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
     with pytest.raises(ReplacedError):
         claim(store)
 
@@ -592,17 +598,17 @@ def test_each_consumer_sees_every_event_in_order_until_it_says_that_it_is_done(s
         submit(store)
         run_next(store)
 
-    first = store.events("bill", limit=2)
+    first = store.outbox.events("bill", limit=2)
     assert [(each.kind, each.job_id) for each in first] == [(Kind.COMPLETED, 1), (Kind.COMPLETED, 2)]
-    assert store.events("bill", limit=2) == first
-    store.acknowledge("bill", first[0], now=NOW)
-    assert [each.job_id for each in store.events("bill")] == [2, 3]
-    store.acknowledge("bill", store.events("bill")[-1], now=NOW)
-    store.acknowledge("bill", first[0], now=NOW)
-    assert store.events("bill") == []
-    assert positions(store.events("mail")) == [1, 2, 3]
-    assert positions(store.events_after(1)) == [2, 3]
-    assert store.consumers() == {"bill": 0}
+    assert store.outbox.events("bill", limit=2) == first
+    store.outbox.acknowledge("bill", first[0], now=NOW)
+    assert [each.job_id for each in store.outbox.events("bill")] == [2, 3]
+    store.outbox.acknowledge("bill", store.outbox.events("bill")[-1], now=NOW)
+    store.outbox.acknowledge("bill", first[0], now=NOW)
+    assert store.outbox.events("bill") == []
+    assert positions(store.outbox.events("mail")) == [1, 2, 3]
+    assert positions(store.outbox.events_after(1)) == [2, 3]
+    assert store.outbox.consumers() == {"bill": 0}
 
 
 def test_an_event_says_how_long_its_job_waited_and_ran(store: JobStore) -> None:
@@ -610,7 +616,7 @@ def test_an_event_says_how_long_its_job_waited_and_ran(store: JobStore) -> None:
     job = claim(store, queue="video", now=NOW + 3)
     complete(store, job, now=NOW + 10)
 
-    event, run_event = store.events("bill")
+    event, run_event = store.outbox.events("bill")
 
     assert (event.job_id, event.run_id, event.queue, event.job_class) == (job_id, "r1", "video", JobClass.GPU_VIDEO)
     assert (event.attempt, event.waited_s, event.ran_s, event.written_at) == (1, 3, 7, NOW + 10)
@@ -623,6 +629,6 @@ def test_events_are_placed_once_whoever_reads_at_the_same_time(store: JobStore) 
     for _ in range(30):
         run_next(store)
 
-    together(*(lambda name=name: store.events(name) for name in "abcd"))
+    together(*(lambda name=name: store.outbox.events(name) for name in "abcd"))
 
-    assert positions(store.events("a")) == list(range(1, 31))
+    assert positions(store.outbox.events("a")) == list(range(1, 31))

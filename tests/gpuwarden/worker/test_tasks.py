@@ -132,35 +132,35 @@ def test_a_function_is_submitted_run_by_a_worker_and_its_result_waited_for(tasks
 def test_it_is_handed_what_the_jobs_that_it_needs_have_left(tasks: Any, work: Start) -> None:
     store: JobStore = tasks.queue.store
     jobs = {name: tasks.paint.submission(prompt=name) for name in ("first", "second")}
-    ids = store.submit_run("r1", jobs, needs={"second": ["first"]}, now=store.now())
+    ids = store.runs.submit_run("r1", jobs, needs={"second": ["first"]}, now=store.now())
     work("--jobs-max", "2")
 
-    eventually(lambda: store.run_state("r1") == "completed", within_s=30)
+    eventually(lambda: store.runs.state("r1") == "completed", within_s=30)
     assert store.job(ids["second"]).result["inputs"] == [{"picture": "first.png", "inputs": []}]
 
 
 def test_jobs_of_a_run_share_its_items(tasks: Any, work: Start) -> None:
     store: JobStore = tasks.queue.store
     names = [f"frame-{n:02}" for n in range(12)]
-    store.add_items("r1", names, now=store.now())
-    ids = store.submit_run("r1", {str(n): tasks.render.submission() for n in range(2)}, now=store.now())
+    store.items.add("r1", names, now=store.now())
+    ids = store.runs.submit_run("r1", {str(n): tasks.render.submission() for n in range(2)}, now=store.now())
     for n in range(2):
         work("--name", f"worker-{n}", "--jobs-max", "1")
 
-    eventually(lambda: store.run_state("r1") == "completed", within_s=30)
+    eventually(lambda: store.runs.state("r1") == "completed", within_s=30)
     assert sorted(name for job_id in ids.values() for name in store.job(job_id).result) == names
-    assert [item.result for item in store.items("r1")] == [{"frame": name} for name in names]
+    assert [item.result for item in store.items.of_run("r1")] == [{"frame": name} for name in names]
 
 
 def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_is_left(tasks: Any, work: Start) -> None:
     store: JobStore = tasks.queue.store
-    store.add_items("r1", ["good", "bad", "fine"], now=store.now())
-    ids = store.submit_run("r1", {"render": tasks.render.submission(bad=["bad"])}, now=store.now())
+    store.items.add("r1", ["good", "bad", "fine"], now=store.now())
+    ids = store.runs.submit_run("r1", {"render": tasks.render.submission(bad=["bad"])}, now=store.now())
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
     assert store.job(ids["render"]).because == "ItemsFailedError: 1 of the run's 3 items have failed"
-    assert [(item.item, item.state, item.because) for item in store.items("r1")] == [
+    assert [(item.item, item.state, item.because) for item in store.items.of_run("r1")] == [
         ("good", "done", None),
         ("bad", "failed", "RuntimeError: no such texture"),
         ("fine", "done", None),
@@ -176,12 +176,12 @@ def test_an_item_without_a_result_that_can_be_kept_fails_alone(
 ) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
     store: JobStore = tasks.queue.store
-    store.add_items("r1", ["bad", "good"], now=store.now())
-    ids = store.submit_run("r1", {"render": tasks.render.submission()}, now=store.now())
+    store.items.add("r1", ["bad", "good"], now=store.now())
+    ids = store.runs.submit_run("r1", {"render": tasks.render.submission()}, now=store.now())
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(ids["render"]).state is State.FAILED, within_s=30)
-    bad, good = store.items("r1")
+    bad, good = store.items.of_run("r1")
     assert (bad.state, good.state) == ("failed", "done")
     assert str(bad.because).startswith(because)
 
@@ -195,8 +195,8 @@ def test_a_model_is_loaded_once_for_jobs_in_a_row_and_told_while_it_is_there(
 
     for handle in handles:
         handle.wait(timeout_s=30)
-    eventually(lambda: [row.loaded_model for row in store.workers(now=store.now())] == ["flux"])
-    (row,) = store.workers(now=store.now())
+    eventually(lambda: [row.loaded_model for row in store.admin.workers(now=store.now())] == ["flux"])
+    (row,) = store.admin.workers(now=store.now())
     assert row.current_model is None
     assert (tmp_path / "worker.log").read_text().count("loading") == 0  # it prints to its standard output
     assert handles[2].job().claimed_at < handles[1].job().claimed_at  # both of one model before the other one
@@ -231,7 +231,7 @@ def test_a_job_of_another_queues_function_fails_and_names_those_there_are(tasks:
     submission = tasks.paint.submission(prompt="a")
     submission.payload["task"] = "dance"
     store: JobStore = tasks.queue.store
-    job_id = store.submit(submission, now=store.now())
+    job_id = store.runs.submit(submission, now=store.now())
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(job_id).state is State.FAILED, within_s=30)
@@ -426,7 +426,7 @@ def test_a_jobs_log_is_printed_and_followed_to_its_end(
     assert follower.stdout is not None
     assert any("before" in line for line in iter(follower.stdout.readline, ""))
     worker.kill()
-    assert store.register("gpu", host="box1", worker="worker-0", incarnation="new", now=store.now()) == [1]
+    assert store.claims.register("gpu", host="box1", worker="worker-0", incarnation="new", now=store.now()) == [1]
     assert follower.wait(30) == 0
 
     assert main(["job", "logs", "1", "--logs", logs]) == 0

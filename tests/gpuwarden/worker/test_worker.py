@@ -98,7 +98,7 @@ def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> 
 
 
 def submit(store: JobStore, **payload: Any) -> JobId:
-    return store.submit(Submission(queue="gpu", model="sd-xl", payload=payload), now=0)
+    return store.runs.submit(Submission(queue="gpu", model="sd-xl", payload=payload), now=0)
 
 
 def reaches(store: JobStore, job_id: JobId, state: State) -> Callable[[], bool]:
@@ -185,7 +185,7 @@ def test_a_body_that_fails_fails_its_job_with_its_event_and_the_worker_goes_on(
         job_id = submit(store, do=do)
         eventually(reaches(store, job_id, State.FAILED), "the job has failed")
         assert store.job(job_id).because == because
-        assert store.dispatch_events(job_id) == ["failed"]
+        assert store.outbox.dispatch_events(job_id) == ["failed"]
 
     assert process.poll() is None
 
@@ -253,7 +253,7 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_s
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     holder = store.job(job_id).claimed_by or ""
-    assert store.fence(job_id, attempt=1, incarnation=holder, trip=trip, now=1)
+    assert store.fencing.fence(job_id, attempt=1, incarnation=holder, trip=trip, now=1)
 
     assert process.wait(timeout=30) == code
     assert store.job(job_id).state is State.FENCING
@@ -263,14 +263,14 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_s
 def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
     start: Callable[..., Any], store: JobStore, log: Path
 ) -> None:
-    job_id = store.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
-    sibling = store.submit(Submission(queue="cpu", run_id="r1"), now=0)
+    job_id = store.runs.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
+    sibling = store.runs.submit(Submission(queue="cpu", run_id="r1"), now=0)
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
-    store.claim("cpu", host="box1", worker="w2", incarnation="i2", now=1)
-    store.fail_by_worker(sibling, attempt=1, incarnation="i2", because="boom", now=1)
+    store.claims.claim("cpu", host="box1", worker="w2", incarnation="i2", now=1)
+    store.claims.fail_by_worker(sibling, attempt=1, incarnation="i2", because="boom", now=1)
 
-    store.consume_events(now=2)
+    store.sweeps.consume_events(now=2)
 
     assert process.wait(timeout=30) == 77
     assert store.job(job_id).state is State.CANCELLED
@@ -427,11 +427,11 @@ slot = {"host": "h", "worker": "w", "incarnation": "i"}
 def keep():
     begun.set()
     if call == "renew":
-        store.renew(int(job_id), attempt=1, incarnation="i", now=2_000_000.0)
+        store.claims.renew(int(job_id), attempt=1, incarnation="i", now=2_000_000.0)
     else:
-        store.heartbeat(**slot, queue="gpu", model="m", now=2_000_000.0)
+        store.claims.heartbeat(**slot, queue="gpu", model="m", now=2_000_000.0)
 
-store.owns(int(job_id), attempt=1, incarnation="i")  # connects
+store.claims.owns(int(job_id), attempt=1, incarnation="i")  # connects
 begun = threading.Event()
 threading.Thread(target=keep, daemon=True).start()
 begun.wait()
@@ -446,7 +446,7 @@ def test_a_worker_that_wedges_while_it_renews_keeps_nobody_from_writing(
     call: str, store: JobStore, url: str, spawn: Spawn, tmp_path: Path, locked: sqlite3.Connection
 ) -> None:
     job_id = submit(store)
-    assert store.claim("gpu", host="h", worker="w", incarnation="i", now=0)
+    assert store.claims.claim("gpu", host="h", worker="w", incarnation="i", now=0)
     locked.execute("BEGIN IMMEDIATE")
     stderr = tmp_path / "wedged.log"
     process = spawn("-c", WEDGES_AS_IT_RENEWS, url, call, str(job_id), stderr=stderr)
@@ -482,7 +482,7 @@ def test_a_killed_worker_that_is_started_anew_gets_its_job_at_once(
     assert f'"settled": [{job_id}]' in log.read_text() or f"settled=[{job_id}]" in log.read_text()
     assert (again.state, again.attempt, again.reclaims) == (State.RUNNING, 2, 1)
     assert again.claimed_by != first.claimed_by
-    assert not store.renew(job_id, attempt=1, incarnation=first.claimed_by or "", now=store.now())
+    assert not store.claims.renew(job_id, attempt=1, incarnation=first.claimed_by or "", now=store.now())
 
 
 @pytest.mark.behaviour("A11")
@@ -498,15 +498,15 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
     asleep.send_signal(signal.SIGSTOP)
 
     # A sweep may meet a transaction that the stopped worker left open; it is looked at again.
-    eventually(lambda: store.reclaim_expired(now=store.now() + 700), "the lease is given away", within_s=70)
-    taken = store.claim("gpu", host="box1", worker="w2", incarnation="i2", now=store.now())
+    eventually(lambda: store.sweeps.reclaim_expired(now=store.now() + 700), "the lease is given away", within_s=70)
+    taken = store.claims.claim("gpu", host="box1", worker="w2", incarnation="i2", now=store.now())
     assert taken is not None
     assert (taken.job_id, taken.attempt) == (job_id, 2)
     asleep.send_signal(signal.SIGCONT)
 
     assert asleep.wait(timeout=30) == 77
     assert store.job(job_id) == taken
-    assert store.complete(job_id, attempt=2, incarnation="i2", now=store.now())
+    assert store.claims.complete(job_id, attempt=2, incarnation="i2", now=store.now())
 
 
 @pytest.mark.behaviour("A11")
@@ -515,7 +515,7 @@ def test_an_idle_worker_that_is_over_ends_and_says_so(
 ) -> None:
     process = start()
 
-    store.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
+    store.claims.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
 
     assert process.wait(timeout=30) == 77
     assert "this worker is over: stopping" in log.read_text()
@@ -531,7 +531,7 @@ def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
     holder = store.job(job_id).claimed_by or ""
 
-    assert store.retire_worker(host="box1", worker="w1", incarnation=holder, now=store.now())
+    assert store.fencing.retire_worker(host="box1", worker="w1", incarnation=holder, now=store.now())
 
     assert process.wait(timeout=30) == 77
 
@@ -539,13 +539,13 @@ def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
 def test_a_worker_whose_gpu_is_in_quarantine_says_so_once_and_goes_on_when_it_is_released(
     start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path
 ) -> None:
-    store.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+    store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
     job_id = submit(store, out=str(tmp_path / "out"))
     start("--gpus", "GPU-b,GPU-a")
     eventually(lambda: "in quarantine: it claims nothing" in log.read_text(), "it says why", log=log.read_text)
     seen = store.job(job_id)
 
-    store.release_gpu("GPU-a")
+    store.gpu_quarantine.release_gpu("GPU-a")
 
     eventually(reaches(store, job_id, State.COMPLETED), "the job is completed", log=log.read_text)
     assert seen.state is State.QUEUED
@@ -727,14 +727,14 @@ def test_a_keeper_that_finds_the_job_settled_does_not_take_it_for_lost(
     store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
     job_id = submit(store)
-    settled = getattr(store, settle)
+    settled = getattr(store.claims, settle)
 
     def slowly(*arguments: Any, **named: Any) -> bool:
         accepted: bool = settled(*arguments, **named)
         keeper_ends()
         return accepted
 
-    monkeypatch.setattr(store, settle, slowly)
+    monkeypatch.setattr(store.claims, settle, slowly)
 
     run_worker(store, reporter, nothing_to_do if settle == "complete" else lambda *_: None)
 
@@ -747,7 +747,9 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
 
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
         def work() -> None:
-            store.fence(job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1)
+            store.fencing.fence(
+                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1
+            )
 
         return work
 
@@ -765,11 +767,13 @@ def test_a_worker_that_is_told_to_stop_after_its_job_was_taken_says_for_what(
     submit(store)
     stop = Stop()
     if not told:
-        monkeypatch.setattr(store, "retired_for", no_answer)
+        monkeypatch.setattr(store.claims, "retired_for", no_answer)
 
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
         def work() -> None:
-            store.fence(job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1)
+            store.fencing.fence(
+                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1
+            )
             stop.on_signal(signal.SIGTERM, None)
 
         return work
@@ -788,7 +792,7 @@ def settled_without_an_answer(
     store: JobStore, monkeypatch: pytest.MonkeyPatch, settle: str, *, committed: bool
 ) -> list[bool]:
     """The first answer to a result is lost, its commit with it or not; what was answered afterwards."""
-    ask, answers = getattr(store, settle), list[bool]()
+    ask, answers = getattr(store.claims, settle), list[bool]()
     lost = False
 
     def asked(job_id: int, **named: Any) -> bool:
@@ -798,14 +802,16 @@ def settled_without_an_answer(
             if committed:
                 assert ask(job_id, **named)
             else:
-                store.fence(job_id, attempt=named["attempt"], incarnation=named["incarnation"], trip=Trip.STALL, now=1)
-                store.fail(job_id, attempt=named["attempt"], because="stall", now=1)
+                store.fencing.fence(
+                    job_id, attempt=named["attempt"], incarnation=named["incarnation"], trip=Trip.STALL, now=1
+                )
+                store.fencing.fail(job_id, attempt=named["attempt"], because="stall", now=1)
             raise NoAnswerError("connection lost")
         answers.append(ask(job_id, **named))
         return answers[-1]
 
     monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
-    monkeypatch.setattr(store, settle, asked)
+    monkeypatch.setattr(store.claims, settle, asked)
     return answers
 
 
@@ -861,7 +867,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
 ) -> None:
     submit(store)
     renewed = threading.Event()
-    renew = store.renew
+    renew = store.claims.renew
     asked = 0
 
     def at_last(*arguments: Any, **named: Any) -> bool:
@@ -874,7 +880,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
         return accepted
 
     monkeypatch.setattr(worker_module, "OWNERSHIP_S", 0.005)
-    monkeypatch.setattr(store, "renew", at_last)
+    monkeypatch.setattr(store.claims, "renew", at_last)
     in_time: list[bool] = []
 
     run_worker(store, reporter, lambda *_: lambda: in_time.append(renewed.wait(10)), heartbeat_s=1000)
@@ -888,14 +894,14 @@ def test_a_stop_that_comes_between_the_claim_and_the_job_gives_the_job_back(
 ) -> None:
     job_id = submit(store)
     stop = Stop()
-    claim = store.claim
+    claim = store.claims.claim
 
     def stopped_after(*arguments: Any, **named: Any) -> Job | None:
         job = claim(*arguments, **named)
         stop.on_signal(signal.SIGTERM, None)
         return job
 
-    monkeypatch.setattr(store, "claim", stopped_after)
+    monkeypatch.setattr(store.claims, "claim", stopped_after)
 
     with pytest.raises(WorkerStopping):
         run_worker(store, reporter, nothing_to_do, stop=stop)
@@ -921,7 +927,7 @@ def test_a_body_that_turns_the_stop_into_an_error_of_its_own_is_not_failed(store
         run_worker(store, reporter, body, stop=stop)
 
     assert store.job(job_id).state is State.QUEUED
-    assert store.dispatch_events(job_id) == []
+    assert store.outbox.dispatch_events(job_id) == []
 
 
 def test_a_stop_that_comes_while_the_result_is_written_keeps_the_result(
@@ -929,13 +935,13 @@ def test_a_stop_that_comes_while_the_result_is_written_keeps_the_result(
 ) -> None:
     first, second = submit(store), submit(store)
     stop = Stop()
-    complete = store.complete
+    complete = store.claims.complete
 
     def stopped_before(*arguments: Any, **named: Any) -> bool:
         stop.on_signal(signal.SIGTERM, None)
         return complete(*arguments, **named)
 
-    monkeypatch.setattr(store, "complete", stopped_before)
+    monkeypatch.setattr(store.claims, "complete", stopped_before)
 
     with pytest.raises(WorkerStopping):
         run_worker(store, reporter, nothing_to_do, stop=stop, jobs_max=2)
@@ -955,7 +961,7 @@ def test_a_result_that_the_queue_never_takes_ends_the_worker_after_a_lease(
         offered += 1
         raise DatabaseError("disk I/O error")
 
-    monkeypatch.setattr(store, "complete", refuse)
+    monkeypatch.setattr(store.claims, "complete", refuse)
 
     with pytest.raises(DatabaseError, match="disk I/O error"):
         run_worker(store, reporter, nothing_to_do)
@@ -1024,14 +1030,14 @@ def told_of_gang(store: JobStore, reporter: Reporter) -> tuple[str | None, int, 
 
 
 def test_the_job_file_says_which_rank_of_which_gang_it_is_and_of_how_many(store: JobStore, reporter: Reporter) -> None:
-    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
+    gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
 
     assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 0, 2)
 
 
 def test_the_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter) -> None:
-    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
-    store.claim("gpu", host="box2", worker="w2", incarnation="i2", now=0)
+    gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
+    store.claims.claim("gpu", host="box2", worker="w2", incarnation="i2", now=0)
 
     assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 1, 2)
 
@@ -1042,7 +1048,7 @@ def test_gangs_of_one_number_and_run_in_two_queues_differ_by_when_they_were_subm
     named = set()
     for queue, submitted_at in (("one", 1700000000.25), ("other", 1700000000.5)):
         with closing(JobStore.open(f"sqlite:///{tmp_path / queue}.db")) as store:
-            store.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=submitted_at)
+            store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=submitted_at)
             named.add(told_of_gang(store, reporter)[0])
 
     assert named == {"1@1700000000.250/night", "1@1700000000.500/night"}
@@ -1051,7 +1057,7 @@ def test_gangs_of_one_number_and_run_in_two_queues_differ_by_when_they_were_subm
 def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_same(
     store: JobStore, reporter: Reporter
 ) -> None:
-    gang = store.submit(Submission(queue="gpu", ranks=2, run_id="r" * state_file.TEXT_MAX), now=0)
+    gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="r" * state_file.TEXT_MAX), now=0)
 
     named, _, _ = told_of_gang(store, reporter)
 
@@ -1060,7 +1066,7 @@ def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_s
 
 
 def test_a_job_of_one_rank_is_of_no_gang(store: JobStore, reporter: Reporter) -> None:
-    store.submit(Submission(queue="gpu", run_id="night"), now=0)
+    store.runs.submit(Submission(queue="gpu", run_id="night"), now=0)
 
     assert told_of_gang(store, reporter) == (None, 0, 1)
 
@@ -1099,8 +1105,8 @@ def test_a_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter:
     blocked: list[object] = []
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
-        store.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
-        blocked.append(store.quarantine_of(host="box1", worker="w1"))
+        store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
+        blocked.append(store.gpu_quarantine.quarantine_of(host="box1", worker="w1"))
         return lambda: None
 
     run_worker(store, reporter, body, gpus=("GPU-a",))
@@ -1112,14 +1118,14 @@ def test_a_worker_that_was_replaced_while_its_job_ended_claims_no_other(
     store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, other = submit(store), submit(store)
-    complete = store.complete
+    complete = store.claims.complete
 
     def replaced_after(*arguments: Any, **named: Any) -> bool:
         accepted = complete(*arguments, **named)
-        store.register("gpu", host="box1", worker="w1", incarnation="next", now=2)
+        store.claims.register("gpu", host="box1", worker="w1", incarnation="next", now=2)
         return accepted
 
-    monkeypatch.setattr(store, "complete", replaced_after)
+    monkeypatch.setattr(store.claims, "complete", replaced_after)
 
     with pytest.raises(ReplacedError):
         run_worker(store, reporter, nothing_to_do, jobs_max=2)
@@ -1131,7 +1137,7 @@ def test_a_registration_that_is_not_answered_is_asked_again(
     store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit(store)
-    register = store.register
+    register = store.claims.register
     asked = 0
 
     def at_last(*arguments: Any, **named: Any) -> list[JobId]:
@@ -1142,7 +1148,7 @@ def test_a_registration_that_is_not_answered_is_asked_again(
         return register(*arguments, **named)
 
     monkeypatch.setattr(worker_module, "RETRY_S", 0.01)
-    monkeypatch.setattr(store, "register", at_last)
+    monkeypatch.setattr(store.claims, "register", at_last)
 
     run_worker(store, reporter, nothing_to_do)
 

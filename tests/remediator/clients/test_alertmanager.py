@@ -146,7 +146,7 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
 
         works._judge(*ledger.open_episodes(HOST))
         assert told(ledger)[-1] == "decided wait: silenced"
-        assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]
+        assert [each.locked_at for each in store.admin.workers(now=store.now())] == [None, None]
 
         expire(its, made)
         works._judge(*ledger.open_episodes(HOST))

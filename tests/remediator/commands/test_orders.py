@@ -343,8 +343,8 @@ def test_a_container_that_was_just_freed_cools_down_and_is_freed_again_after_it(
     works = executor(ledger, store, world, pace=cooling)
     to_the_end(works, ledger)
     freed_at = time.time()
-    store.register("w1", host=HOST, worker="w1", incarnation="i2", now=time.time())
-    again = store.claim("w1", host=HOST, worker="w1", incarnation="i2", now=time.time() + 3600)
+    store.claims.register("w1", host=HOST, worker="w1", incarnation="i2", now=time.time())
+    again = store.claims.claim("w1", host=HOST, worker="w1", incarnation="i2", now=time.time() + 3600)
     assert again is not None
     world.boxes["w1"].wedged = True
     about = world.about

@@ -363,7 +363,7 @@ def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
 def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
     store: JobStore, queue_url: str, ask: Callable[..., Said]
 ) -> None:
-    store.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
     assert ask()[0] == 0, "nobody said where the queue is"
 
     code, lines = ask("--queue", queue_url)

@@ -43,12 +43,12 @@ def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
 
 def start(store: JobStore, *, jobs: int = 2, run_id: str = "r1", wrangled: bool = True) -> None:
     render = Submission(queue="gpu", payload={"task": "render"})
-    store.submit_run(run_id, {str(n): render for n in range(jobs)}, wrangled=wrangled, now=NOW)
-    store.add_items(run_id, ITEMS, now=NOW)
+    store.runs.submit_run(run_id, {str(n): render for n in range(jobs)}, wrangled=wrangled, now=NOW)
+    store.items.add(run_id, ITEMS, now=NOW)
 
 
 def claim(store: JobStore, worker: str) -> Job:
-    job = store.claim("gpu", host="box1", worker=worker, incarnation=f"i-{worker}", now=store.now())
+    job = store.claims.claim("gpu", host="box1", worker=worker, incarnation=f"i-{worker}", now=store.now())
     assert job is not None
     return job
 
@@ -57,12 +57,12 @@ def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
     """The next items of the run end so on the job's worker."""
     its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": NOW}
     for n in range(failed + done):
-        item = store.take_item(job.job_id, **its)
+        item = store.items.take(job.job_id, **its)
         assert item is not None
         if n < failed:
-            assert store.fail_item(job.job_id, **its, item=item.item, because="boom")
+            assert store.items.fail(job.job_id, **its, item=item.item, because="boom")
         else:
-            assert store.finish_item(job.job_id, **its, item=item.item)
+            assert store.items.finish(job.job_id, **its, item=item.item)
 
 
 def test_each_run_that_asked_is_told_with_what_would_be_done_and_nothing_is(store: JobStore, cli: Cli) -> None:
@@ -81,7 +81,7 @@ def test_each_run_that_asked_is_told_with_what_would_be_done_and_nothing_is(stor
     told = json.loads(cli("wrangle", "list", "--json")[1])
     assert (told["run"], told["verdict"], told["worker"], told["tell"]) == ("r1", "lockworker", "bad", "administrator")
     assert [each["failed"] for each in told["tally"]["workers"]] == [6, 0]
-    assert [each.locked_at for each in store.workers(now=NOW)] == [None, None]
+    assert [each.locked_at for each in store.admin.workers(now=NOW)] == [None, None]
     assert "r1: nothing to do: no worker has failed more than 6 of its items" in cli(
         "wrangle", "list", "--activation", "6"
     )[1]  # fmt: skip
@@ -96,7 +96,7 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
 
     assert code == 0
     assert out.startswith("r1: worker locked: bad on box1 has failed 6 items")
-    (row,) = (each for each in store.workers(now=NOW) if each.worker == "bad")
+    (row,) = (each for each in store.admin.workers(now=NOW) if each.worker == "bad")
     assert row.locked_by is not None
     assert row.locked_by.startswith("ann@")
     assert row.locked_because is not None
@@ -116,7 +116,7 @@ def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
     assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
     at_the_cap = "; moved 1 times of at most 1: instead of the next move it is blocked\n"
     assert cli("wrangle", "list", "--migrations-max", "1")[1].endswith(at_the_cap)
-    store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
+    store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
     end(store, claim(store, "w2"), failed=6)
 
     code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
@@ -141,8 +141,8 @@ def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
 
 
 def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, cli: Cli) -> None:
-    store.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
-    store.add_items("r1", ITEMS, now=NOW)
+    store.runs.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
+    store.items.add("r1", ITEMS, now=NOW)
     job = claim(store, "w1")
     end(store, job, failed=6)
 
@@ -176,7 +176,7 @@ def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli
 
 @pytest.mark.parametrize("argv", [("on", "r9"), ("off", "r9"), ("do", "r9")])
 def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[str, ...]) -> None:
-    assert store.wrangled_runs() == []
+    assert store.item_failures.wrangled_runs() == []
 
     assert cli("wrangle", *argv) == (
         1,
@@ -190,7 +190,7 @@ def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[
     [("--activation", "-1"), ("--activation", "many"), ("--migrations-max", "1.5"), ("--patience-s", "nan")],
 )
 def test_a_constant_that_is_none_is_refused(store: JobStore, cli: Cli, argv: tuple[str, str]) -> None:
-    assert store.wrangled_runs() == []
+    assert store.item_failures.wrangled_runs() == []
 
     code, _, err = cli("wrangle", "list", *argv)
 
@@ -224,7 +224,7 @@ def test_a_run_asks_as_it_is_submitted(
 
     assert cli("run", "submit", str(file), *said)[0] == 0
 
-    assert (store.wrangled_runs() == ["r1"]) is wrangled
+    assert (store.item_failures.wrangled_runs() == ["r1"]) is wrangled
 
 
 def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
@@ -239,7 +239,7 @@ def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
         "",
         "gpuwarden run: $GPUWARDEN_WRANGLE is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
     )
-    assert store.run("r1") is None
+    assert store.runs.get("r1") is None
 
 
 # --- only while it is so
@@ -257,7 +257,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
-    counts = store.tally("r1", now=store.now())
+    counts = store.item_failures.tally("r1", now=store.now())
     assert counts is not None
     verdict = judge(counts, Rules())
     assert isinstance(verdict, Migrate)
@@ -334,7 +334,7 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
     """Wait until this is what is to be done."""
 
     def is_found() -> bool:
-        counts = store.tally("r1", now=store.now())
+        counts = store.item_failures.tally("r1", now=store.now())
         return counts is not None and isinstance(judge(counts, Rules()), verdict)
 
     def logs() -> str:
@@ -345,7 +345,7 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
 
 def give_back(store: JobStore) -> None:
     """What an executor's sweep does once the fence has run out."""
-    store.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
+    store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
 
 
 @pytest.mark.behaviour("B2")
@@ -363,11 +363,11 @@ def test_a_bad_worker_among_good_ones_is_locked_and_its_items_are_done_by_others
     assert bad.wait(30) == 77, "it stops, for the job is not its own any more"
     give_back(store)
     again = worker("bad", "bad")
-    eventually(lambda: store.run_state("r1") == "completed", "the run completes", within_s=60)
-    assert store.item_counts("r1") == {ItemState.DONE: len(ITEMS)}
-    assert {item.worker for item in store.items("r1")} == {"good"}
+    eventually(lambda: store.runs.state("r1") == "completed", "the run completes", within_s=60)
+    assert store.items.counts("r1") == {ItemState.DONE: len(ITEMS)}
+    assert {item.worker for item in store.items.of_run("r1")} == {"good"}
     assert again.poll() is None
-    rows = {each.worker: each for each in store.workers(now=store.now())}
+    rows = {each.worker: each for each in store.admin.workers(now=store.now())}
     assert (rows["bad"].locked_at is not None, rows["good"].locked_at) == (True, None)
 
 
@@ -388,7 +388,7 @@ def test_a_bad_job_is_tried_by_four_workers_one_after_the_other_and_blocked(
         give_back(store)
 
     assert store.job(job.job_id).state is State.BLOCKED
-    counts = store.tally("r1", now=store.now())
+    counts = store.item_failures.tally("r1", now=store.now())
     assert counts is not None
     assert counts.migrations == 3
     assert [each.worker for each in counts.workers if each.failed >= 6] == ["w1", "w2", "w3", "w4"]
@@ -406,4 +406,4 @@ def test_a_job_that_fails_on_all_who_run_it_is_blocked(
 
     assert [each.wait(30) for each in workers] == [77, 77]
     assert [job.state for job in store.jobs()] == [State.BLOCKED, State.BLOCKED]
-    assert [each.locked_at for each in store.workers(now=store.now())] == [None, None]
+    assert [each.locked_at for each in store.admin.workers(now=store.now())] == [None, None]

@@ -63,8 +63,8 @@ sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 def running(store: JobStore, *, worker: str = "w1", incarnation: str = "i1", **submission: Any) -> int:
     """A job that a worker has claimed; its id."""
-    job_id = store.submit(Submission(queue=worker, **submission), now=time.time())
-    assert store.claim(worker, host=HOST, worker=worker, incarnation=incarnation, now=time.time())
+    job_id = store.runs.submit(Submission(queue=worker, **submission), now=time.time())
+    assert store.claims.claim(worker, host=HOST, worker=worker, incarnation=incarnation, now=time.time())
     return job_id
 
 
@@ -322,7 +322,7 @@ def test_a_server_that_cannot_be_killed_puts_its_gpus_in_quarantine_and_no_slot_
 
     to_the_end(executor(ledger, store, world, pace=hurried), ledger)
 
-    assert [(each.gpu, each.worker) for each in store.quarantined()] == [("GPU-0", None)]
+    assert [(each.gpu, each.worker) for each in store.gpu_quarantine.quarantined()] == [("GPU-0", None)]
     assert story(ledger).outcome == "partly_mended"
 
 
@@ -374,12 +374,12 @@ def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: Jo
 
 
 def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobStore) -> None:
-    job_id = store.submit(Submission(queue="w1", run_id="r1"), now=time.time())
-    sibling = store.submit(Submission(queue="other", run_id="r1"), now=time.time())
+    job_id = store.runs.submit(Submission(queue="w1", run_id="r1"), now=time.time())
+    sibling = store.runs.submit(Submission(queue="other", run_id="r1"), now=time.time())
     for attempt in range(1, 5):
         incarnation = f"i{attempt}"
-        store.register("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
-        assert store.claim("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
+        store.claims.register("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
+        assert store.claims.claim("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
         accused = alert(job_id=str(job_id), attempt=str(attempt), incarnation=incarnation)
         ledger.accept([accused], [], now=time.time())
         box = Box(worker="w1", job_id=job_id, attempt=attempt, worker_incarnation=incarnation)
@@ -390,8 +390,8 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
 
     assert [told(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
     assert store.job(job_id).state is State.FAILED
-    assert store.dispatch_events(job_id) == ["failed", "run_failed"]
-    assert store.run_state("r1") == "failed"
+    assert store.outbox.dispatch_events(job_id) == ["failed", "run_failed"]
+    assert store.runs.state("r1") == "failed"
     assert store.job(sibling).state is State.CANCELLED
 
 
@@ -406,7 +406,7 @@ def test_an_ingest_job_fails_at_its_first_trip(ledger: Ledger, store: JobStore) 
 
 def test_a_job_that_the_lease_took_back_does_not_excuse_its_container(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
-    store.reclaim_expired(now=time.time() + 10_000)
+    store.sweeps.reclaim_expired(now=time.time() + 10_000)
 
     to_the_end(executor(ledger, store, world), ledger)
 
@@ -580,7 +580,7 @@ def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_els
     assert "not seen dead within" in next(e.message for e in story(ledger).entries if e.step == "requeue")
     assert story(ledger).outcome == "partly_mended"
     assert "start" not in world.boxes["w1"].calls
-    (out_of_use,) = store.quarantined()
+    (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
     assert "it cannot be stopped" in out_of_use.because
 
@@ -605,7 +605,7 @@ def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is
     assert account.index("did requeue") < account.index("decided start")
     assert account.count("did quarantine") == 1
     assert story(ledger).outcome == "mended"
-    (out_of_use,) = store.quarantined()
+    (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
     assert out_of_use.because == "GPU-0 is lost, and out of use until a person releases it"
     assert claims(store, "w1", incarnation="i2") is None, "the slot itself"
@@ -628,13 +628,15 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 
     assert "decided wait: driver_unreachable" in told(ledger), "it was lost when it was to be seen dead"
     assert story(ledger).outcome == Outcome.MENDED
-    assert store.quarantined() == []
+    assert store.gpu_quarantine.quarantined() == []
 
 
 def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:
     """The job that a worker of queue w1 gets, if any."""
-    store.register("w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else [])
-    job = store.claim("w1", host=host, worker=worker, incarnation=incarnation, now=store.now())
+    store.claims.register(
+        "w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else []
+    )
+    job = store.claims.claim("w1", host=host, worker=worker, incarnation=incarnation, now=store.now())
     return None if job is None else job.job_id
 
 
@@ -643,7 +645,7 @@ def test_a_requeued_job_avoids_the_slot_it_was_taken_from(
     ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None
 ) -> None:
     world = wedged(ledger, store)
-    store.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
+    store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
     pace = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
 
     to_the_end(executor(ledger, store, world, pace=pace), ledger)
@@ -682,7 +684,7 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
 
     assert losing.lost == 1
     if lost == "quarantine":
-        assert [each.gpu for each in store.quarantined()] == ["GPU-0"]
+        assert [each.gpu for each in store.gpu_quarantine.quarantined()] == ["GPU-0"]
         assert store.job(1).watchdog_retries == 1
     else:
         assert_mended_once(ledger, store, world, failed=lost == "fail")
@@ -801,7 +803,7 @@ def test_a_job_that_completes_between_the_decision_and_the_fence_stays_completed
 
     class Finishing(BuiltinQueue):
         def fence(self, job_id: int, **how: Any) -> bool:
-            assert store.complete(job_id, attempt=1, incarnation="i1", now=time.time())
+            assert store.claims.complete(job_id, attempt=1, incarnation="i1", now=time.time())
             world.boxes["w1"].wedged = False
             world.boxes["w1"].attempt = None
             world.boxes["w1"].job_id = None
@@ -1211,7 +1213,7 @@ def test_patience_comes_to_an_end_while_the_queue_is_locked(
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
     world = wedged(ledger, store)
     world.boxes["w1"].unkillable = True
-    store.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
+    store.claims.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
     bound = replace(PACE, limits=replace(LIMITS, settle_bound_s=3.0))
     with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
@@ -1323,7 +1325,7 @@ def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed:
     assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
     if failed:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
-        assert store.dispatch_events(1) == ["failed"], account
+        assert store.outbox.dispatch_events(1) == ["failed"], account
     else:
         assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
         assert claims(store, "w9") == 1
@@ -1572,12 +1574,12 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
 def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_sweep(store: JobStore) -> None:
     """A machine that was suspended wakes with every lease expired; its workers renew within a heartbeat."""
     job_id = running(store)
-    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     queue = BuiltinQueue(store)
 
     queue.tend(now=time.time())
     assert store.job(job_id).state is State.RUNNING
-    store.renew(job_id, attempt=1, incarnation="i1", now=time.time())
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=time.time())
     queue.tend(now=time.time())
 
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
@@ -1592,7 +1594,7 @@ def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_i
     steady_s = 1000.0
     monkeypatch.setattr("remediator.clients.job_queue_sql.time", SimpleNamespace(monotonic=lambda: steady_s))
     job_id = running(store)
-    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
     queue = BuiltinQueue(patient)
     with closing(patient):
@@ -1617,7 +1619,7 @@ def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
 ) -> None:
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.05)
     job_id = running(store)
-    store.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     failures = itertools.count(1)
 
     class Moody(BuiltinQueue):

@@ -68,8 +68,8 @@ def silence(store: JobStore) -> None:
 
 def hear(store: JobStore, job_id: int) -> None:
     now = store.now()
-    assert store.heartbeat(host=HOST, worker="w1", queue="w1", incarnation="i1", model=None, now=now)
-    assert store.renew(job_id, attempt=1, incarnation="i1", now=now)
+    assert store.claims.heartbeat(host=HOST, worker="w1", queue="w1", incarnation="i1", model=None, now=now)
+    assert store.claims.renew(job_id, attempt=1, incarnation="i1", now=now)
 
 
 def onlooker(other: Ledger, store: JobStore, host: str = "box2", **changed: Any) -> Executor:
@@ -103,13 +103,13 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
     ledger: Ledger, other: Ledger, store: JobStore
 ) -> None:
     job_id = unheard(store)
-    store.submit(Submission(queue="w1"), now=time.time())
+    store.runs.submit(Submission(queue="w1"), now=time.time())
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
         eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
         assert store.job(job_id).attempt == 1
-        assert store.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
+        assert store.claims.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.accept([host_alert(firing=False)], [], now=time.time())
         eventually(lambda: "saw alert: resolved" in told(ledger), "its alert has ended")
         assert store.job(job_id).state is State.NODE_LOST

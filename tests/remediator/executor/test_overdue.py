@@ -103,7 +103,7 @@ def test_a_quarantine_that_the_queue_refuses_is_told_until_it_is_taken(
             lock.execute("ROLLBACK")
             eventually(lambda: refused() == set(), "the queue has taken it", within_s=60)
             eventually(lambda: outcome(served.ledger) == "mended", "and it goes on")
-        assert [each.gpu for each in store.quarantined()] == ["GPU-0"]
+        assert [each.gpu for each in store.gpu_quarantine.quarantined()] == ["GPU-0"]
 
 
 def outcome(ledger: Ledger) -> str | None:

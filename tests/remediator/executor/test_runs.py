@@ -11,6 +11,7 @@ import pytest
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.job import State
 from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.queue.items.failures import ItemFailures
 from remediator import plan
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import AT_ONCE, Executor
@@ -27,13 +28,13 @@ DONE = ["saw alert: firing", "decided lock", "did lock"]
 
 def render(store: JobStore, run_id: str = "r1", *, jobs: int = 2) -> None:
     its = {str(n): Submission(queue=run_id) for n in range(jobs)}
-    store.submit_run(run_id, its, wrangled=True, now=store.now())
-    store.add_items(run_id, [f"{n:03}" for n in range(50)], now=store.now())
+    store.runs.submit_run(run_id, its, wrangled=True, now=store.now())
+    store.items.add(run_id, [f"{n:03}" for n in range(50)], now=store.now())
 
 
 def works_on(store: JobStore, run_id: str, worker: str, *, failed: int = 0, done: int = 0, host: str = HOST) -> Job:
     """A worker has claimed a job of the run, and ended items of it so."""
-    job = store.claim(run_id, host=host, worker=worker, incarnation=f"i-{worker}", now=store.now())
+    job = store.claims.claim(run_id, host=host, worker=worker, incarnation=f"i-{worker}", now=store.now())
     assert job is not None
     end(store, job, failed=failed, done=done)
     return job
@@ -42,12 +43,12 @@ def works_on(store: JobStore, run_id: str, worker: str, *, failed: int = 0, done
 def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
     its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": store.now()}
     for n in range(failed + done):
-        item = store.take_item(job.job_id, **its)
+        item = store.items.take(job.job_id, **its)
         assert item is not None
         if n < failed:
-            assert store.fail_item(job.job_id, **its, item=item.item, because="boom")
+            assert store.items.fail(job.job_id, **its, item=item.item, because="boom")
         else:
-            assert store.finish_item(job.job_id, **its, item=item.item)
+            assert store.items.finish(job.job_id, **its, item=item.item)
 
 
 def accuse(ledger: Ledger, *, firing: bool = True, run_id: str = "r1", worker: str = "bad") -> None:
@@ -80,7 +81,7 @@ def judge(works: Executor, ledger: Ledger) -> None:
 
 
 def locked(store: JobStore) -> dict[str, str | None]:
-    return {each.worker: each.locked_by for each in store.workers(now=store.now()) if each.locked_at is not None}
+    return {each.worker: each.locked_by for each in store.admin.workers(now=store.now()) if each.locked_at is not None}
 
 
 @pytest.mark.behaviour("B2")
@@ -157,7 +158,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     judge(works, ledger)
     assert told(ledger)[1:] == ["decided move", "did move", "decided wait: jobs_in_doubt"]
     assert locked(store) == {}
-    store.reclaim_expired(now=store.now() + 3600)
+    store.sweeps.reclaim_expired(now=store.now() + 3600)
     works_on(store, "r1", "w2", failed=6)
     accuse(ledger, worker="w2")
 
@@ -208,7 +209,7 @@ def test_what_is_held_waits_and_is_taken_up_again(
     works = executor(ledger, store, World())
     ledger.order(Order(**held, at=time.time(), who="ann", because=""))
     with monkeypatch.context() as patch:
-        patch.setattr(JobStore, "tally", None)  # nothing is counted for what is held
+        patch.setattr(ItemFailures, "tally", None)  # nothing is counted for what is held
         judge(works, ledger)
     assert locked(store) == {}
     assert told(ledger)[-1].removeprefix("decided wait: ") in request.node.name
@@ -260,7 +261,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
 def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         job = accused_worker(ledger, store, f"r{number}", "bad")
-        assert store.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
+        assert store.claims.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
     works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
 
     judge(works, ledger)
@@ -343,8 +344,8 @@ def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the
 
 def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger, store: JobStore) -> None:
     its = {"last": Submission(queue="r1", attempts_max=1), "2": Submission(queue="r1"), "3": Submission(queue="r1")}
-    store.submit_run("r1", its, wrangled=True, now=store.now())
-    store.add_items("r1", [f"{n:03}" for n in range(50)], now=store.now())
+    store.runs.submit_run("r1", its, wrangled=True, now=store.now())
+    store.items.add("r1", [f"{n:03}" for n in range(50)], now=store.now())
     works_on(store, "r1", "worse", failed=7)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "good", done=1)
@@ -438,7 +439,7 @@ def test_a_queue_that_does_not_answer_is_waited_for(
         raise DatabaseError("the server has gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(JobStore, "tally", silent)
+        patch.setattr(ItemFailures, "tally", silent)
         judge(works, ledger)
     assert told(ledger)[-1] == "decided wait: queue_unreachable"
     assert story(ledger).entries[-1].message.endswith("the server has gone")
@@ -476,7 +477,7 @@ def test_what_is_wedged_waits_for_no_run_to_be_counted(
         counts += 1
         done.wait()
 
-    monkeypatch.setattr(JobStore, "tally", slow)
+    monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, store, world)):
         try:
             eventually(lambda: "decided close: mended" in told(ledger, AT_ONCE + 1), "it is mended")
@@ -503,7 +504,7 @@ def test_and_no_sweep_of_the_queue_waits_for_it(
         counted.set()
         done.wait()
 
-    monkeypatch.setattr(JobStore, "tally", slow)
+    monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, Swept(store), World())):
         try:
             eventually(counted.is_set, "a run's items are counted")
@@ -521,7 +522,7 @@ def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_second
     ledger.take_new(HOST, now=time.time())
     works = executor(ledger, store, World())
     counted, looks = 0, 0
-    tally, look = JobStore.tally, works.look
+    tally, look = ItemFailures.tally, works.look
 
     def counting(*what: Any, **how: Any) -> Any:
         nonlocal counted
@@ -533,7 +534,7 @@ def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_second
         looks += 1
         look(*what)
 
-    monkeypatch.setattr(JobStore, "tally", counting)
+    monkeypatch.setattr(ItemFailures, "tally", counting)
     monkeypatch.setattr(works, "look", looking)
     with looping(works):
         eventually(lambda: "decided wait: no_fault_found" in told(ledger), "it is judged")

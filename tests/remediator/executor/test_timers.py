@@ -180,11 +180,11 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
 
     queue = works._hands.queue
     works._hands = replace(works._hands, queue=At())
-    assert store.expired(now=later) == {(1, 1)}
+    assert store.sweeps.expired(now=later) == {(1, 1)}
 
     works._keep_fences(ledger.open_episodes(HOST), [])
 
-    assert store.expired(now=later) == frozenset()
+    assert store.sweeps.expired(now=later) == frozenset()
 
 
 @sqlite_only

@@ -10,12 +10,12 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import insert, text
+from sqlalchemy import Engine, insert, text
 
 from gpuwarden.db.engine import DatabaseError, connect, writing
 from gpuwarden.job import Trip
 from gpuwarden.queue import Job, JobStore, Submission
-from gpuwarden.queue.counts import Waiting
+from gpuwarden.queue.counts import Counts, Waiting
 from gpuwarden.queue.open import existing
 from gpuwarden.queue.schema import DISPATCH_EVENTS
 from remediator.metrics import queue as queue_metrics
@@ -69,11 +69,11 @@ def names(found: Page) -> set[str]:
 
 
 def submit(store: JobStore, queue: str = "gpu", *, ago_s: float = 0.0, **its: Any) -> int:
-    return store.submit(Submission(queue=queue, **its), now=store.now() - ago_s)
+    return store.runs.submit(Submission(queue=queue, **its), now=store.now() - ago_s)
 
 
 def claim(store: JobStore, queue: str = "gpu", worker: str = "w1") -> Job:
-    found = store.claim(queue, host=HOST, worker=worker, incarnation=f"i-{worker}", now=store.now())
+    found = store.claims.claim(queue, host=HOST, worker=worker, incarnation=f"i-{worker}", now=store.now())
     assert found is not None
     return found
 
@@ -81,7 +81,7 @@ def claim(store: JobStore, queue: str = "gpu", worker: str = "w1") -> Job:
 def complete(store: JobStore, job: Job, *, after_s: float = 0.0) -> None:
     assert job.claimed_by is not None
     ended = store.now() + after_s
-    assert store.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=ended)
+    assert store.claims.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=ended)
 
 
 def test_jobs_are_counted_by_queue_and_state_and_a_drained_queue_has_none_rather_than_nothing(
@@ -91,7 +91,7 @@ def test_jobs_are_counted_by_queue_and_state_and_a_drained_queue_has_none_rather
     submit(store)
     first = submit(store, "cpu", run_id="r1")
     submit(store, "cpu", run_id="r1", needs=(first,))
-    store.block(submit(store, "cpu"), because="")
+    store.admin.block(submit(store, "cpu"), because="")
     claim(store, "cpu")
 
     found = page(collector)
@@ -119,29 +119,31 @@ def test_the_busy_gauge_counts_fresh_workers_that_hold_a_model_and_falls_at_once
     for worker in ("w1", "w2", "w3"):
         submit(store, model="sd-xl")
         claim(store, worker=worker)
-    store.register("gpu", host=HOST, worker="idle", incarnation="i", now=store.now())
+    store.claims.register("gpu", host=HOST, worker="idle", incarnation="i", now=store.now())
     submit(store)
-    store.claim("gpu", host=HOST, worker="stale", incarnation="i-stale", now=store.now() - 31)
+    store.claims.claim("gpu", host=HOST, worker="stale", incarnation="i-stale", now=store.now() - 31)
     assert of(page(collector), "workers_busy", queue="gpu") == 3
 
-    assert store.fence(1, attempt=1, incarnation="i-w1", trip=Trip.STALL, now=store.now())
+    assert store.fencing.fence(1, attempt=1, incarnation="i-w1", trip=Trip.STALL, now=store.now())
     assert of(page(collector), "workers_busy", queue="gpu") == 2
-    assert store.retire_worker(host=HOST, worker="w2", incarnation="i-w2", now=store.now())
+    assert store.fencing.retire_worker(host=HOST, worker="w2", incarnation="i-w2", now=store.now())
     found = page(collector)
 
     assert of(found, "workers_busy", queue="gpu") == 1
     states = {state: of(found, "workers", queue="gpu", state=state) for state in ("busy", "idle", "gone", "locked")}
     assert states == {"busy": 1, "idle": 1, "gone": 3, "locked": 0}
-    store.register("gpu", host=HOST, worker="w2", incarnation="i-w2b", now=store.now())
-    store.heartbeat(host=HOST, worker="w2", queue="gpu", incarnation="i-w2b", model="sd-xl", now=store.now())
+    store.claims.register("gpu", host=HOST, worker="w2", incarnation="i-w2b", now=store.now())
+    store.claims.heartbeat(host=HOST, worker="w2", queue="gpu", incarnation="i-w2b", model="sd-xl", now=store.now())
     assert of(page(collector), "workers_busy", queue="gpu") == 2, "its replacement puts the row right"
 
 
 def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStore, collector: QueueCollector) -> None:
     for worker, host, ago_s in (("here", HOST, 0), ("ended", HOST, 0), ("gone", HOST, 31), ("theirs", "other", 0)):
-        store.register("gpu", host=host, worker=worker, incarnation="i", now=store.now() - ago_s)
-        store.heartbeat(host=host, worker=worker, queue="gpu", incarnation="i", model=None, now=store.now() - ago_s)
-    assert store.retire_worker(host=HOST, worker="ended", incarnation="i", now=store.now())
+        store.claims.register("gpu", host=host, worker=worker, incarnation="i", now=store.now() - ago_s)
+        store.claims.heartbeat(
+            host=host, worker=worker, queue="gpu", incarnation="i", model=None, now=store.now() - ago_s
+        )
+    assert store.fencing.retire_worker(host=HOST, worker="ended", incarnation="i", now=store.now())
 
     told = [dict(labels) for name, labels in page(collector) if name == "gpuwarden_queue_host_worker_info"]
 
@@ -151,18 +153,18 @@ def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStor
 def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, collector: QueueCollector) -> None:
     job_id = submit(store)
     claim(store)
-    store.fence(job_id, attempt=1, incarnation="i-w1", trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.fence(job_id, attempt=1, incarnation="i-w1", trip=Trip.DEAD_WORKER, now=store.now())
     assert of(page(collector), "dead_workers", queue="gpu") == 1
-    store.requeue(job_id, attempt=1, trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.requeue(job_id, attempt=1, trip=Trip.DEAD_WORKER, now=store.now())
     claim(store, worker="w2")
-    store.register("gpu", host=HOST, worker="w2", incarnation="another", now=store.now())
-    store.quarantine(["GPU-a"], host=HOST, worker="w1", because="", now=store.now())
-    store.quarantine(["GPU-a"], host=HOST, worker="w2", because="", now=store.now())
+    store.claims.register("gpu", host=HOST, worker="w2", incarnation="another", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w1", because="", now=store.now())
+    store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w2", because="", now=store.now())
     submit(store)
     submit(store)
     for _ in range(3):
         complete(store, claim(store, worker="w3"))
-    store.acknowledge("mailer", store.events("mailer", limit=1)[0], now=store.now())
+    store.outbox.acknowledge("mailer", store.outbox.events("mailer", limit=1)[0], now=store.now())
     submit(store)
     complete(store, claim(store, worker="w3"))
 
@@ -185,17 +187,19 @@ def items_of(found: Page) -> dict[tuple[str, str, str], tuple[float | None, floa
 def end_items(store: JobStore, job: Job, *ends: str) -> None:
     its: dict[str, Any] = {"attempt": job.attempt, "incarnation": job.claimed_by, "now": store.now()}
     for end in ends:
-        item = store.take_item(job.job_id, **its)
+        item = store.items.take(job.job_id, **its)
         assert item is not None
         if end == "done":
-            assert store.finish_item(job.job_id, **its, item=item.item)
+            assert store.items.finish(job.job_id, **its, item=item.item)
         else:
-            assert store.fail_item(job.job_id, **its, item=item.item, because="boom", tries_max=99)
+            assert store.items.fail(job.job_id, **its, item=item.item, because="boom", tries_max=99)
 
 
 def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1) -> None:
-    store.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=wrangled, now=store.now())
-    store.add_items(run_id, ["a", "b", "c"], now=store.now())
+    store.runs.submit_run(
+        run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=wrangled, now=store.now()
+    )
+    store.items.add(run_id, ["a", "b", "c"], now=store.now())
 
 
 def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
@@ -212,11 +216,11 @@ def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
     assert items_of(found) == {("r1", HOST, "bad"): (0, 3), ("r1", HOST, "mixed"): (1, 1)}, "each item once"
     assert of(found, "run_workers_left_out") == 0
 
-    store.forgive_run("r1", who="ann", because="mended", now=store.now())
+    store.item_failures.forgive_run("r1", who="ann", because="mended", now=store.now())
     assert items_of(page(collector)) == {}, "what is forgiven counts no more"
-    store.ask_wrangling("r2", wrangled=True)
+    store.item_failures.ask_wrangling("r2", wrangled=True)
     assert items_of(page(collector)) == {("r2", HOST, "unasked"): (0, 1)}
-    store.cancel_run("r2", because="", now=store.now())
+    store.admin.cancel_run("r2", because="", now=store.now())
     assert items_of(page(collector)) == {}, "nor does a run that is over"
 
 
@@ -242,8 +246,8 @@ def test_outcomes_are_counted_once_each_from_the_first_look_on(
     complete(store, claim(store), after_s=100)
     submit(store, "load")
     job = claim(store, "load", "w2")
-    store.fail_by_worker(job.job_id, attempt=1, incarnation="i-w2", because="it broke", now=store.now())
-    store.cancel(submit(store), because="", now=store.now())
+    store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i-w2", because="it broke", now=store.now())
+    store.admin.cancel(submit(store), because="", now=store.now())
 
     for _ in range(2):
         found = page(collector)
@@ -311,15 +315,27 @@ def test_a_queue_that_is_not_there_yet_is_found_once_it_is(backend: str, tmp_pat
         assert of(page(found), "up") == 1
 
 
+class SlowCounts(Counts):
+    """Waits before it counts."""
+
+    def __init__(self, engine: Engine, slow: "Slow") -> None:
+        super().__init__(engine)
+        self._slow = slow
+
+    def waiting(self) -> dict[str, Waiting]:
+        assert self._slow.go.wait(30)
+        return super().waiting()
+
+
 class Slow(JobStore):
     """A queue whose count, or whose every answer, takes as long as the test wants."""
 
     go: threading.Event
     all_of_it = False
 
-    def waiting(self) -> dict[str, Waiting]:
-        assert self.go.wait(30)
-        return super().waiting()
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.counts = SlowCounts(engine, self)
 
     def now(self) -> float:
         if self.all_of_it:
@@ -390,13 +406,13 @@ def test_a_count_that_fails_is_no_count(store: JobStore, queue_url: str, monkeyp
     submit(store)
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         with monkeypatch.context() as patch:
-            patch.setattr(JobStore, "waiting", broken)
+            patch.setattr(Counts, "waiting", broken)
             assert page(found) == {("gpuwarden_queue_up", ()): 0}
 
         assert of(page(found), "jobs", queue="gpu", state="queued") == 1
 
 
-def broken(_store: JobStore) -> None:
+def broken(_counts: Counts) -> None:
     raise DatabaseError("the server has gone")
 
 
@@ -404,7 +420,7 @@ def test_what_is_published_is_what_is_documented(store: JobStore, collector: Que
     submit(store)
     complete(store, claim(store))
     submit(store)
-    store.acknowledge("mailer", store.events("mailer")[-1], now=store.now())
+    store.outbox.acknowledge("mailer", store.outbox.events("mailer")[-1], now=store.now())
     render(store, "r1")
     claim(store)
     end_items(store, claim(store, worker="w2"), "failed")

@@ -162,7 +162,7 @@ def test_a_job_that_is_held_is_let_go_when_a_person_cancels_it(
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=10 * BOUND_S)
 
-    store.cancel(store.job(1).job_id, now=store.now(), because="its host was switched off")
+    store.admin.cancel(store.job(1).job_id, now=store.now(), because="its host was switched off")
     look_on(works, ledger, clocks, for_s=5)
 
     assert (store.job(1).state, story(ledger).outcome) == (State.CANCELLED, "partly_mended")
