@@ -113,11 +113,12 @@ class Claims(QueueBase):
                 row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
                 return None
-            if row.gang is not None:
-                ranks.begin(connection, row.gang)
             model = row.model or row.job_class
             sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
-            return to_job(row)
+        if row.gang is not None:  # apart: of two that claim ranks of one gang, each would wait for the other's
+            with writing(self._engine) as connection:
+                ranks.begin(connection, row.gang)
+        return to_job(row)
 
     def heartbeat(
         self,
