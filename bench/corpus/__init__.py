@@ -6,9 +6,9 @@ what fires.
 
 from collections.abc import Iterator, Sequence
 
-from bench.corpus import scenario
+from bench.corpus import scenario_file
 from bench.corpus.judge import OURS, POLICY_NAMES, JudgeError, Played, Score, play, score
-from bench.corpus.scenario import ScenarioError
+from bench.corpus.scenario_file import ScenarioError
 from bench.figures import BenchError, Figure, figure, progress
 from gpuwarden.job import Trip
 
@@ -20,7 +20,7 @@ def measure() -> Iterator[Figure]:
         BenchError: a scenario cannot be understood, or promtool fails.
     """
     try:
-        scenarios = scenario.read()
+        scenarios = scenario_file.read()
         progress(f"corpus, {len(scenarios)} scenarios")
         played = play(scenarios)
     except (ScenarioError, JudgeError) as error:

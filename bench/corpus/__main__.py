@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench.corpus import scenario
+from bench.corpus import scenario_file
 from bench.corpus.judge import JudgeError, Played, play
 from bench.figures import say
 from deploy.standalone.debian_packages import PartMissing
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a file, or a folder of *.yaml or *.yml; those of this checkout where none is named",
     )  # fmt: skip
     try:
-        played = play(scenario.read(*parser.parse_args(argv).places))
-    except (scenario.ScenarioError, JudgeError, PartMissing) as error:
+        played = play(scenario_file.read(*parser.parse_args(argv).places))
+    except (scenario_file.ScenarioError, JudgeError, PartMissing) as error:
         print(error, file=sys.stderr)
         return 2
     for each in played:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from bench.corpus import scenario
+from bench.corpus import scenario_file
 from bench.corpus.host import Host, remediator
 from exporter.collectors import COLLECTORS
 from exporter.collectors.registry import SnapshotCollector
@@ -89,7 +89,7 @@ class Fleet:
     """The pages of as many hosts."""
 
     def __init__(self, *, turnover_s: float, kind: Kind = "workers") -> None:
-        alone, beside = scenario.read(Path(__file__).parent)
+        alone, beside = scenario_file.read(Path(__file__).parent)
         played, gangs = beside if kind == "tenants" else alone, kind == "gangs"
         if gangs:
             ranks = (replace(each, gang=GANG, rank=rank, ranks=WORKERS) for rank, each in enumerate(played.programs))

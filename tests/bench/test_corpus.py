@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from bench.corpus import __main__ as judging
-from bench.corpus import host, judge, scenario
+from bench.corpus import host, judge, scenario_file
 from bench.corpus.judge import Fired, Played
 from bench.corpus.scenario import (
     DECIDED,
@@ -29,10 +29,10 @@ from bench.corpus.scenario import (
     Condition,
     Doing,
     Scenario,
-    ScenarioError,
     Told,
     Verdict,
 )
+from bench.corpus.scenario_file import ScenarioError
 from deploy.standalone import debian_packages
 from exporter.collectors import COLLECTORS
 from exporter.evidence import container_history
@@ -42,7 +42,7 @@ from testbed.check_release import CHECKOUT
 from tools.mutation.rules import ALERTS, files
 
 PAGE: Final = (CHECKOUT / "docs" / "corpus.md").read_text(encoding="utf-8")
-SCENARIOS: Final = scenario.read()
+SCENARIOS: Final = scenario_file.read()
 LEAST: Final = 60
 """How many scenarios there are at least that the rules judge right."""
 
@@ -167,7 +167,7 @@ def test_there_are_enough_scenarios_and_many_of_both_kinds() -> None:
 def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
     left_s = [each.plays_s - verdict.due_s for each in SCENARIOS for verdict in each.verdicts]
 
-    assert min(left_s) >= scenario.AFTERWARDS_S
+    assert min(left_s) >= scenario_file.AFTERWARDS_S
 
 
 def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
@@ -351,7 +351,7 @@ CLOSE: Final = """\
 
 def close(folder: Path) -> list[Scenario]:
     (folder / "a.yaml").write_text(CLOSE)
-    return scenario.read(folder)
+    return scenario_file.read(folder)
 
 
 @pytest.mark.needs_parts
@@ -487,14 +487,14 @@ STEPPING: Final = """\
 def scraped(folder: Path, timeline: str, name: str, *, then: str = "") -> list[float | str | None]:
     """What each scrape has of the one series of that name, of a worker that steps from 2m on and does that then."""
     (folder / "a.yaml").write_text(STEPPING % (then, timeline))
-    (found,) = host.series(*scenario.read(folder), wanted={name}).values()
+    (found,) = host.series(*scenario_file.read(folder), wanted={name}).values()
     return found
 
 
 def test_an_exporter_tells_of_its_sources_and_collectors_how_they_did(tmp_path: Path) -> None:
     unanswered = STEPPING.replace("  plays", "  gpus: {0: {5m: unanswered, 6m: works}}\n  plays")
     (tmp_path / "a.yaml").write_text(unanswered % ("", ""))
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
 
     found = host.series(one, wanted={"gpuwarden_collector_success", "gpuwarden_sample_age_seconds"})
     told = {dict(labels).get("collector", name): values for (name, labels), values in found.items()}
@@ -530,7 +530,7 @@ ERRORS: Final = """\
 def errors(folder: Path, timeline: str, name: str, **labels: str) -> Mapping[str, Sequence[float | str | None]]:
     """What each whole minute has of the series of that name and these labels, by host."""
     (folder / "a.yaml").write_text(ERRORS % timeline)
-    found = host.series(*scenario.read(folder), wanted={name})
+    found = host.series(*scenario_file.read(folder), wanted={name})
     return {
         dict(given)["host"]: values[::4]
         for (_, given), values in found.items()
@@ -576,7 +576,7 @@ UNREAPED: Final = """\
 
 def test_a_process_that_ends_unreaped_leaves_its_container_as_it_was_and_its_lock_free(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(UNREAPED)
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
     names = {f"gpuwarden_{name}" for name in ("worker_alive", "worker_dead_seconds", "container_gpu_idle_seconds")}
 
     found = {name: values[::4] for (name, _), values in host.series(one, wanted=names).items()}
@@ -601,7 +601,7 @@ CUT: Final = """\
 
 def test_a_gpu_that_is_cut_is_told_of_as_its_driver_does(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(CUT)
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
 
     found = host.series(one, wanted=Everything())
 
@@ -1001,7 +1001,7 @@ EITHER: Final = """\
 )
 def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(EITHER)
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
     found = tuple(
         Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", trip="vram", of=of, at_s=at_s,
               named={"incarnation": f"{of}@0"}) for of, at_s in fired
@@ -1018,9 +1018,14 @@ def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[s
 def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SOUND)
 
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
 
-    assert (one.place, one.scrape_s, one.evaluate_s, one.plays_s) == ("a.yaml:1", 15, 30, 360 + scenario.AFTERWARDS_S)
+    assert (one.place, one.scrape_s, one.evaluate_s, one.plays_s) == (
+        "a.yaml:1",
+        15,
+        30,
+        360 + scenario_file.AFTERWARDS_S,
+    )
 
 
 @pytest.mark.parametrize(
@@ -1124,18 +1129,18 @@ def test_a_scenario_that_cannot_be_understood_says_where_and_what_to_write(
     (tmp_path / "a.yaml").write_text(SOUND.replace(old, new, 1))
 
     with pytest.raises(ScenarioError, match=re.escape(complaint)):
-        scenario.read(tmp_path)
+        scenario_file.read(tmp_path)
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"cannot be read \(No such file or directory\); name a file of scenarios"):
-        scenario.read(tmp_path / "none.yaml")
+        scenario_file.read(tmp_path / "none.yaml")
 
 
 def test_a_file_of_a_folder_may_end_in_yml(tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text(SOUND)
 
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
 
     assert one.place == "a.yml:1"
 
@@ -1218,7 +1223,7 @@ def test_what_the_page_says_how_to_write_is_understood_and_can_be_played(written
         lines.append("workers: {w: {0s: steps}}")
     (tmp_path / "a.yaml").write_text("\n  ".join(["- name: a", "why: b", "verdict: none", *lines]))
 
-    (one,) = scenario.read(tmp_path)
+    (one,) = scenario_file.read(tmp_path)
 
     assert host.series(one, wanted={"gpuwarden_container_info"})
 

@@ -8,7 +8,7 @@ from typing import Final
 import httpx
 import pytest
 
-from bench.corpus import judge, live, scenario
+from bench.corpus import judge, live, scenario_file
 from bench.corpus.judge import Played
 from bench.corpus.scenario import Scenario
 from exporter.http.exposition import TEXT
@@ -16,7 +16,7 @@ from testbed.check_release import CHECKOUT, RULES_GLOB
 
 pytestmark = pytest.mark.needs_parts
 
-SCENARIOS: Final = scenario.read(live.LIVE)
+SCENARIOS: Final = scenario_file.read(live.LIVE)
 BROKEN: Final = "two identities are let through"
 """What is wrong with a broken rule: a restart of Prometheus shows it."""
 
