@@ -25,7 +25,6 @@ from exporter.evidence.container_history import (
     WorkUse,
 )
 from exporter.evidence.gpu_loss import Losses, LossHistory
-from exporter.evidence.unread_gpu_metrics import UnwatchedHistory
 from exporter.evidence.vram_budgets import may_be_ranked
 from exporter.evidence.vram_reclaim import ReturnHistory
 from exporter.model.readings import (
@@ -149,7 +148,6 @@ class Sampler:
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._losses = Losses()
-        self._unwatched = UnwatchedHistory()
         self._found_gpus: GpuReadings | None = None
         self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
@@ -672,8 +670,7 @@ class Sampler:
         return still_s
 
     def _tell(self, snapshot: Snapshot) -> None:
-        """Log what changed: figures of GPUs, state files that turned bad or good, suspicions (A4), deaths (A14)."""
-        self._tell_unwatched(snapshot)
+        """Log what changed: state files that turned bad or good, suspicions (A4), deaths (A14)."""
         if snapshot.tasks is not None:
             self._tell_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.such_as)
         if snapshot.workers is None:
@@ -684,14 +681,6 @@ class Sampler:
         self._tell_invalid("workers", invalid, snapshot.workers.such_as)
         self._tell_suspected(snapshot.workers, snapshot)
         self._tell_dead(snapshot.workers, snapshot)
-
-    def _tell_unwatched(self, snapshot: Snapshot) -> None:
-        new, over = self._unwatched.observe(snapshot.gpus, now_s=snapshot.taken.boottime_s)
-        for each in new:
-            log.warning("figures of a GPU are unknown", gpu=each.gpu, number=each.number, figures=dict(each.figures),
-                        because=each.because)  # fmt: skip
-        for gpu in over:
-            log.info("figures of a GPU are known again", gpu=gpu)
 
     def _tell_invalid(self, whose: str, invalid: dict[str, int], such_as: Mapping[str, str]) -> None:
         if invalid != self._invalid.get(whose, {}):

@@ -60,8 +60,8 @@ done on a GPU; `gpu` is all of one that cannot be asked. Nothing is named that n
 instance how busy it is, of Intel's GPUs their memory."""
 
 UNREMARKED: Final = frozenset({"hung", "asleep", "not_told"})
-"""Why one of them may be unknown without a word of it in the log: that a call hangs is told by who had to kill it, and
-the others come and go with what runs there."""
+"""Why one of them may be unknown without a word of it on the page `/`: a call that hangs is logged by what killed it,
+and the others come and go with what runs there."""
 
 
 @dataclass(frozen=True, kw_only=True)
