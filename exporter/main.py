@@ -37,7 +37,6 @@ from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
 from exporter.state.answered_servers import AnsweredFile
-from exporter.state.pauses import PausedFile, Pauses
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.http.serving import Server, bind
@@ -107,7 +106,6 @@ def serve(settings: Settings) -> None:
         drivers={name: each.driver for name, each in sources.items() if each.driver is not None},
         nvidia=presence.NvidiaHost(),
         met=engines.met,
-        pauses=Pauses(PausedFile(settings.state_dir)) if settings.state_dir else None,
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host=host, thresholds=thresholds))

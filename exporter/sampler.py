@@ -52,7 +52,6 @@ from exporter.sources.gpu.nvml.presence import NvidiaHost
 from exporter.sources.process_io import Work
 from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
-from exporter.state.pauses import Pauses
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.state_file import Stamp
@@ -120,10 +119,8 @@ class Sampler:
         drivers: Mapping[str, Driver] | None = None,
         nvidia: NvidiaHost | None = None,
         met: Callable[[Collection[str]], None] | None = None,
-        pauses: Pauses | None = None,
     ) -> None:
         self._met = met
-        self._pauses = pauses
         self._tasks = tasks
         self._units = units or Units(())
         self._places = Places()
@@ -235,9 +232,6 @@ class Sampler:
         ]
         found = tuple(each for each, _ in looked)
         self._listed = self._listed.union({*listings, *container_history.OUTSIDE} - silent)
-        if self._pauses is not None:
-            keep = self._pauses.keep
-            self._ask("paused", lambda: keep(found, now_s=now.boottime_s), health)
         own = {name: told for _, each in looked for name, told in each.items()}
         # Who was not told apart in this look starts anew, as after a gap.
         self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
@@ -458,9 +452,9 @@ class Sampler:
         self._attributed = set().union(*filter(None, within))
         self._all_placed = self._all_placed and None not in within
 
-    def _new_history(self, container: Container, pauses: Sequence[tuple[float, float]] = ()) -> ContainerHistory:
+    def _new_history(self, container: Container) -> ContainerHistory:
         found = container.kind not in self._listed
-        return ContainerHistory(self._thresholds, pauses, asks=bool(self._gpus), found=found)
+        return ContainerHistory(self._thresholds, asks=bool(self._gpus), found=found)
 
     def _look_at(
         self,
@@ -477,8 +471,7 @@ class Sampler:
         pids, ram = look
         history = self._histories.get(container.incarnation)
         if history is None:
-            before = () if self._pauses is None else self._pauses.of(container.incarnation)
-            history = self._new_history(container, before)
+            history = self._new_history(container)
             self._histories[container.incarnation] = history
         use, now_s = history.use(container, pids, gpus), now.boottime_s
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)

@@ -246,8 +246,7 @@ class Settings(BaseSettings):
     state_dir: Path | None = Field(
         default=None,
         description="a folder of the exporter's own, which nobody else may write, best one in memory: there it keeps "
-        "which servers have answered and when containers were paused, for when it is started anew; nothing is kept "
-        "without it (docs/servers.md)",
+        "which servers have answered, for when it is started anew; nothing is kept without it (docs/servers.md)",
     )
     never_answered_s: float = Field(
         default=Thresholds.never_answered_s,

@@ -57,9 +57,8 @@ from exporter.model.readings import (
 from exporter.model.thresholds import Thresholds
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
-from exporter.state import answered_servers, pauses
+from exporter.state import answered_servers
 from exporter.state.file import KeptError
-from exporter.state.pauses import Pauses, Spans
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.state_file import JobFile, LongStep, Stamp, WorkerFile
@@ -347,7 +346,6 @@ class Host:
         self._told: tuple[object, GpuReadings | None] = ((), None)
         self._found: dict[Hashable, object] = {}
         self._answered_file = b""
-        self._paused_file = _PausedFile()
         self._start_exporter()
 
     def _start_exporter(self) -> None:
@@ -362,7 +360,6 @@ class Host:
         self._deaths: dict[str, DeathHistory] = {}
         self._askings: dict[str, Asking] = {}
         self._answered: set[str] | None = None
-        self._pauses: Pauses | None = None
         self._losses = LossHistory(gap_max_s=self._thresholds.gap_max_s)
         self._returns = ReturnHistory(bound_s=self._thresholds.vram_return_s, gap_max_s=self._thresholds.gap_max_s)
 
@@ -443,11 +440,7 @@ class Host:
         self._containers = {key: found for key, found in self._containers.items() if key in running}
         self._apart: dict[str, ContainerEvidence] = {}
         self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
-        self._paused_file.now = now
-        if self._pauses is None:
-            self._pauses = Pauses(self._paused_file)
         found = {each.id: self._evidence(each, gpus, losses.named, second, now) for each in running.values()}
-        self._pauses.keep(found.values(), now_s=now.boottime_s)
         self._apart_histories = self._told_apart
         sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
         for life in self.lives:
@@ -663,9 +656,8 @@ class Host:
             ram = RamUse(usage_bytes=None)
         history = self._containers.get(container.incarnation)
         if history is None:
-            before = () if self._pauses is None else self._pauses.of(container.incarnation)
             history = self._containers[container.incarnation] = ContainerHistory(
-                self._thresholds, before, found=self._snapshot is None
+                self._thresholds, found=self._snapshot is None
             )
         use = history.use(container, pids, gpus)
         work = container_history.AS_IT_WAS
@@ -762,22 +754,6 @@ def _reported(conditions: Iterable[Condition]) -> frozenset[str]:
     """What its driver reports of a GPU beside how it is used."""
     parts = ("xid", "ecc_uncorrected", "throttled")
     return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)
-
-
-class _PausedFile:
-    """What an exporter keeps of pauses for the next one."""
-
-    def __init__(self) -> None:
-        self.now = Stamp(boottime_s=0.0, boot_id="", unix_s=0.0)
-        self._content = b""
-
-    def read(self) -> Mapping[str, Spans]:
-        """What is kept, as `exporter.state.pauses` reads it."""
-        return pauses.parse(self._content, now=self.now) if self._content else {}
-
-    def write(self, told: Mapping[str, Spans]) -> None:
-        """Replace it."""
-        self._content = pauses.render(told, now=self.now)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -591,7 +591,7 @@ class ContainerHistory:
     """What has been seen of one container incarnation, one sample after another.
 
     `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
-    its own. `kind` is the container's, once it was seen. `pauses` are those that another exporter saw of it before.
+    its own. `kind` is the container's, once it was seen.
     `asks` says whether there is any source of GPUs on this host: where none is, none fails. It was `found` where it ran
     already as the exporter began to look: what it was given by name it is then taken to have had.
     """
@@ -599,7 +599,6 @@ class ContainerHistory:
     def __init__(
         self,
         thresholds: Thresholds,
-        pauses: Sequence[tuple[float, float]] = (),
         *,
         asks: bool = True,
         found: bool = False,
@@ -625,7 +624,7 @@ class ContainerHistory:
         self._peak_bytes: dict[str, int] = {}
         self._lost_s: tuple[float, float] | None = None
         self._frozen_s: float | None = None
-        self._pauses = deque(pauses, maxlen=PAUSES_MAX)
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
         self._work: Mapping[int, ProcessWork] | None = None
         self._work_looked_s: float | None = None
         self._work_told: tuple[tuple[float | None, float | None, float | None], Unknown | None] = (
