@@ -15,7 +15,7 @@ from bench.crowd import crowd
 from bench.figures import Figure, Place, figure, progress, took_ms, until
 from deploy.standalone.stack import Chain, Plan
 from exporter.collectors.registry import SnapshotCollector
-from exporter.http.exposition import Renderer
+from exporter.http.exposition import render
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources.gpu import simulated
@@ -59,16 +59,15 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
     )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(sampler.latest, host="bench", thresholds=thresholds))
-    renderer = Renderer()
     looks, reads, renders = [], [], []
     for _ in range(LOOKS):
         looks += took_ms(sampler.sample, count=1)
         reads.append(sum(each.duration_s * 1000 for each in sampler.sample().sources if each.source == "workers"))
-        renders += took_ms(lambda: renderer.render(registry.collect(), openmetrics=True), count=1)
+        renders += took_ms(lambda: render(registry.collect(), openmetrics=True), count=1)
     yield "one look, Sampler.sample()", "ms", looks
     yield "of that, state files and locks", "ms", reads
     yield "one scrape rendered", "ms", renders
-    yield "size of it", "KiB", [len(renderer.render(registry.collect(), openmetrics=True)) / 1024]
+    yield "size of it", "KiB", [len(render(registry.collect(), openmetrics=True)) / 1024]
 
 
 def _whole(chain: Chain) -> Iterator[_Found]:

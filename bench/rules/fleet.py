@@ -19,7 +19,7 @@ from bench.corpus import scenario_file
 from bench.corpus.host import Host, remediator
 from exporter.collectors import COLLECTORS
 from exporter.collectors.registry import SnapshotCollector
-from exporter.http.exposition import Renderer
+from exporter.http.exposition import render
 from exporter.model.readings import GpuFigures, Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.sources.gpu.nvml.pcie import FIELDS
@@ -105,7 +105,7 @@ class Fleet:
         self._stepping = _by_worker(pages[STEPPING_S])
         self._rest = [each for each in pages[STEPPING_S] if _worker_of(each) is None]
         self._turnover_s = turnover_s
-        self._remediator = Renderer().render(remediator([host]), openmetrics=False)
+        self._remediator = render(remediator([host]), openmetrics=False)
         self._gpus: dict[int, list[str]] = {}
 
     def page(self, number: int, *, now_s: float) -> bytes:
@@ -142,7 +142,7 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     # Ages are as of when it was taken; how the exporter itself does is told of one that has just looked.
     whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host=_HOST, thresholds=Thresholds())
     of_itself = [family for family in whole.collect() if family.name not in {each.name for each in of_the_host}]
-    for line in Renderer().render([*of_the_host, *of_itself], openmetrics=False).decode().splitlines():
+    for line in render([*of_the_host, *of_itself], openmetrics=False).decode().splitlines():
         found = None if line.startswith("#") else _LINE.fullmatch(line)
         if found is None:
             continue

@@ -1,8 +1,7 @@
 """Families of series as the text that Prometheus reads: its text format 0.0.4, or OpenMetrics 1.0.0.
 
 Gauges and counters only, which is all that is published here. The two formats differ in the name of a counter's family
-and in the last line. From one scrape to the next nearly every label stays as it was: its text is kept, as long as some
-series has it.
+and in the last line.
 
 Formats: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://github.com/prometheus/OpenMetrics/blob/main/specification/OpenMetrics.md
@@ -25,55 +24,35 @@ _OPENMETRICS_VERSIONS: Final = ("", "0.0.1", "1.0.0")
 _NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
-_Labels = dict[tuple[str, ...], dict[tuple[str, ...], str]]
-"""The text of labels, by their names and then their values."""
+def render(families: Iterable[Metric], *, openmetrics: bool) -> bytes:
+    """One page.
 
-
-class Renderer:
-    """Renders scrape after scrape. Safe to ask from several threads: each leaves the labels that it has used."""
-
-    def __init__(self) -> None:
-        self._labels: _Labels = {}
-
-    def render(self, families: Iterable[Metric], *, openmetrics: bool) -> bytes:
-        """One page.
-
-        Raises:
-            TypeError: a family is neither gauge nor counter.
-        """
-        known, used = self._labels, _Labels()
-        lines: list[str] = []
-        for family in families:
-            if family.type not in ("gauge", "counter"):
-                raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are rendered here")
-            name = family.name if openmetrics or family.type == "gauge" else f"{family.name}_total"
-            lines.append(
-                f"# HELP {name} {_escaped(family.documentation, quotes=openmetrics)}\n# TYPE {name} {family.type}\n"
-            )
-            if isinstance(family, Family):
-                lines += _lines(family.sample_name, family.labels, family.rows, known, used)
-            else:
-                for sample in family.samples:
-                    row = tuple(sample.labels.values()), sample.value
-                    lines += _lines(sample.name, tuple(sample.labels), [row], known, used)
-        self._labels = used
-        if openmetrics:
-            lines.append("# EOF\n")
-        return "".join(lines).encode()
-
-
-def _lines(
-    name: str, labels: tuple[str, ...], rows: Iterable[tuple[tuple[str, ...], float]], known: _Labels, used: _Labels
-) -> list[str]:
-    before, now = known.get(labels, {}), used.setdefault(labels, {})
+    Raises:
+        TypeError: a family is neither gauge nor counter.
+    """
     lines: list[str] = []
-    for values, value in rows:
-        text = now.get(values)
-        if text is None:
-            text = now[values] = before.get(values) or _braced(labels, values)
-        number = repr(float(value))
-        lines.append(f"{name}{text} {number if isfinite(value) else _NOT_FINITE[number]}\n")
-    return lines
+    for family in families:
+        if family.type not in ("gauge", "counter"):
+            raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are rendered here")
+        name = family.name if openmetrics or family.type == "gauge" else f"{family.name}_total"
+        lines.append(
+            f"# HELP {name} {_escaped(family.documentation, quotes=openmetrics)}\n# TYPE {name} {family.type}\n"
+        )
+        if isinstance(family, Family):
+            lines += [_line(family.sample_name, family.labels, values, value) for values, value in family.rows]
+        else:
+            lines += [
+                _line(sample.name, tuple(sample.labels), tuple(sample.labels.values()), sample.value)
+                for sample in family.samples
+            ]
+    if openmetrics:
+        lines.append("# EOF\n")
+    return "".join(lines).encode()
+
+
+def _line(name: str, labels: tuple[str, ...], values: tuple[str, ...], value: float) -> str:
+    number = repr(float(value))
+    return f"{name}{_braced(labels, values)} {number if isfinite(value) else _NOT_FINITE[number]}\n"
 
 
 def wants_openmetrics(accept: str) -> bool:

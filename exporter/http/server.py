@@ -114,14 +114,13 @@ class _Pages:
 
     def __init__(self, registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str) -> None:
         self._registry = registry
-        self._renderer = exposition.Renderer()
         self._latest = latest
         self._host = host
 
     def metrics(self, request: Request) -> Response:
         """The series, as text or OpenMetrics."""
         openmetrics = exposition.wants_openmetrics(request.headers.get("Accept", ""))
-        page = self._renderer.render(self._registry.collect(), openmetrics=openmetrics)
+        page = exposition.render(self._registry.collect(), openmetrics=openmetrics)
         headers = {"Content-Type": exposition.OPENMETRICS if openmetrics else exposition.TEXT}
         if exposition.accepts_gzip(request.headers.get("Accept-Encoding", "")):
             page = gzip.compress(page, compresslevel=GZIP_LEVEL)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from exporter.collectors import registry as scrape
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence.container_history import without_figures
-from exporter.http.exposition import Renderer
+from exporter.http.exposition import render
 from exporter.model.readings import (
     DriverHealth,
     GpuFigures,
@@ -263,12 +263,12 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
     with (
         patch.object(scrape, "time", SimpleNamespace(monotonic=lambda: 0.0)),
         patch.object(scrape, "__version__", "0.0.0"),
-        patch.object(scrape, "build", SimpleNamespace(here=lambda: BUILD)),
+        patch.object(scrape, "build_info", SimpleNamespace(here=lambda: BUILD)),
     ):
         registry.register(
             SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds(), now=lambda: frozen)
         )
-        return Renderer().render(registry.collect(), openmetrics=False).decode()
+        return render(registry.collect(), openmetrics=False).decode()
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from bench.exporter import churn
 from exporter.collectors.registry import SnapshotCollector
-from exporter.http.exposition import Renderer
+from exporter.http.exposition import render
 from exporter.model.readings import Container
 from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
@@ -59,7 +59,7 @@ def soak(house: Path) -> tuple[frozenset[str], int]:
     host = Host(house.parent / "host")
     host.process(os.getpid(), "system.slice/none.service")
     look._places, look._unlisted = host.places(), host.unlisted()
-    registry, renderer = CollectorRegistry(), Renderer()
+    registry = CollectorRegistry()
     registry.register(SnapshotCollector(look.latest, host="box-1", thresholds=Thresholds()))
 
     # A second apart, as in earnest: what is kept of the last seconds is full once it is warm, however fast this runs.
@@ -74,7 +74,7 @@ def soak(house: Path) -> tuple[frozenset[str], int]:
         at_s = float(step)
         docker.listing = Docker(*(tenant(number) for number in churn.alive(step, at_a_time=AT_A_TIME))).listing
         look.sample()
-        return renderer.render(registry.collect(), openmetrics=False)
+        return render(registry.collect(), openmetrics=False)
 
     def blocks() -> int:
         gc.collect()

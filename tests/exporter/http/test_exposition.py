@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from exporter.collectors.family import counter as family_counter
 from exporter.collectors.family import gauge
 from exporter.collectors.registry import SnapshotCollector
-from exporter.http.exposition import Renderer, accepts_gzip, wants_openmetrics
+from exporter.http.exposition import accepts_gzip, render, wants_openmetrics
 from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
 from tests.exporter import builders as build
@@ -63,8 +63,8 @@ def test_the_golden_scrape_reads_as_prometheus_own_library_would_have_it_read() 
     )
     once = registry(*{each.name: each for each in families}.values())
 
-    text = Renderer().render(once.collect(), openmetrics=False).decode()
-    openmetrics = Renderer().render(once.collect(), openmetrics=True).decode()
+    text = render(once.collect(), openmetrics=False).decode()
+    openmetrics = render(once.collect(), openmetrics=True).decode()
 
     assert read(read_text(text)) == read(read_text(generate_latest(once).decode()))
     theirs = read_openmetrics(generate_openmetrics(once).decode())  # type: ignore[no-untyped-call]
@@ -82,8 +82,8 @@ def test_whatever_labels_help_and_values_hold_is_read_back(rows: list[tuple[str,
         gauge.add_metric((zebra, ape), value)
 
     for text, generated in (
-        (Renderer().render([gauge], openmetrics=False), generate_latest(registry(gauge))),
-        (Renderer().render([gauge], openmetrics=True), generate_openmetrics(registry(gauge))),  # type: ignore[no-untyped-call]
+        (render([gauge], openmetrics=False), generate_latest(registry(gauge))),
+        (render([gauge], openmetrics=True), generate_openmetrics(registry(gauge))),  # type: ignore[no-untyped-call]
     ):
         assert unnumbered(text.decode()) == unnumbered(generated.decode())
         assert numbers(text.decode()) == numbers(generated.decode())
@@ -103,14 +103,14 @@ def test_a_number_that_is_none_and_those_past_all_are_written_as_prometheus_does
     for name, value in (("a", math.nan), ("b", math.inf), ("c", -math.inf)):
         gauge.add_metric((name,), value)
 
-    text = Renderer().render([gauge], openmetrics=False).decode()
+    text = render([gauge], openmetrics=False).decode()
 
     assert [line.split()[1] for line in text.splitlines() if line.startswith("g{")] == ["NaN", "+Inf", "-Inf"]
 
 
 def test_what_is_neither_gauge_nor_counter_is_refused() -> None:
     with pytest.raises(TypeError, match="h is a histogram"):
-        Renderer().render([HistogramMetricFamily("h", "")], openmetrics=False)
+        render([HistogramMetricFamily("h", "")], openmetrics=False)
 
 
 def counter(count: int) -> CounterMetricFamily:
@@ -120,20 +120,11 @@ def counter(count: int) -> CounterMetricFamily:
     return found
 
 
-def test_the_labels_of_what_is_gone_are_not_kept() -> None:
-    renderer = Renderer()
-
-    for count in (1000, 3):
-        renderer.render([counter(count)], openmetrics=True)
-
-    assert sum(map(len, renderer._labels.values())) == 3
-
-
 def test_families_with_the_same_values_and_other_names_are_told_apart() -> None:
     other = GaugeMetricFamily("g", "A gauge.", labels=("worker",))
     other.add_metric(("container-0",), 2.0)
 
-    assert Renderer().render([counter(1), other], openmetrics=False).decode() == (
+    assert render([counter(1), other], openmetrics=False).decode() == (
         "# HELP c_total A counter.\n# TYPE c_total counter\n"
         'c_total{container="container-0"} 1.0\n'
         "# HELP g A gauge.\n# TYPE g gauge\n"
@@ -190,12 +181,10 @@ def test_our_own_families_are_rendered_as_the_samples_that_they_tell(
         plain.samples = ours.samples
 
         for openmetrics in (False, True):
-            assert Renderer().render([ours], openmetrics=openmetrics) == Renderer().render(
-                [plain], openmetrics=openmetrics
-            )
+            assert render([ours], openmetrics=openmetrics) == render([plain], openmetrics=openmetrics)
         assert len(ours.samples) == sum(value is not None for _, _, value in rows)
 
 
 def test_a_family_with_another_number_of_values_than_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="argument"):
-        Renderer().render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody")], openmetrics=True)
+        render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody")], openmetrics=True)
