@@ -1,4 +1,4 @@
-"""What all tests share: PostgreSQL, commands, groups of tests, and `--no-skips`: a skip is a failure, as in CI."""
+"""What all tests share: PostgreSQL, a Docker engine, commands, groups of tests, and `--no-skips`, by which CI fails."""
 
 import gc
 import os
@@ -6,10 +6,12 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import docker
 import hypothesis
 import pytest
 
 from gpuwarden.cli.main import main
+from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.postgres import NoPostgres, Postgres
 from testbed.postgres import postgres as postgres_server
 
@@ -94,6 +96,23 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
         if isinstance(found, NoPostgres):
             pytest.skip(found.because)
         yield found
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The Docker engine of this host, or a private one."""
+    with docker_engine(tmp_path_factory.mktemp("engine")) as found:
+        if isinstance(found, NoEngine):
+            pytest.skip(found.because)
+        yield found
+
+
+@pytest.fixture
+def client(engine: Engine) -> Iterator[docker.DockerClient]:
+    """A client of `engine`, closed afterwards."""
+    client = docker.DockerClient(base_url=engine.base_url)
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
-"""Rooms for the tests of `deploy`: a PATH without the parts, an engine, a place that only root may use."""
+"""Rooms for the tests of `deploy`: a PATH without the parts, and Debian's package lists."""
 
-import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import docker
 import pytest
 
 from deploy.standalone import debian_packages
-from testbed.docker_engine import Engine, NoEngine, docker_engine, reachable_engine
 
 
 @pytest.fixture
@@ -44,29 +40,3 @@ def package_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
     except debian_packages.PartMissing as missing:
         pytest.skip(f"Debian's packages cannot be fetched here: {missing}")
     return folder / "apt"
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The Docker engine of this host, or a private one."""
-    with docker_engine(tmp_path_factory.mktemp("engine")) as found:
-        if isinstance(found, NoEngine):
-            pytest.skip(found.because)
-        yield found
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[docker.DockerClient]:
-    """A client of `engine`, closed afterwards."""
-    client = docker.DockerClient(base_url=engine.base_url)
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def no_reachable_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Root, and no engine to be reached, so that `docker_engine` has to start a private one."""
-    if os.geteuid() != 0:
-        pytest.skip("only root may start a private Docker engine")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody-listens-here")
-    assert isinstance(reachable_engine(os.environ), NoEngine)

@@ -1,4 +1,4 @@
-"""A host's folder with real workers in it, an exporter's log, and a Docker engine."""
+"""A host's folder with real workers in it, and an exporter's log."""
 
 import ctypes
 import os
@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker
 import pytest
 import structlog
 from structlog.testing import LogCapture
 
 import exporter.sampler
 from deploy.standalone import debian_packages
-from testbed.docker_engine import Engine, NoEngine, docker_engine
 from tests.nvml import driver as nvidia
 from tests.waiting import eventually
 
@@ -123,23 +121,6 @@ def short_path() -> Iterator[Path]:
     """A folder whose path leaves room for a socket's name: a Unix socket's path has 108 bytes at most."""
     with tempfile.TemporaryDirectory(prefix="gw-") as folder:
         yield Path(folder)
-
-
-@pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The Docker engine of this host, or a private one."""
-    with docker_engine(tmp_path_factory.mktemp("engine")) as found:
-        if isinstance(found, NoEngine):
-            pytest.skip(found.because)
-        yield found
-
-
-@pytest.fixture
-def client(engine: Engine) -> Iterator[docker.DockerClient]:
-    """A client of `engine`, closed afterwards."""
-    client = docker.DockerClient(base_url=engine.base_url)
-    yield client
-    client.close()
 
 
 @pytest.fixture(scope="session")
