@@ -30,7 +30,7 @@ from exporter.sources.containers.systemd import Units
 from exporter.sources.gpu import simulated
 from exporter.sources.gpu.drm import gpus as drm
 from exporter.sources.gpu.isolated.process import Driver
-from exporter.sources.gpu.isolated.supervisor import Apart
+from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 from exporter.sources.gpu.nvml import library, presence
 from exporter.sources.process_io import allow_files
 from exporter.sources.servers.http_probe import Prober
@@ -216,7 +216,7 @@ class _GpuSource:
 
     read: Callable[[], GpuReadings] | None
     tell: Callable[[], None]
-    driver: Apart | None = None
+    driver: IsolatedDriver | None = None
 
 
 def _gpu_source(settings: Settings) -> _GpuSource:
@@ -235,7 +235,7 @@ def _gpu_source(settings: Settings) -> _GpuSource:
             because = str(error)
         else:
             tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=library.LIBRARY)
-            driver = Apart(library.DRIVER, answer_s=settings.nvml_answer_s)
+            driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_answer_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
 
@@ -262,10 +262,8 @@ def _drm_source(settings: Settings) -> _GpuSource:
     if not found:
         return _GpuSource(read=None, tell=lambda: None)
     tell = partial(log.info, "GPUs are read from the kernel", drivers=sorted(found))
-    driver = Apart(
-        Driver(
-            who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), says_where=True, gpu=drm.GPU_OF_NUMBER
-        ),
+    driver = IsolatedDriver(
+        Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), gpu=drm.GPU_OF_NUMBER),
         answer_s=settings.kernel_answer_s,
     )
     return _GpuSource(read=driver.read, tell=tell, driver=driver)

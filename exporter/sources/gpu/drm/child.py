@@ -1,20 +1,22 @@
-"""`python -m exporter.sources.gpu.drm.child PARENT PLACE DRIVER…`: reads AMD's and Intel's GPUs (`driver_child`).
+"""`python -m exporter.sources.gpu.drm.child PARENT DRIVER…`: reads AMD's and Intel's GPUs (isolated/server.py).
 
-A read of a file of the kernel's is a call into the driver that the file is of, and can hang like any other. PLACE is
-an open file, in which it keeps whose files it reads just now: the minor number of that GPU's render node
-(`driver_wire.PLACE`).
+A read of a file of the kernel's is a call into the driver that the file is of, and can hang like any other. A GPU's
+number is the minor number of its render node.
 """
 
 import sys
 
-from exporter.sources.gpu.drm import gpus as drm
+from exporter.sources.gpu.drm import gpus
 from exporter.sources.gpu.isolated import server
 
 
 def main() -> int:
-    """Answer until there is nobody to ask."""
-    gpus = drm.DrmGpus(frozenset(sys.argv[3:]), asks=server.keeps_place(int(sys.argv[2])))
-    return server.serve(int(sys.argv[1]), lambda _: gpus.read)
+    """Answer until the exporter closes the pipe."""
+
+    def driver(tell: server.Tell) -> server.Read:
+        return gpus.DrmGpus(frozenset(sys.argv[2:]), asks=server.announces(tell)).read
+
+    return server.serve(int(sys.argv[1]), driver)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,8 @@ class Clients:
         asked = {node: place for node, place in places.items() if question.is_about(place)}
         unasked, back = set[str](), set[str]()
         until_s = time.monotonic() + LOOK_S
-        for pid, number, node in self._each():
+        # GPU by GPU: each change of the GPU that is asked about is a message to the exporter.
+        for pid, number, node in sorted(self._each(), key=lambda each: asked.get(each[2], -1)):
             place = asked.get(node)
             if place is None and (node in places or question.only is not None):
                 unasked.add(node)

@@ -139,9 +139,9 @@ class Kfd:
         nowhere: set[tuple[str, int]] = set()
         turn = self._looks % RELIST_LOOKS
         self._looks += 1
-        for pid in pids:
-            queues = self._queues_of(pid, kept)
-            for place, gpu_id in gpu_ids.items():
+        queues_of = {pid: self._queues_of(pid, kept) for pid in pids}
+        for place, gpu_id in gpu_ids.items():  # GPU by GPU: each change of the GPU that is asked about is a message
+            for pid, queues in queues_of.items():
                 here = None if queues is None else queues.count(gpu_id)
                 if here == 0 and (pid, gpu_id) in self._nowhere and int(pid) % RELIST_LOOKS != turn:
                     part = NO_PART

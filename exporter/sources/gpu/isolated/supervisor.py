@@ -1,25 +1,25 @@
 """GPUs of a driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
 
-A look waits for its answer no longer than the others can wait for the look. One that is late costs that look, and no
-other waits until an answer has come. As it comes, the process is asked anew, and it stands for looks to which nothing
-newer has come as long as it is young enough: then it tells of a time that is past. One that is later than the deadline
-costs the process. A process that cannot even be killed (the kernel itself hangs in the driver) is left behind; with too
-many of those none is started any more, until one ends.
+A look waits for its answer no longer than `WAIT_S`. An answer that comes later costs that look, and the look that finds
+it takes it; until then no look waits. An answer later than the deadline costs the process. A process that cannot even
+be killed (the kernel itself hangs in the driver) is left behind. With too many of those no other is started until one
+ends.
 
-Where the process says which GPU it asks about, the one in which it hung is left out by the next one, as hung, and is
-asked about by a process of its own, again and again, less and less often: once that has its answer the GPU is one of
-all again. So a GPU that hangs costs the others one deadline. process.py is such a process.
+Where the process says which GPU it asks about, the GPU in which it hung is left out by the next one, as hung. Another
+process asks about that GPU alone, again and again, less and less often. Once it has its answer the GPU is one of all
+again. So a GPU that hangs costs the others one deadline. process.py is such a process.
 """
 
 import contextlib
 import queue
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from exporter.model.readings import UNIDENTIFIED, DriverHealth, GpuReadings, Timing
-from exporter.sources.gpu.isolated.process import Answer, Child, Driver, Ended
+from exporter.sources.gpu.isolated.process import Answer, Driver, DriverProcess, Ended
 from exporter.sources.gpu.isolated.protocol import DriverError, Failed, Question, Xid
 
 WAIT_S: Final = 2.0
@@ -49,20 +49,33 @@ def restart_after_s(failures: int) -> float:
     return min(RESTART_LONGEST_S, RESTART_FIRST_S * 2.0 ** min(failures - 1, 30))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Look:
-    """One look that is waited for, until a monotonic time, seconds; `late` where a question of before is still open."""
+class Process(Protocol):
+    """What is wanted of a process that asks the driver: see `DriverProcess`."""
 
-    child: Child
-    late: bool
-    until_s: float
+    asked_s: float | None
+    asks_about: int | None
+
+    def ask(self, question: Question) -> None:
+        """Ask for a look."""
+
+    def answer(self, within_s: float) -> Answer | None:
+        """The next answer."""
+
+    def end(self) -> bool:
+        """Kill it; whether it has ended."""
+
+    def is_over(self, *, within_s: float) -> bool:
+        """Whether it has ended."""
+
+
+Start = Callable[[Driver, "queue.SimpleQueue[Xid]"], Process]
 
 
 @dataclass(kw_only=True)
 class _Hung:
     """A GPU in which a process hung: who it is, and how often in a row it has been so; monotonic times, seconds.
 
-    `child` asks about it alone just now, and `left` is the last process that hung in it.
+    `process` asks about it alone just now, and `left` is the last process that hung in it.
     """
 
     uuid: str
@@ -70,52 +83,60 @@ class _Hung:
     times: int = 0
     ask_s: float = 0.0
     well_s: float | None = None
-    child: Child | None = None
-    left: Child | None = None
+    process: Process | None = None
+    left: Process | None = None
 
-    def hangs(self, left: Child | None) -> None:
+    def hangs(self, left: Process | None, *, now_s: float) -> None:
         """It does, or does so still."""
-        lately = self.well_s is None or time.monotonic() - self.well_s < HUNG_LONGEST_S
+        lately = self.well_s is None or now_s - self.well_s < HUNG_LONGEST_S
         self.times = self.times + 1 if lately else 1
-        self.ask_s = time.monotonic() + hung_for_s(self.times)
-        self.child, self.left, self.well_s = None, left, None
+        self.ask_s = now_s + hung_for_s(self.times)
+        self.process, self.left, self.well_s = None, left, None
 
 
-class Apart:
+class IsolatedDriver:
     """Asks a driver in another process; for one thread.
 
     Args:
         driver: which.
         answer_s: how long a look may take before the process is killed, seconds.
         wait_s: how long `read` waits for an answer, seconds.
+        start: starts a process that asks.
+        now: the monotonic clock, seconds.
     """
 
-    def __init__(self, driver: Driver, *, answer_s: float, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        answer_s: float,
+        wait_s: float = WAIT_S,
+        start: Start = DriverProcess,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._driver = driver
-        self._answer_s = answer_s
-        self._wait_s = wait_s
-        self._child: Child | None = None
-        self._look: _Look | None = None
-        self._late: Answer | None = None
-        self._timing: Timing | None = None
+        self._answer_s, self._wait_s = answer_s, wait_s
+        self._start, self._now = start, now
+        self._process: Process | None = None
+        self._look: tuple[Process, float] | None = None
         self._error: Exception | None = None
-        self._abandoned: list[Child] = []
-        self._in_time = True
-        self._heard: GpuReadings | None = None
+        self._timing: Timing | None = None
+        self._abandoned: list[Process] = []
+        self._was_looked_at = False
+        self._late = False
         self._told: GpuReadings | None = None
         self._hung: dict[int, _Hung] = {}
         self._because = ""
         self._failures = 0
         self._killed = 0
         self._next_start_s = 0.0
-        self._started = False
         self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._xids: Counter[tuple[str, int]] = Counter()
 
     def ask(self) -> None:
         """Begin a look, so that several drivers are waited for at the same time; `read` tells what came of it."""
         try:
-            self._look = self._begun()
+            self._look = self._begin()
         except Exception as error:  # noqa: BLE001 - it costs this source alone: `read` raises it where that is counted
             self._error = error
 
@@ -128,26 +149,25 @@ class Apart:
         error, self._error = self._error, None
         if error is not None:
             raise error
-        look, self._look = self._look or self._begun(), None
-        child = look.child
-        answer = self._waited_for(look)
+        (process, until_s), self._look = self._look or self._begin(), None
+        answer = process.answer(until_s - self._now())
         if answer is None:
-            self._time_silence(child)
-            raise self._silent(child)
+            raise self._silent(process)
+        self._was_looked_at, self._late = True, False
         self._timing = answer.timing or self._timing
         told = answer.told
         if isinstance(told, Ended):
-            raise self._ended(child, f"the process that asks {self._driver.who} {told.how}")
+            raise self._ended(process, f"the process that asks {self._driver.who} {told.how}")
         if isinstance(told, Failed):
             if told.anew:  # it may number its GPUs otherwise
                 self._forget_hung()
             if told.over:
-                raise self._ended(child, told.because)
+                raise self._ended(process, told.because)
             raise DriverError(told.because)
         self._failures = 0
-        if self._told is None or told is not self._heard:  # else it is what it was, so that all can tell
-            self._heard = told
-            self._told = self._with_names(told)
+        named = self._with_names(told)
+        if named != self._told:  # else it is the same object, and what was worked out of it holds
+            self._told = named
         return self._told
 
     def health(self) -> DriverHealth:
@@ -167,146 +187,115 @@ class Apart:
 
     def close(self) -> None:
         """End the process; one that cannot be ended now is ended by the kernel, after this one."""
-        for child in (self._child, *(hung.child for hung in self._hung.values())):
-            if child is not None:
-                child.end()
+        for process in (self._process, *(hung.process for hung in self._hung.values())):
+            if process is not None:
+                process.end()
 
-    def _waited_for(self, look: _Look) -> Answer | None:
-        """The answer to a look, or the newest one that was late and stands for it; `None` where there is neither."""
-        if self._late is not None and self._late.last:
-            return self._late
-        answer = look.child.answer(look.until_s - time.monotonic())
-        if answer is not None and (answer.last or not look.late):
-            self._late = None
-            return answer
-        if answer is not None:
-            self._late, self._in_time = answer, True
-        else:
-            look.child.missed = True
-            self._in_time = self._in_time and look.late
-        stands = self._late is not None and self._late.stands and self._silent_s(look.child) < self._answer_s
-        return self._late if stands else None
-
-    def _begun(self) -> _Look:
+    def _begin(self) -> tuple[Process, float]:
+        """The process that is asked, and until when this look waits for it, monotonic, seconds."""
         self._ask_hung()
-        child = self._asked()
-        came = child.newest()
-        if came is not None:
-            self._late, self._in_time = came, True
-        late = child.asked_s is not None
-        question = Question(without=frozenset(self._left_out()))
-        if late:
-            child.asks_next(question)
-        elif came is None or not came.last:
-            child.ask(question)
-        patience_s = 0.0 if late or not self._in_time else self._patience_s()
-        return _Look(child=child, late=late, until_s=time.monotonic() + patience_s)
+        process = self._running()
+        if process.asked_s is None:
+            process.ask(Question(without=frozenset(self._left_out())))
+        return process, self._now() + self._patience_s()
+
+    def _patience_s(self) -> float:
+        """How long a look waits. The very first waits for all of the answer: nothing yet grows old meanwhile."""
+        if self._late:
+            return 0.0
+        return min(self._answer_s, self._wait_s) if self._was_looked_at else self._answer_s
 
     def _left_out(self) -> list[int]:
         return [index for index, hung in self._hung.items() if hung.well_s is None]
 
-    def _asked(self) -> Child:
+    def _running(self) -> Process:
         """The process that is to be asked, a new one where there is none."""
         self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
-        if self._child is not None:
-            return self._child
+        if self._process is not None:
+            return self._process
         if len(self._abandoned) >= ABANDONED_MAX:
             raise DriverError(
                 f"{len(self._abandoned)} processes hang in {self._driver.who} and cannot be killed, so no other is "
                 "started: see what the kernel's log (dmesg) says of the driver, and reboot the host"
             )
-        if time.monotonic() < self._next_start_s:
+        if self._now() < self._next_start_s:
             raise DriverError(self._because)
         try:
-            self._child = Child(self._driver, self._reported)
+            self._process = self._start(self._driver, self._reported)
         except (OSError, RuntimeError) as error:  # no process, or no thread more may be started
             raise self._failed(f"the process that asks {self._driver.who} cannot be started: {error}") from None
-        return self._child
+        return self._process
 
-    def _patience_s(self) -> float:
-        if self._started:
-            return min(self._answer_s, self._wait_s)
-        # The very first answer: there is nothing yet that waits for this look.
-        self._started = True
-        return self._answer_s
-
-    @staticmethod
-    def _silent_s(child: Child) -> float:
-        asked_s = child.asked_s
-        return 0.0 if asked_s is None else time.monotonic() - asked_s
-
-    def _time_silence(self, child: Child) -> None:
-        """Note how long no answer has come; or how long the newest took, where the next was just asked for."""
-        newest = self._timing if self._late is None else self._late.timing
-        silent_s = self._silent_s(child)
-        took_s = silent_s if newest is None else max(silent_s, newest.took_s)
-        self._timing = Timing(asked_s=time.monotonic() - silent_s, took_s=took_s)
-
-    def _silent(self, child: Child) -> DriverError:
-        if self._silent_s(child) < self._answer_s:
+    def _silent(self, process: Process) -> DriverError:
+        """Why there is no answer. After the first look that had to wait for it no other waits until one has come."""
+        now_s = self._now()
+        asked_s = now_s if process.asked_s is None else process.asked_s
+        self._timing = Timing(asked_s=asked_s, took_s=now_s - asked_s)
+        self._was_looked_at, self._late = True, True
+        if now_s - asked_s < self._answer_s:
             return DriverError(f"there is no answer yet from {self._driver.who}")
         self._killed += 1
-        self._in_time = False
-        index = child.asks_about()
+        index = process.asks_about
         about = "" if index is None else f" about {self._driver.gpu.format(index)}"
         left_out = "" if index is None else ", and that GPU is left out until it answers a process of its own"
         error = self._ended(
-            child,
+            process,
             f"a call into {self._driver.who}{about} did not return within {self._answer_s:g} s, and its process was "
             f"killed{left_out}: see what the kernel's log (dmesg) says of the driver",
         )
         if index is not None:
-            self._leave_out(index, child)
+            self._leave_out(index, process)
         return error
 
-    def _leave_out(self, index: int, child: Child) -> None:
+    def _leave_out(self, index: int, process: Process) -> None:
         """Have the others asked about at once: what hung is known, and each GPU can do so only once in a while."""
         hung = self._hung.get(index) or _Hung(uuid=f"{UNIDENTIFIED}{index}", name="")
         for gpu in () if self._told is None else self._told.gpus:
             if gpu.place == index and gpu.mig is None:
                 hung.uuid, hung.name = gpu.uuid, gpu.name
         self._hung[index] = hung
-        hung.hangs(child)
+        hung.hangs(process, now_s=self._now())
         self._failures -= 1  # that is the GPU's
         self._next_start_s = 0.0
         with contextlib.suppress(DriverError):  # which the next look tells
-            self._asked().ask(Question(without=frozenset(self._left_out())))
+            self._running().ask(Question(without=frozenset(self._left_out())))
 
     def _ask_hung(self) -> None:
         """Ask about a GPU that hung, where it is time, and see what has come of that."""
         for index, hung in self._hung.items():
-            if hung.child is not None:
-                self._see(hung, hung.child)
-            elif hung.well_s is None and time.monotonic() >= hung.ask_s and self._may_hang(hung):
+            if hung.process is not None:
+                self._see(hung, hung.process)
+            elif hung.well_s is None and self._now() >= hung.ask_s and self._may_hang(hung):
                 with contextlib.suppress(OSError, RuntimeError):  # no process, or no thread more may be started
-                    hung.child = Child(self._driver, self._reported)
-                    hung.child.ask(Question(only=index))
+                    hung.process = self._start(self._driver, self._reported)
+                    hung.process.ask(Question(only=index))
 
     def _may_hang(self, hung: _Hung) -> bool:
         """Whether another process may be risked: one at a time, and of those that no signal ends one for a GPU."""
         self._abandoned = [each for each in self._abandoned if not each.is_over(within_s=0)]
-        asks = any(each.child is not None for each in self._hung.values())
+        asks = any(each.process is not None for each in self._hung.values())
         return not asks and hung.left not in self._abandoned and len(self._abandoned) < ABANDONED_MAX
 
-    def _see(self, hung: _Hung, child: Child) -> None:
-        answer = child.newest()
-        if answer is None and self._silent_s(child) < self._answer_s:
+    def _see(self, hung: _Hung, process: Process) -> None:
+        asked_s = self._now() if process.asked_s is None else process.asked_s
+        answer = process.answer(0)
+        if answer is None and self._now() - asked_s < self._answer_s:
             return
         self._killed += answer is None
-        if not child.end():
-            self._abandoned.append(child)
+        if not process.end():
+            self._abandoned.append(process)
         if answer is not None and isinstance(answer.told, GpuReadings):
-            hung.child, hung.well_s = None, time.monotonic()
+            hung.process, hung.well_s = None, self._now()
         else:
-            hung.hangs(child)
+            hung.hangs(process, now_s=self._now())
 
     def _forget_hung(self) -> None:
         """Have all of them asked about, under whatever names; one that hangs at once does so once more in a row."""
         for index, hung in self._hung.items():
-            if hung.child is not None and not hung.child.end():
-                self._abandoned.append(hung.child)
-            hung.uuid, hung.name, hung.child = f"{UNIDENTIFIED}{index}", "", None
-            hung.well_s = time.monotonic() if hung.well_s is None else hung.well_s
+            if hung.process is not None and not hung.process.end():
+                self._abandoned.append(hung.process)
+            hung.uuid, hung.name, hung.process = f"{UNIDENTIFIED}{index}", "", None
+            hung.well_s = self._now() if hung.well_s is None else hung.well_s
         self._told = None
 
     def _with_names(self, told: GpuReadings) -> GpuReadings:
@@ -328,14 +317,14 @@ class Apart:
             ),
         )
 
-    def _ended(self, child: Child, because: str) -> DriverError:
-        self._child = self._late = None
-        if not child.end():
-            self._abandoned.append(child)
+    def _ended(self, process: Process, because: str) -> DriverError:
+        self._process = None
+        if not process.end():
+            self._abandoned.append(process)
         return self._failed(because)
 
     def _failed(self, because: str) -> DriverError:
         self._failures += 1
         self._because = because
-        self._next_start_s = time.monotonic() + restart_after_s(self._failures)
+        self._next_start_s = self._now() + restart_after_s(self._failures)
         return DriverError(because)

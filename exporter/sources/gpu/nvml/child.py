@@ -1,7 +1,4 @@
-"""`python -m exporter.sources.gpu.nvml.child PARENT PLACE`: asks the NVIDIA driver for the exporter (`driver_child`).
-
-PLACE is an open file, in which it keeps which GPU it asks about just now (`driver_wire.PLACE`).
-"""
+"""`python -m exporter.sources.gpu.nvml.child PARENT`: asks the NVIDIA driver for the exporter (isolated/server.py)."""
 
 import sys
 
@@ -11,11 +8,10 @@ from exporter.sources.gpu.nvml.gpus import NvmlGpus
 
 
 def main() -> int:
-    """Answer until there is nobody to ask."""
-    asks = server.keeps_place(int(sys.argv[2]))
+    """Answer until the exporter closes the pipe."""
 
     def driver(tell: server.Tell) -> server.Read:
-        return NvmlGpus(lambda gpu, code: tell(Xid(gpu=gpu, code=code)), asks).read
+        return NvmlGpus(lambda gpu, code: tell(Xid(gpu=gpu, code=code)), server.announces(tell)).read
 
     return server.serve(int(sys.argv[1]), driver)
 

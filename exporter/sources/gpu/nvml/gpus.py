@@ -2,7 +2,7 @@
 
 A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
 anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
-made in a process that can be killed (`nvml_child`), where for the same reason nothing is shut down at the end. Before
+made in a process that can be killed (child.py), where for the same reason nothing is shut down at the end. Before
 it asks about a GPU it says which, so that the next process leaves that one out.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/

@@ -8,7 +8,7 @@ from exporter.sources.gpu.isolated.protocol import DriverError
 
 LIBRARY: Final = "libnvidia-ml.so.1"
 
-DRIVER: Final = Driver(who="the NVIDIA driver", program=("-m", "exporter.sources.gpu.nvml.child"), says_where=True)
+DRIVER: Final = Driver(who="the NVIDIA driver", program=("-m", "exporter.sources.gpu.nvml.child"))
 
 
 class LibraryMissingError(DriverError):

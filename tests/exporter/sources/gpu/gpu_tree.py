@@ -11,11 +11,11 @@ CHILD = """
 import sys
 from functools import partial
 from pathlib import Path
-from exporter.sources import clients, drm, drm_child
+from exporter.sources.gpu.drm import child, clients, gpus
 clients.is_device = lambda _: True
 root = Path({root!r})
-drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
-sys.exit(drm_child.main())
+gpus.DrmGpus = partial(gpus.DrmGpus, sys=root / "sys", proc=root / "proc")
+sys.exit(child.main())
 """
 """The process that reads the kernel's drivers, on a tree. Open files there are devices by their names."""
 

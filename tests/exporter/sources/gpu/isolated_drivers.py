@@ -7,21 +7,21 @@ import pytest
 
 from exporter.model.readings import GpuReadings
 from exporter.sources.gpu.isolated import supervisor
-from exporter.sources.gpu.isolated.process import Driver
+from exporter.sources.gpu.isolated.process import Driver, DriverProcess
 from exporter.sources.gpu.isolated.protocol import DriverError
-from exporter.sources.gpu.isolated.supervisor import Apart
+from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 
-Start = Callable[..., Apart]
+Start = Callable[..., IsolatedDriver]
 
 
 @contextmanager
 def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…, wait_s=…)`: a source whose processes ask that driver, and are not left behind."""
     monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
-    started: list[Apart] = []
+    started: list[IsolatedDriver] = []
 
-    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> Apart:
-        started.append(Apart(driver, answer_s=answer_s, wait_s=wait_s))
+    def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> IsolatedDriver:
+        started.append(IsolatedDriver(driver, answer_s=answer_s, wait_s=wait_s))
         return started[-1]
 
     try:
@@ -31,20 +31,20 @@ def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]
             each.close()
 
 
-def asking(source: Apart) -> int:
+def asking(source: IsolatedDriver) -> int:
     """The pid of the process that asks now."""
-    assert source._child
-    return source._child.process.pid
+    assert isinstance(source._process, DriverProcess)
+    return source._process.process.pid
 
 
-def refused(source: Apart) -> str:
+def refused(source: IsolatedDriver) -> str:
     """Why the next look is refused, as it must be."""
     with pytest.raises(DriverError) as error:
         source.read()
     return str(error.value)
 
 
-def answered(source: Apart) -> GpuReadings | None:
+def answered(source: IsolatedDriver) -> GpuReadings | None:
     """What the next look tells; `None` where it is refused."""
     try:
         return source.read()

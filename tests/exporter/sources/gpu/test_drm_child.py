@@ -20,7 +20,7 @@ from exporter.sources.gpu.drm.gpus import AMD, INTEL, DrmGpus
 from exporter.sources.gpu.isolated import supervisor
 from exporter.sources.gpu.isolated.process import Driver
 from exporter.sources.gpu.isolated.protocol import HUNG, PROCESSES_MAX, TOO_MANY, DriverError
-from exporter.sources.gpu.isolated.supervisor import Apart
+from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 from tests.exporter.sources.gpu import gpu_tree
 from tests.exporter.sources.gpu.gpu_tree import Tree
 from tests.exporter.sources.gpu.isolated_drivers import Start, answered, asking, refused, starting
@@ -52,7 +52,6 @@ def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         who=gpus.WHO,
         program=tree.child,
         arguments=tuple(sorted(AMD | INTEL)),
-        says_where=True,
         gpu=gpus.GPU_OF_NUMBER,
     )
     with starting(driver, monkeypatch) as begin:
@@ -163,7 +162,7 @@ OF_THE_CARD = {
 }
 
 
-def hung(source: Apart, tree: Tree, file: Path) -> str:
+def hung(source: IsolatedDriver, tree: Tree, file: Path) -> str:
     """What is told of a read that hangs until its process is killed; the next one has all the time it needs."""
     source._answer_s, source._wait_s = 1.5, 0.5
     tree.hang(file)
@@ -172,13 +171,13 @@ def hung(source: Apart, tree: Tree, file: Path) -> str:
     return because
 
 
-def left_out(source: Apart, node: str) -> GpuReadings | None:
+def left_out(source: IsolatedDriver, node: str) -> GpuReadings | None:
     """A look that tells of all GPUs but that one."""
     found = answered(source)
     return found if found and [gpu.node for gpu in found.gpus if gpu.unknown == HUNG] == [node] else None
 
 
-def whole(source: Apart) -> GpuReadings | None:
+def whole(source: IsolatedDriver) -> GpuReadings | None:
     """A look in which none is left out."""
     found = answered(source)
     return found if found and not any(gpu.hangs for gpu in found.gpus) else None
@@ -245,7 +244,7 @@ def test_while_a_gpu_hangs_no_look_at_the_others_is_missed_and_it_is_asked_about
     assert source._hung[128].times >= 2
 
 
-def because_of(source: Apart) -> str:
+def because_of(source: IsolatedDriver) -> str:
     """Why a look was refused; empty where it was not."""
     try:
         source.read()
@@ -334,13 +333,11 @@ NEEDLESS = {"docker", "email", "exporter.evidence.container_history", "gpuwarden
             "prometheus_client", "pydantic", "requests", "socket", "structlog", "yaml"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("child", "more"), [("nvml_child", set[str]()), ("drm_child", {"ctypes.util", "pynvml", "subprocess"})]
-)
+@pytest.mark.parametrize(("child", "more"), [("nvml", set[str]()), ("drm", {"ctypes.util", "pynvml", "subprocess"})])
 def test_a_process_that_asks_a_driver_loads_nothing_that_it_does_not_need(child: str, more: set[str]) -> None:
-    program = f"import sys, exporter.sources.{child}; print(*sys.modules, sep='\\n')"
+    program = f"import sys, exporter.sources.gpu.{child}.child; print(*sys.modules, sep='\\n')"
 
     loaded = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True).stdout
 
-    assert f"exporter.sources.{child}" in loaded.splitlines()
+    assert f"exporter.sources.gpu.{child}.child" in loaded.splitlines()
     assert set(loaded.splitlines()).isdisjoint(NEEDLESS | more)

@@ -36,11 +36,12 @@ import sys
 from functools import partial
 from pathlib import Path
 from exporter import main
-from exporter.sources import drm, nvidia_host
+from exporter.sources.gpu.drm import gpus
+from exporter.sources.gpu.nvml import presence
 root = Path(sys.argv[1])
-drm.CHILD = "-c", sys.argv[2]
-drm.DrmGpus = partial(drm.DrmGpus, sys=root / "sys", proc=root / "proc")
-nvidia_host.NvidiaHost = partial(nvidia_host.NvidiaHost, sys=root / "sys", proc=root / "proc")
+gpus.CHILD = "-c", sys.argv[2]
+gpus.DrmGpus = partial(gpus.DrmGpus, sys=root / "sys", proc=root / "proc")
+presence.NvidiaHost = partial(presence.NvidiaHost, sys=root / "sys", proc=root / "proc")
 sys.exit(main.command(sys.argv[3:]))
 """
 
@@ -317,5 +318,5 @@ def test_where_the_kernel_drives_no_gpu_of_amds_or_intels_no_process_reads_them(
             eventually(lambda: 'gpu="GPU-0"' in scrape(port))
             found.append([(procfs.PROC / str(pid) / "cmdline").read_bytes() for pid in children(process)])
 
-    assert [b"nvml_child" in each for each in found[0]] == [True]
-    assert sorted(b"drm_child" in each for each in found[1]) == [False, True]
+    assert [b"nvml.child" in each for each in found[0]] == [True]
+    assert sorted(b"gpu.drm" in each for each in found[1]) == [False, True]

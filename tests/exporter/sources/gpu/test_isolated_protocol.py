@@ -1,6 +1,7 @@
-"""Lines between a process that asks a driver and the exporter."""
+"""Messages between a process that asks a driver and the exporter."""
 
-import json
+import io
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -8,13 +9,14 @@ import pytest
 from exporter.model.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.gpu.isolated import protocol
 from exporter.sources.gpu.isolated.protocol import (
-    LINE_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
     PROCESSES_MAX,
     UNLISTED_MAX,
+    Asking,
     DriverError,
     Failed,
+    Message,
     Question,
-    Told,
     Xid,
 )
 
@@ -52,7 +54,7 @@ WHOLE = GpuReadings(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "message",
     [
         WHOLE,
         GpuReadings(source="nvml", gpus=()),
@@ -62,34 +64,53 @@ WHOLE = GpuReadings(
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
         Failed(because="loaded anew", anew=True),
+        Asking(place=128),
+        Asking(place=None),
         Xid(gpu="GPU-0", code=79),
+        Question(),
+        Question(without=frozenset({10, 3})),
+        Question(only=0),
     ],
+    ids=lambda message: type(message).__name__,
 )
-def test_what_is_told_arrives_as_it_was_in_one_line(told: Told) -> None:
-    line = protocol.line(told)
+def test_messages_arrive_as_they_were_one_after_another(message: Message) -> None:
+    pipe = io.BytesIO()
+    protocol.send(pipe, message)
+    protocol.send(pipe, Failed(because="the next"))
+    pipe.seek(0)
 
-    assert protocol.parse(line) == told
-    assert line.index(b"\n") == len(line) - 1
+    assert protocol.receive(pipe) == message
+    assert protocol.receive(pipe) == Failed(because="the next")
+    with pytest.raises(EOFError):
+        protocol.receive(pipe)
 
 
-def test_of_a_field_that_no_process_has_a_line_says_nothing_of_each() -> None:
-    processes = [(7, None, 40 * GIB, None), (8, None, GIB, None)]
-    gpu = replace(WHOLE.gpus[0], processes=tuple(map(GpuProcess._make, processes)))
-
-    line = protocol.line(replace(WHOLE, gpus=(gpu,)))
-
-    assert json.loads(line)["gpus"]["gpus"][0]["processes"] == [[7, 8], None, [40 * GIB, GIB], None]
-    assert protocol.parse(line) == replace(WHOLE, gpus=(gpu,))
+def framed(content: bytes) -> bytes:
+    return len(content).to_bytes(4, "big") + content
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"NVRM: hello", b"[]", b"{}", b'{"gpus":{}}', b'{"gpus":{"source":"nvml","gpus":[{}]}}', b'{"a":1}',
-             b'{"failed":{"why":"so"}}', protocol.line(WHOLE)[:-9],
-             *(protocol.line(WHOLE).replace(b"[[7],", each) for each in (b"[null,", b"[[7,8],", b"[[7],null,"))]
-)  # fmt: skip
-def test_what_is_no_such_line_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match="no line of the process that asks the driver"):
-        protocol.parse(line)
+    "written",
+    [
+        pytest.param(b"NVRM: hello\n", id="what a driver prints"),
+        pytest.param(b"\x00\x00", id="half a length"),
+        pytest.param(framed(pickle.dumps(WHOLE))[:-9], id="half a message"),
+        pytest.param(framed(b""), id="nothing"),
+        pytest.param(framed(b"N" * 9), id="no pickle"),
+        pytest.param(framed(pickle.dumps("hello")), id="a string"),
+        pytest.param(framed(b"cexporter.sources.gpu.isolated.protocol\nNothing\n."), id="no class of ours"),
+        pytest.param(framed(b"cno_such_module\nNothing\n."), id="no module"),
+    ],
+)
+def test_what_is_no_message_is_refused(written: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        protocol.receive(io.BytesIO(written))
+
+
+def test_the_most_that_is_told_of_64_gpus_fits_in_a_message() -> None:
+    content = pickle.dumps(on(PROCESSES_MAX, unlisted=UNLISTED_MAX, gpus=64), protocol=pickle.HIGHEST_PROTOCOL)
+
+    assert len(content) < MESSAGE_BYTES_MAX
 
 
 @pytest.mark.parametrize("over", [False, True])
@@ -100,13 +121,17 @@ def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool)
 
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
     """GPUs with so many processes each, of which every figure is as long as it comes."""
-    processes = tuple(
-        GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
-        for number in range(count)
-    )
-    gpu = Gpu(uuid="GPU-0", index=0, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,
-              processes=processes, node="renderD128")  # fmt: skip
-    return GpuReadings(source="drm", gpus=(gpu,) * gpus, unlisted=tuple(range(4_000_000, 4_000_000 + unlisted)))
+
+    def gpu(index: int) -> Gpu:
+        processes = tuple(
+            GpuProcess(pid=4_000_000 + number, utilization_ratio=0.123456789, memory_bytes=140 * GIB)
+            for number in range(count)
+        )
+        return Gpu(uuid="GPU-0", index=index, name="", utilization_ratio=0.5, memory_used_bytes=1, memory_size_bytes=2,
+                   processes=processes, node="renderD128")  # fmt: skip
+
+    pids = tuple(range(4_000_000, 4_000_000 + unlisted))
+    return GpuReadings(source="drm", gpus=tuple(map(gpu, range(gpus))), unlisted=pids)
 
 
 def test_a_gpu_with_more_processes_than_are_told_has_none_listed_and_says_so() -> None:
@@ -124,24 +149,6 @@ def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: in
 
     assert (None if unlisted is None else len(unlisted)) == told
     assert protocol.bounded(GpuReadings(source="drm", gpus=(), unlisted=None)).unlisted is None
-
-
-def test_the_most_that_is_told_of_64_gpus_fits_in_a_line() -> None:
-    assert len(protocol.line(on(PROCESSES_MAX, unlisted=UNLISTED_MAX, gpus=64))) < LINE_BYTES_MAX
-
-
-@pytest.mark.parametrize(
-    ("question", "line"),
-    [
-        (Question(), b"look\n"),
-        (Question(without=frozenset({10, 3})), b"look without 3 10\n"),
-        (Question(only=0), b"look only 0\n"),
-    ],
-    ids=["all", "all but some", "one"],
-)
-def test_what_is_asked_arrives_as_it_was_in_one_line(question: Question, line: bytes) -> None:
-    assert question.line == line
-    assert protocol.question(line.decode()) == question
 
 
 @pytest.mark.parametrize(

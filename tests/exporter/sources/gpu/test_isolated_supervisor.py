@@ -1,27 +1,32 @@
-"""The process that asks a driver, here NVIDIA's: what hangs in it, ends it, or cannot be ended."""
+"""A driver that is asked in a process of its own: what hangs in it, ends it, or cannot be ended.
 
+The rules about waiting, restarts and GPUs that hang are tested with a fake process and a fake clock. What needs a real
+process, or a library that hangs as NVIDIA's may, comes after them.
+"""
+
+import io
 import itertools
-import math
 import os
+import queue
 import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from exporter.model.readings import GpuFigures, GpuReadings
+from exporter.model.readings import Gpu, GpuFigures, GpuReadings, Timing
 from exporter.sources.gpu.isolated import process as driver_process
 from exporter.sources.gpu.isolated import protocol, supervisor
-from exporter.sources.gpu.isolated.process import AGE_MAX_S
-from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Question, Xid
-from exporter.sources.gpu.isolated.supervisor import Apart, hung_for_s, restart_after_s
+from exporter.sources.gpu.isolated.process import Answer, Ended
+from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Failed, Question, Xid
+from exporter.sources.gpu.isolated.supervisor import HUNG_LONGEST_S, IsolatedDriver, hung_for_s, restart_after_s
 from exporter.sources.gpu.nvml import library
 from exporter.sources.gpu.nvml.gpus import NvmlGpus
 from tests.exporter import builders as build
@@ -35,6 +40,490 @@ GIB = 2**30
 HANGS = "hang - nvmlDeviceGetCount"
 """Of a call that is about no GPU."""
 GAVE_UP = "did not return within"
+NONE_YET = "there is no answer yet from a driver"
+
+ANSWER_S, WAIT_S, LOOK_S = 10.0, 2.0, 1.0
+
+
+# The rules, with a fake process and a fake clock
+
+
+@dataclass
+class FakeDriver:
+    """A driver of so many GPUs, the processes that ask it, and the clock of both."""
+
+    gpus: int = 2
+    takes_s: float = 0.01
+    hangs: bool = False
+    """In a call that is about no GPU."""
+    hangs_in: set[int] = field(default_factory=set)
+    fails: Failed | None = None
+    unkillable: bool = False
+    refuses: OSError | None = None
+    now_s: float = 1000.0
+    started: list["FakeProcess"] = field(default_factory=list)
+    started_s: list[float] = field(default_factory=list)
+
+    def start(self, _: driver_process.Driver, __: "queue.SimpleQueue[Xid]") -> "FakeProcess":
+        if self.refuses:
+            raise self.refuses
+        self.started.append(FakeProcess(self))
+        self.started_s.append(self.now_s)
+        return self.started[-1]
+
+    def source(self) -> IsolatedDriver:
+        driver = driver_process.Driver(who="a driver", program=())
+        return IsolatedDriver(driver, answer_s=ANSWER_S, wait_s=WAIT_S, start=self.start, now=lambda: self.now_s)
+
+    def look(self, source: IsolatedDriver) -> GpuReadings | str:
+        """What the next look tells, or why nothing; a second passes before it."""
+        self.now_s += LOOK_S
+        try:
+            return source.read()
+        except DriverError as error:
+            return str(error)
+
+    def until(self, source: IsolatedDriver, unknown: dict[str, str | None]) -> None:
+        """Look until the GPUs are told so, by why each is unknown."""
+        for _ in range(1000):
+            found = self.look(source)
+            if isinstance(found, GpuReadings) and {gpu.uuid: gpu.unknown for gpu in found.gpus} == unknown:
+                return
+        pytest.fail(f"never {unknown}")
+
+
+class FakeProcess:
+    """Answers as the driver stands when it is asked."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self.asked_s: float | None = None
+        self.asks_about: int | None = None
+        self.asked: list[Question] = []
+        self.ended = False
+        self._driver = driver
+        self._told: tuple[float, GpuReadings | Failed | Ended] | None = None
+        self._known: set[int] = set()
+
+    def ask(self, question: Question) -> None:
+        assert self.asked_s is None, "it is asked one question at a time"
+        self.asked_s = self._driver.now_s
+        self.asked.append(question)
+        told = self._driver.fails or self._readings(question)
+        if told is not None and self._told is None:
+            self._told = self.asked_s + self._driver.takes_s, told
+
+    def ends(self, how: str) -> None:
+        self._told = self._driver.now_s, Ended(how=how)
+
+    def answer(self, within_s: float) -> Answer | None:
+        until_s = self._driver.now_s + max(0.0, within_s)
+        if self._told is None or self._told[0] > until_s:
+            self._driver.now_s = until_s
+            return None
+        (came_s, told), self._told = self._told, None
+        self._driver.now_s = max(self._driver.now_s, came_s)
+        asked_s, self.asked_s = self.asked_s, None
+        return Answer(told=told, timing=None if asked_s is None else Timing(asked_s=asked_s, took_s=came_s - asked_s))
+
+    def end(self) -> bool:
+        self.ended = not self._driver.unkillable
+        return self.ended
+
+    def is_over(self, *, within_s: float) -> bool:
+        del within_s
+        return self.ended
+
+    def _readings(self, question: Question) -> GpuReadings | None:
+        if self._driver.hangs:
+            return None
+        found: list[Gpu] = []
+        for place in range(self._driver.gpus):
+            if question.is_about(place):
+                self.asks_about = place
+                if place in self._driver.hangs_in:
+                    return None
+                self._known.add(place)
+                found.append(build.gpu(place))
+            elif place in question.without:
+                uuid = f"GPU-{place}" if place in self._known else f"unidentified-{place}"
+                figures = GpuFigures(unknown={"gpu": "hung"})
+                found.append(replace(build.gpu(place), uuid=uuid, name="", unknown=HUNG, figures=figures))
+        self.asks_about = None
+        return build.gpus(*found)
+
+
+@pytest.fixture
+def fake() -> FakeDriver:
+    return FakeDriver()
+
+
+def alone(fake: FakeDriver) -> list[Question]:
+    """What processes were asked about one GPU alone."""
+    return [question for process in fake.started for question in process.asked if question.only is not None]
+
+
+def test_one_process_answers_look_after_look(fake: FakeDriver) -> None:
+    source = fake.source()
+
+    looks = [fake.look(source) for _ in range(3)]
+
+    assert looks == [build.gpus(build.gpu(0), build.gpu(1))] * 3
+    assert len(fake.started) == 1
+    timing = source.timing()
+    assert timing
+    assert (timing.asked_s, timing.took_s) == pytest.approx((fake.now_s - fake.takes_s, fake.takes_s))
+
+
+def test_readings_that_say_the_same_are_the_same_object(fake: FakeDriver) -> None:
+    source = fake.source()
+    first, second = fake.look(source), fake.look(source)
+    fake.gpus = 3
+
+    assert first is second
+    assert fake.look(source) == build.gpus(*map(build.gpu, range(3)))
+
+
+def test_the_very_first_look_waits_as_long_as_an_answer_may_take(fake: FakeDriver) -> None:
+    fake.takes_s = ANSWER_S - 1
+
+    assert isinstance(fake.look(fake.source()), GpuReadings)
+
+
+def test_a_late_answer_costs_its_look_and_is_taken_by_the_look_that_finds_it_and_no_other(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.look(source)
+    fake.takes_s = 4.5
+    looks, took_s, timings = [], [], []
+    for _ in range(5):
+        began_s = fake.now_s + LOOK_S
+        looks.append(fake.look(source))
+        took_s.append(fake.now_s - began_s)
+        timings.append(source.timing())
+
+    assert [isinstance(look, GpuReadings) for look in looks] == [False, False, False, True, False]
+    assert looks[0] == NONE_YET
+    assert took_s == [WAIT_S, 0.0, 0.0, 0.0, WAIT_S], "only a look that asks waits"
+    assert [timing and timing.took_s for timing in timings] == [2.0, 3.0, 4.0, 4.5, 2.0]
+    assert (len(fake.started), source.health().killed) == (1, 0)
+
+
+def test_several_drivers_are_waited_for_at_the_same_time(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.look(source)
+    fake.hangs = True
+
+    source.ask()
+    fake.now_s += 1.5  # another driver took all of it
+    began_s = fake.now_s
+    with pytest.raises(DriverError):
+        source.read()
+
+    assert fake.now_s - began_s == WAIT_S - 1.5
+
+
+def test_a_call_that_hangs_costs_its_process_at_the_deadline_and_another_is_started_later(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.look(source)
+    fake.hangs = True
+    looks = [fake.look(source) for _ in range(9)]
+    killed = (source.health().killed, fake.started[0].ended)
+    fake.hangs = False
+    back = fake.look(source)
+
+    assert set(looks[:8]) == {NONE_YET}
+    assert str(looks[8]).startswith("a call into a driver did not return within 10 s, and its process was killed: ")
+    assert killed == (1, True)
+    assert [isinstance(each, GpuReadings) for each in (back, fake.look(source))] == [False, True]
+    assert fake.started_s[1] - fake.started_s[0] == pytest.approx(LOOK_S * 10 + WAIT_S, abs=0.1)
+
+
+def test_until_the_next_process_is_started_a_look_costs_no_time_and_says_what_was(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.hangs = True
+    because = fake.look(source)
+    fake.now_s -= LOOK_S
+
+    began_s = fake.now_s
+    again = fake.look(source)
+
+    assert GAVE_UP in str(because)
+    assert (again, fake.now_s - began_s) == (because, LOOK_S)
+    assert len(fake.started) == 1
+
+
+@pytest.mark.parametrize(("failures", "after_s"), [(1, 1.0), (2, 2.0), (4, 8.0), (6, 32.0), (7, 60.0), (10**6, 60.0)])
+def test_each_process_in_a_row_that_fails_doubles_the_time_until_the_next(failures: int, after_s: float) -> None:
+    assert restart_after_s(failures) == after_s
+
+
+def test_the_time_until_the_next_process_doubles_until_one_has_answered(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.hangs = True
+    while len(fake.started) < 5:
+        fake.look(source)
+    apart_s = [after - before for before, after in itertools.pairwise(fake.started_s)]
+    fake.hangs = False
+    while not isinstance(fake.look(source), GpuReadings):
+        pass
+    fake.started[-1].ends("was ended by SIGKILL")
+    ended = fake.look(source)
+    ended_s = fake.now_s
+    while not isinstance(fake.look(source), GpuReadings):
+        pass
+
+    assert [each - ANSWER_S for each in apart_s] == [pytest.approx(after, abs=1.5 * LOOK_S) for after in (1, 2, 4, 8)]
+    assert ended == "the process that asks a driver was ended by SIGKILL"
+    assert fake.started_s[-1] - ended_s == LOOK_S
+
+
+def test_a_process_that_ended_at_rest_is_told_at_once_and_leaves_the_time_of_the_last_answer(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.look(source)
+    source.ask()
+    fake.started[0].ends("was ended by SIGKILL")
+    fake.started[0].asked_s = None
+    before = source.timing()
+
+    began_s = fake.now_s
+    with pytest.raises(DriverError, match="the process that asks a driver was ended by SIGKILL"):
+        source.read()
+
+    assert (source.timing(), fake.now_s) == (before, began_s)
+    assert source.health().killed == 0
+
+
+def test_an_answer_that_fails_is_told_by_the_same_process_unless_that_can_do_no_better(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.fails = Failed(because="Driver Not Loaded")
+    first = fake.look(source)
+    fake.fails = Failed(because="of two versions", over=True)
+    second = fake.look(source)
+    fake.fails = None
+
+    assert (first, second) == ("Driver Not Loaded", "of two versions")
+    assert isinstance(fake.look(source), GpuReadings)
+    assert (len(fake.started), fake.started[0].ended) == (2, True)
+
+
+def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.hangs = fake.unkillable = True
+    while "reboot the host" not in (enough := str(fake.look(source))):
+        assert fake.now_s < 2000
+    told = source.health()
+    fake.hangs = fake.unkillable = False
+    for process in fake.started:
+        process.ended = True
+
+    assert enough.startswith("3 processes hang in a driver and cannot be killed, so no other is started")
+    assert (told.killed, told.abandoned, len(fake.started)) == (3, 3, 3)
+    fake.until(source, {"GPU-0": None, "GPU-1": None})
+    assert source.health().abandoned == 0
+
+
+def test_a_process_that_cannot_be_started_is_told_and_tried_again(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.refuses = OSError("Cannot allocate memory")
+    because = fake.look(source)
+    fake.refuses = None
+
+    assert because == "the process that asks a driver cannot be started: Cannot allocate memory"
+    fake.until(source, {"GPU-0": None, "GPU-1": None})
+
+
+def test_whatever_goes_wrong_as_a_driver_is_asked_is_raised_by_reading_it(
+    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = fake.source()
+    fake.look(source)
+
+    def fails(_: Question) -> None:
+        raise MemoryError("no memory for a question")
+
+    with monkeypatch.context() as full:
+        full.setattr(fake.started[0], "ask", fails)
+        source.ask()
+    with pytest.raises(MemoryError, match="no memory for a question"):
+        source.read()
+
+    assert isinstance(fake.look(source), GpuReadings)
+
+
+# A GPU that hangs, with the same
+
+
+def hung(fake: FakeDriver) -> IsolatedDriver:
+    """A source of two GPUs, the second of which has just been left out."""
+    source = fake.source()
+    fake.look(source)
+    fake.hangs_in = {1}
+    fake.until(source, {"GPU-0": None, "GPU-1": HUNG})
+    return source
+
+
+def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_is_left_out_under_its_name(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.look(source)
+    fake.hangs_in = {1}
+    looks = []
+    while not isinstance(look := fake.look(source), GpuReadings):
+        looks.append(look)
+
+    assert set(looks[:-1]) == {NONE_YET}
+    assert str(looks[-1]).startswith(
+        "a call into a driver about GPU 1 did not return within 10 s, and its process was killed, and that GPU is left "
+        "out until it answers a process of its own"
+    )
+    assert len(looks) == 9
+    assert [(gpu.uuid, gpu.name, gpu.unknown) for gpu in look.gpus] == [
+        ("GPU-0", build.gpu(0).name, None),
+        ("GPU-1", build.gpu(1).name, HUNG),
+    ]
+    assert fake.started[1].asked[0] == Question(without=frozenset({1}))
+
+
+def test_while_a_gpu_hangs_others_ask_about_it_and_no_look_at_the_rest_is_missed(fake: FakeDriver) -> None:
+    source = hung(fake)
+    looks = []
+    while source.health().killed < 4:
+        looks.append(fake.look(source))
+    fake.hangs_in = set()
+    while len(alone(fake)) < 4:
+        looks.append(fake.look(source))
+    looks += [fake.look(source), fake.look(source)]
+
+    assert all(isinstance(look, GpuReadings) for look in looks)
+    assert alone(fake) == [Question(only=1)] * 4
+    assert looks[-1] == build.gpus(build.gpu(0), build.gpu(1))
+    assert [process.ended for process in fake.started] == [True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize(("times", "for_s"), [(1, 10.0), (2, 20.0), (5, 160.0), (6, 300.0), (10**6, 300.0)])
+def test_each_time_in_a_row_that_a_gpu_hangs_doubles_the_time_until_it_is_asked_about(times: int, for_s: float) -> None:
+    assert hung_for_s(times) == for_s
+
+
+def test_a_gpu_that_goes_on_hanging_is_asked_about_later_and_later(fake: FakeDriver) -> None:
+    source = hung(fake)
+    while len(alone(fake)) < 5:
+        fake.look(source)
+    asked_s = fake.started_s[2:]
+    apart_s = [after - before - ANSWER_S for before, after in itertools.pairwise(asked_s)]
+
+    assert apart_s == [pytest.approx(hung_for_s(times), abs=2 * LOOK_S) for times in (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize(("well_s", "for_s"), [(5.0, hung_for_s(2)), (HUNG_LONGEST_S + 5, hung_for_s(1))])
+def test_a_gpu_that_was_well_for_long_hangs_as_for_the_first_time(
+    fake: FakeDriver, well_s: float, for_s: float
+) -> None:
+    source = hung(fake)
+    fake.hangs_in = set()
+    fake.until(source, {"GPU-0": None, "GPU-1": None})
+    fake.now_s += well_s
+    fake.hangs_in = {1}
+    fake.until(source, {"GPU-0": None, "GPU-1": HUNG})
+    began_s, before = fake.now_s, len(alone(fake))
+    while len(alone(fake)) == before:
+        fake.look(source)
+
+    assert fake.now_s - began_s == pytest.approx(for_s, abs=2 * LOOK_S)
+
+
+def test_all_gpus_may_hang_one_after_another_and_come_back(fake: FakeDriver) -> None:
+    source = hung(fake)
+    fake.hangs_in = {0, 1}
+    fake.until(source, {"GPU-0": HUNG, "GPU-1": HUNG})
+    fake.hangs_in = set()
+
+    fake.until(source, {"GPU-0": None, "GPU-1": None})
+
+
+def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(fake: FakeDriver) -> None:
+    source = fake.source()
+    fake.hangs_in = {1}
+
+    fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
+
+
+def test_a_driver_that_was_loaded_anew_is_asked_about_every_gpu_at_once(fake: FakeDriver) -> None:
+    source = hung(fake)
+    fake.hangs_in = set()
+    fake.fails = Failed(because="loaded anew", anew=True)
+    because = fake.look(source)
+    fake.fails = None
+
+    assert because == "loaded anew"
+    assert fake.look(source) == build.gpus(build.gpu(0), build.gpu(1))
+    assert alone(fake) == []
+
+
+def test_a_gpu_that_hangs_in_the_driver_that_was_loaded_anew_waits_for_longer(fake: FakeDriver) -> None:
+    source = hung(fake)
+    fake.fails = Failed(because="loaded anew", anew=True)
+    fake.look(source)
+    fake.fails = None
+    fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
+    began_s = fake.now_s
+    while not alone(fake):
+        fake.look(source)
+
+    assert fake.now_s - began_s == pytest.approx(hung_for_s(2), abs=2 * LOOK_S)
+
+
+def test_a_gpu_that_hung_is_left_out_all_the_same_after_a_look_that_failed(fake: FakeDriver) -> None:
+    source = hung(fake)
+    fake.fails = Failed(because="Unknown Error")
+    because = fake.look(source)
+    fake.fails = None
+    found = fake.look(source)
+
+    assert because == "Unknown Error"
+    assert isinstance(found, GpuReadings)
+    assert [gpu.unknown for gpu in found.gpus] == [None, HUNG]
+
+
+def test_of_the_processes_that_no_signal_ends_a_gpu_has_one(fake: FakeDriver) -> None:
+    source = hung(fake)
+    fake.unkillable = True
+    while not source.health().abandoned:
+        fake.look(source)
+    asked = len(alone(fake))
+    looks = [fake.look(source) for _ in range(1000)]
+    fake.unkillable, fake.hangs_in = False, set()
+    for process in fake.started[2:]:
+        process.ended = True
+
+    assert all(isinstance(look, GpuReadings) for look in looks)
+    assert (asked, len(fake.started)) == (1, 3)
+    fake.until(source, {"GPU-0": None, "GPU-1": None})
+
+
+def test_one_gpu_that_hangs_is_asked_about_at_a_time(fake: FakeDriver) -> None:
+    fake.gpus = 4
+    source = fake.source()
+    fake.look(source)
+    fake.hangs_in = {0, 1, 2, 3}
+    at_once = []
+    while fake.now_s < 2000:
+        fake.look(source)
+        at_once.append(sum(not each.ended and each.asked[0].only is not None for each in fake.started if each.asked))
+
+    assert max(at_once) == 1
+    assert {question.only for question in alone(fake)} == {0, 1, 2, 3}
+
+
+def test_closing_ends_every_process(fake: FakeDriver) -> None:
+    source = hung(fake)
+    while not alone(fake):
+        fake.look(source)
+
+    source.close()
+
+    assert all(process.ended for process in fake.started)
+
+
+# Real processes
 
 
 @pytest.fixture
@@ -69,9 +558,6 @@ def without_xids(found: GpuReadings) -> GpuReadings:
     )
 
 
-# What is told
-
-
 @needs_compiler
 @pytest.mark.usefixtures("driver_here")
 def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
@@ -104,9 +590,6 @@ def test_a_driver_that_refuses_is_told_in_its_words_by_the_same_process(start: S
     assert asking(source) == pid
 
 
-# Calls that hang
-
-
 @needs_compiler
 def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start: Start, driver: Driver) -> None:
     driver.answer(Card())
@@ -128,65 +611,6 @@ def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start:
 
 
 @needs_compiler
-def test_after_a_hang_other_processes_ask_until_one_is_answered(start: Start, driver: Driver) -> None:
-    driver.answer(Card(), but=(HANGS,))
-    source = start(answer_s=1.5, wait_s=1.5)
-    eventually(lambda: answered(source) or source.health().killed == 2)
-    failures = source._failures
-
-    driver.answer(Card())
-    found = eventually(lambda: answered(source))
-
-    assert failures == 2
-    assert [gpu.uuid for gpu in found.gpus] == ["GPU-0"]
-    assert source._failures == 0
-
-
-@needs_compiler
-def test_only_the_first_look_that_a_hang_meets_waits_and_none_for_the_processes_after_it(
-    start: Start, driver: Driver
-) -> None:
-    driver.answer(Card())
-    source = start(answer_s=4.0, wait_s=(wait_s := 2.0))
-    eventually(lambda: answered(source))
-    took_s: list[float] = []
-
-    driver.answer(Card(), but=(HANGS,))
-    while source.health().killed < 2:
-        began_s = time.monotonic()
-        refused(source)
-        took_s.append(time.monotonic() - began_s)
-
-    assert took_s[0] >= wait_s
-    assert max(took_s[1:]) < wait_s
-
-
-@pytest.mark.parametrize(("failures", "after_s"), [(1, 1.0), (2, 2.0), (4, 8.0), (6, 32.0), (7, 60.0), (10**6, 60.0)])
-def test_each_process_in_a_row_that_fails_doubles_the_time_until_the_next(failures: int, after_s: float) -> None:
-    assert restart_after_s(failures) == after_s
-
-
-@needs_compiler
-def test_until_the_next_process_is_started_a_look_costs_no_time_and_says_what_was(
-    start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 60.0)
-    driver.answer(Card(), but=(HANGS,))
-    source = start(answer_s=0.3)
-    refused(source)
-
-    took_s = []
-    for _ in range(5):  # a busy machine may stop any one of them
-        began_s = time.monotonic()
-        because = refused(source)
-        took_s.append(time.monotonic() - began_s)
-
-    assert GAVE_UP in because
-    assert min(took_s) < 0.1
-    assert source.health().killed == 1
-
-
-@needs_compiler
 def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -203,320 +627,20 @@ def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
     assert because.endswith("ended by itself, with 1: ModuleNotFoundError: No module named exporter")
 
 
-@needs_compiler
-def test_instead_of_an_answer_that_comes_late_a_newer_one_is_told_by_the_same_process(
-    start: Start, driver: Driver
-) -> None:
-    driver.answer(Card(utilization=10))
-    source = start(wait_s=0.3)
-    source.read()
-    pid = asking(source)
-    driver.answer(Card(utilization=20), but=(HANGS,))
-    refused(source)
-
-    driver.answer(Card(utilization=20))
-    # The late one, and that of the question which is asked as soon as it comes.
-    eventually(lambda: source._child is None or source._child._answers.qsize() == 2)
-    driver.answer(Card(utilization=30))
-    source._wait_s = 20.0
-
-    assert source.read().gpus[0].utilization_ratio == 0.3
-    assert asking(source) == pid
-
-
-STEPS = """
-import pathlib, sys, time
-steps = pathlib.Path({steps!r})
-for n, _ in enumerate(sys.stdin):
-    while not (steps / str(n)).exists():
-        time.sleep(0.005)
-    print((steps / str(n)).read_text(), flush=True)
-"""
-"""A process that gives its nth answer as soon as that is there."""
-
-
-class Steps:
-    """A source that is asked by such a process: `answers` makes the next answer, of so many GPUs."""
-
-    def __init__(self, folder: Path, *, wait_s: float) -> None:
-        self._folder = folder
-        self._folder.mkdir()
-        self._given = 0
-        program = "-c", STEPS.format(steps=str(folder))
-        self.source = Apart(driver_process.Driver(who="a driver", program=program), answer_s=20.0, wait_s=wait_s)
-
-    def answers(self, gpus: int) -> None:
-        found = build.gpus(*(build.gpu(index) for index in range(gpus)))
-        text = self._folder / "next"
-        text.write_bytes(protocol.line(found).strip())
-        text.rename(self._folder / str(self._given))
-        self._given += 1
-
-    def came(self, count: int = 1) -> bool:
-        assert self.source._child
-        return self.source._child._answers.qsize() >= count
-
-
-@pytest.fixture
-def steps(tmp_path: Path) -> Iterator[Steps]:
-    steps = Steps(tmp_path / "steps", wait_s=0.2)
-    steps.answers(1)
-    steps.source.read()
-    yield steps
-    steps.source.close()
-
-
-def told(source: Apart) -> int | str:
-    """How many GPUs a look has, or why none."""
-    try:
-        return len(source.read().gpus)
-    except DriverError as error:
-        return str(error)
-
-
-NONE_YET = "there is no answer yet from a driver"
-
-
-def test_a_late_answer_that_has_come_costs_the_next_look_nothing(steps: Steps) -> None:
-    missed = told(steps.source)
-    steps.answers(2)
-    eventually(steps.came)
-    steps.answers(3)
-
-    steps.source.ask()
-    look = steps.source._look
-    eventually(lambda: look and time.monotonic() > look.until_s, "another driver took all of the wait")
-    eventually(steps.came)
-
-    assert (missed, told(steps.source)) == (NONE_YET, 3)
-    assert steps.source.health().killed == 0
-
-
-def test_a_driver_that_is_always_late_is_known_by_answers_that_are_young_enough(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = [told(steps.source)]
-    for number in (2, 3):
-        steps.answers(number)
-        eventually(steps.came)
-        looks += [told(steps.source), told(steps.source)]
-    monkeypatch.setattr(driver_process, "AGE_MAX_S", 0.0)
-    looks += [told(steps.source)]
-
-    assert looks == [NONE_YET, 2, 2, 3, 3, NONE_YET]
-
-
-def test_a_late_answer_that_comes_while_the_look_is_made_is_the_looks_and_the_next_is_asked_for(steps: Steps) -> None:
-    looks = [told(steps.source)]
-    steps.source.ask()
-    steps.answers(2)
-    steps.source._wait_s = 20.0
-    eventually(steps.came)
-    looks += [told(steps.source)]
-    steps.answers(3)
-
-    eventually(steps.came)
-    assert looks == [NONE_YET, 2]
-
-
-def test_a_driver_that_was_late_once_is_unknown_at_once_when_it_hangs(steps: Steps) -> None:
-    looks = [told(steps.source)]
-    steps.answers(2)
-    steps.answers(3)
-    eventually(lambda: steps.came(2), "as the first came late, the next was asked for at once")
-    steps.answers(4)
-    steps.source._wait_s = 20.0
-    looks += [told(steps.source)]
-    steps.source._wait_s = 0.2
-
-    assert [*looks, told(steps.source)] == [NONE_YET, 4, NONE_YET]
-
-
-def test_a_late_answer_that_is_too_old_is_none(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_process, "AGE_MAX_S", 0.1)
-    looks = [told(steps.source)]
-    steps.answers(2)
-    eventually(steps.came)
-    looks += [told(steps.source)]
-    steps.answers(3)
-    steps.answers(4)
-    eventually(lambda: steps.came(2))
-    steps.answers(5)
-    steps.source._wait_s = 20.0
-
-    assert [*looks, told(steps.source)] == [NONE_YET, NONE_YET, 5]
-
-
-def test_a_late_answer_stands_no_longer_than_the_next_may_take(steps: Steps) -> None:
-    told(steps.source)
-    steps.answers(2)
-    eventually(steps.came)
-    stood = told(steps.source)
-    steps.source._answer_s = 0.1
-
-    assert stood == 2
-    assert eventually(lambda: GAVE_UP in str(told(steps.source)), within_s=AGE_MAX_S / 2)
-    assert steps.source.health().killed == 1
-
-
-def test_of_an_answer_it_is_told_how_long_it_took_and_when_it_was_asked_for_however_many_looks_it_stands_for(
-    steps: Steps,
-) -> None:
-    before_s = time.monotonic()
-    told(steps.source)
-    waited = steps.source.timing()
-    given_s = time.monotonic()
-    steps.answers(2)
-    eventually(steps.came)
-    came_s = time.monotonic()
-    late, again = ((told(steps.source), steps.source.timing()) for _ in range(2))
-
-    assert waited
-    assert waited.took_s >= 0.2
-    assert late == again
-    assert late[0] == 2
-    assert late[1]
-    assert before_s <= late[1].asked_s <= came_s - late[1].took_s
-    assert late[1].asked_s + late[1].took_s >= given_s
-
-
-def test_where_there_is_no_answer_it_is_told_how_long_the_newest_took_or_one_is_waited_for(steps: Steps) -> None:
-    steps.answers(2)
-    answered_in = (told(steps.source), steps.source.timing())
-    os.kill(asking(steps.source), signal.SIGKILL)
-    eventually(steps.came)
-    ended_in = (told(steps.source), steps.source.timing())
-    steps.source._answer_s = 0.3
-    killed = eventually(lambda: because if GAVE_UP in (because := str(told(steps.source))) else None)
-    killed_in = steps.source.timing()
-    refused_in = (told(steps.source), steps.source.timing())
-
-    assert (answered_in[0], ended_in[0]) == (2, "the process that asks a driver was ended by SIGKILL")
-    assert ended_in[1] == answered_in[1]
-    assert killed_in
-    assert killed_in.took_s >= 0.3
-    assert refused_in == (killed, killed_in)
-
-
-def test_a_process_that_was_late_and_has_ended_is_told_at_once(steps: Steps) -> None:
-    told(steps.source)
-    os.kill(asking(steps.source), signal.SIGKILL)
-    eventually(steps.came)
-    steps.source._wait_s = 20.0
-
-    began_s = time.monotonic()
-    because = told(steps.source)
-
-    took_s = time.monotonic() - began_s
-    steps.source._next_start_s = 0.0
-
-    assert because == "the process that asks a driver was ended by SIGKILL"
-    assert took_s < 5
-    assert told(steps.source) == 1
-
-
-@pytest.mark.parametrize("thread", ["driver", "driver-stderr"])
-def test_where_no_thread_more_can_be_started_no_process_is_left_and_only_this_source_fails(
-    thread: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    popen, start = subprocess.Popen, threading.Thread.start
-
-    def remembered(*args: Any, **given: Any) -> "subprocess.Popen[bytes]":
-        started.append(popen(*args, **given))
-        return started[-1]
-
-    def refused_start(self: threading.Thread) -> None:
-        if self.name == thread:
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    steps = Steps(tmp_path / "steps", wait_s=20.0)
-    with monkeypatch.context() as full:
-        full.setattr(subprocess, "Popen", remembered)
-        full.setattr(threading.Thread, "start", refused_start)
-        steps.source.ask()
-        because = told(steps.source)
-    monkeypatch.setattr(supervisor, "restart_after_s", lambda _: 0.0)
-    steps.source._next_start_s = 0.0
-    steps.answers(1)
-
-    assert because == "the process that asks a driver cannot be started: can't start new thread"
-    assert [each.poll() for each in started] == [-signal.SIGKILL]
-    assert all(pipe.closed for each in started for pipe in (each.stdin, each.stdout) if pipe)
-    assert told(steps.source) == 1
-    steps.source.close()
-
-
-def test_whatever_goes_wrong_as_a_driver_is_asked_is_told_by_reading_it(
-    steps: Steps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(_: Question) -> None:
-        raise MemoryError("no memory for a question")
-
-    with monkeypatch.context() as full:
-        full.setattr(steps.source._child, "ask", fails)
-        steps.source.ask()
-    with pytest.raises(MemoryError, match="no memory for a question"):
-        steps.source.read()
-    steps.answers(2)
-    steps.source._wait_s = 20.0
-
-    assert told(steps.source) == 2
-
-
-@needs_compiler
-def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
-    start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging: list[subprocess.Popen[bytes]] = []
-    driver.answer(Card(), but=(HANGS,))
-    source = start(answer_s=0.3, wait_s=0.3)
-
-    with monkeypatch.context() as unkillable:
-        # What hangs in the kernel cannot be had here: these are not sent the signal.
-        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
-        enough = eventually(lambda: because if "reboot the host" in (because := refused(source)) else None)
-    told = source.health()
-    for each in hanging:
-        each.kill()
-        each.wait()
-    driver.answer(Card())
-    source._answer_s = 20.0
-
-    assert enough.startswith("3 processes hang in the NVIDIA driver and cannot be killed, so no other is started")
-    assert (told.killed, told.abandoned, len(set(hanging))) == (3, 3, 3)
-    assert eventually(lambda: answered(source))
-    assert source.health().abandoned == 0
-
-
-# GPUs that hang
-
 BOTH = (Card(), Card(uuid="GPU-1"))
 ONE_HANGS = "hang 1 nvmlDeviceGetMemoryInfo"
 
 
-def without_one(source: Apart) -> GpuReadings | None:
+def without_one(source: IsolatedDriver) -> GpuReadings | None:
     """A look that tells of GPU-0, and leaves out the other."""
     found = answered(source)
     return found if found and [gpu.unknown for gpu in found.gpus] == [None, HUNG] else None
 
 
-def whole(source: Apart) -> GpuReadings | None:
+def whole(source: IsolatedDriver) -> GpuReadings | None:
     """A look at all of them."""
     found = answered(source)
     return found if found and {gpu.unknown for gpu in found.gpus} == {None} else None
-
-
-@pytest.fixture
-def hung(start: Start, driver: Driver) -> Apart:
-    """A source of two GPUs, the second of which has just been left out."""
-    driver.answer(*BOTH)
-    source = start(answer_s=1.5, wait_s=0.5)
-    eventually(lambda: whole(source))
-    driver.answer(*BOTH, but=(ONE_HANGS,))
-    eventually(lambda: without_one(source))
-    return source
 
 
 @needs_compiler
@@ -540,14 +664,17 @@ def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start
 
 
 @needs_compiler
-def test_while_a_gpu_hangs_it_is_asked_about_by_others_and_no_look_at_the_rest_is_missed(
-    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
+def test_while_a_gpu_hangs_another_process_asks_about_it_and_no_look_at_the_rest_is_missed(
+    start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "HUNG_FIRST_S", 0.0)
-    hung._hung[1].ask_s = 0.0
-    hung._wait_s = 20.0  # a look at the rest takes as long as this busy host needs
+    driver.answer(*BOTH)
+    hung = start(answer_s=1.5, wait_s=1.5)
+    eventually(lambda: whole(hung))
+    driver.answer(*BOTH, but=(ONE_HANGS,))
+    eventually(lambda: without_one(hung))
     pid, looks = asking(hung), []
-    while hung.health().killed < 3:
+    while hung.health().killed < 2:
         looks.append(without_one(hung))
     driver.answer(*BOTH)
     back = eventually(lambda: whole(hung))
@@ -555,157 +682,6 @@ def test_while_a_gpu_hangs_it_is_asked_about_by_others_and_no_look_at_the_rest_i
     assert all(looks)
     assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
     assert asking(hung) == pid
-    assert hung._hung[1].child is None
-
-
-@pytest.mark.parametrize(("times", "for_s"), [(1, 10.0), (2, 20.0), (5, 160.0), (6, 300.0), (10**6, 300.0)])
-def test_each_time_in_a_row_that_a_gpu_hangs_doubles_the_time_until_it_is_asked_about(times: int, for_s: float) -> None:
-    assert hung_for_s(times) == for_s
-
-
-@needs_compiler
-def test_a_gpu_that_hangs_again_soon_is_asked_about_later_and_later_and_one_that_was_well_for_long_is_not(
-    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def hangs_again() -> int:
-        hung._hung[1].ask_s = 0.0
-        driver.answer(*BOTH)
-        eventually(lambda: whole(hung))
-        driver.answer(*BOTH, but=(ONE_HANGS,))
-        eventually(lambda: without_one(hung))
-        return hung._hung[1].times
-
-    soon = hangs_again()
-    monkeypatch.setattr(supervisor, "HUNG_LONGEST_S", 0.0)
-
-    assert (soon, hangs_again()) == (2, 1)
-
-
-@needs_compiler
-def test_all_gpus_may_hang_one_after_another_and_come_back(hung: Apart, driver: Driver) -> None:
-    driver.answer(*BOTH, but=(ONE_HANGS, "hang 0 *"))
-    found = eventually(lambda: found if (found := answered(hung)) and found.gpus[0].unknown == HUNG else None)
-    driver.answer(*BOTH)
-    for each in hung._hung.values():
-        each.ask_s = 0.0
-    back = eventually(lambda: whole(hung))
-
-    assert [(gpu.uuid, gpu.unknown) for gpu in found.gpus] == [("GPU-0", HUNG), ("GPU-1", HUNG)]
-    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
-
-
-@needs_compiler
-def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(start: Start, driver: Driver) -> None:
-    driver.answer(*BOTH, but=("hang 1 *",))
-    source = start(answer_s=1.5, wait_s=0.5)
-
-    found = eventually(lambda: without_one(source))
-
-    assert [gpu.uuid for gpu in found.gpus] == ["GPU-0", "unidentified-1"]
-
-
-SLOW = """
-import os, pathlib, sys, time
-place, folder = int(sys.argv[2]), pathlib.Path({folder!r})
-for n, question in enumerate(sys.stdin):
-    time.sleep(0.1)
-    while 'without' not in question and (folder / 'hangs').exists():
-        os.pwrite(place, bytes([2, 0, 0, 0]), 0)
-    os.pwrite(place, bytes(4), 0)
-    print((folder / ('without' if 'without' in question else 'all')).read_text() + ' ' * (n % 2), flush=True)
-"""
-"""A process that takes longer for each look than there is between two, and for ever while its second GPU hangs.
-
-No two of its lines that follow each other are the same, as of GPUs that work.
-"""
-
-
-def test_a_gpu_that_hung_and_is_well_comes_back_from_a_driver_of_which_every_look_is_late(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(supervisor, "HUNG_FIRST_S", 0.0)
-    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
-    left_out = replace(build.gpu(1), uuid="unidentified-1", unknown=HUNG, figures=GpuFigures(unknown={"gpu": "hung"}))
-    for name, second in (("all", build.gpu(1)), ("without", left_out)):
-        (tmp_path / name).write_bytes(protocol.line(build.gpus(build.gpu(0), second)).strip())
-    program = "-c", SLOW.format(folder=str(tmp_path))
-    source = Apart(driver_process.Driver(who="a driver", program=program, says_where=True), answer_s=1.5, wait_s=0.02)
-    names: set[tuple[str, ...]] = set()
-
-    def looks_until(seen: Callable[[Apart], GpuReadings | None]) -> None:
-        def look() -> bool:
-            found = seen(source)
-            names.update([tuple(gpu.uuid for gpu in source._told.gpus)] if source._told else [])
-            return found is not None
-
-        eventually(look)
-
-    looks_until(whole)
-    (tmp_path / "hangs").touch()
-    looks_until(without_one)
-    (tmp_path / "hangs").unlink()
-    looks_until(whole)
-    source.close()
-
-    assert names == {("GPU-0", "GPU-1")}
-
-
-@needs_compiler
-def test_another_driver_knows_of_none_that_hung(hung: Apart, driver: Driver) -> None:
-    driver.answer(*BOTH, session=2)
-
-    back = eventually(lambda: whole(hung))
-
-    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
-    assert not hung._left_out()
-
-
-@needs_compiler
-def test_one_that_hung_is_left_out_all_the_same_after_a_look_that_failed(hung: Apart, driver: Driver) -> None:
-    hung._hung[1].ask_s = math.inf  # it is not asked about in its turn, however long this takes
-    driver.answer(*BOTH, but=("error - nvmlDeviceGetCount 999", ONE_HANGS))
-    eventually(lambda: "Unknown Error" in str(told(hung)))
-    driver.answer(*BOTH, but=(ONE_HANGS,))
-
-    found = eventually(lambda: answered(hung))
-
-    assert [(gpu.uuid, gpu.unknown) for gpu in found.gpus] == [("GPU-0", None), ("GPU-1", HUNG)]
-    assert hung._hung[1].times == 1
-
-
-@needs_compiler
-def test_a_gpu_that_hangs_in_another_driver_too_is_asked_about_later_and_later(hung: Apart, driver: Driver) -> None:
-    times, began_s = hung._hung[1].times, time.monotonic()
-    driver.answer(*BOTH, but=(ONE_HANGS,), session=2)
-
-    eventually(lambda: without_one(hung) and hung._hung[1].times > times)
-
-    assert hung._hung[1].ask_s > began_s + supervisor.hung_for_s(times + 1)
-    assert supervisor.hung_for_s(times + 1) > supervisor.hung_for_s(times)
-
-
-@needs_compiler
-def test_of_the_processes_that_no_signal_ends_a_gpu_has_one(
-    hung: Apart, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging: list[subprocess.Popen[bytes]] = []
-    hung._hung[1].ask_s = 0.0
-    with monkeypatch.context() as unkillable:
-        # What hangs in the kernel cannot be had here: these are not sent the signal.
-        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
-        eventually(lambda: without_one(hung) and hung.health().abandoned)
-        hung._hung[1].ask_s = 0.0
-        looks = [without_one(hung) for _ in range(3)]
-        asked = hung._hung[1].child
-    driver.answer(*BOTH)
-    for each in hanging:
-        each.kill()
-        each.wait()
-    back = eventually(lambda: whole(hung))
-
-    assert all(looks)
-    assert (asked, len(hanging)) == (None, 1)
-    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
 
 
 # Processes that end
@@ -759,7 +735,22 @@ def test_what_ends_the_exporter_is_left_to_the_exporter(number: int, start: Star
     assert is_over(pid)
 
 
-ANSWER = protocol.line(GpuReadings(source="test", gpus=()))
+def sent(*messages: protocol.Message) -> bytes:
+    """What a process writes to send these."""
+    pipe = io.BytesIO()
+    for message in messages:
+        protocol.send(pipe, message)
+    return pipe.getvalue()
+
+
+ANSWER = sent(GpuReadings(source="test", gpus=()))
+
+
+def answers(written: str, *, then: str = "") -> IsolatedDriver:
+    """A source whose process writes these bytes for each question."""
+    program = f"import os, signal, sys\nn = 0\nwhile os.read(0, 65536):\n  os.write(1, {written})\n  {then or 'pass'}"
+    driver = driver_process.Driver(who="a driver", program=("-c", program))
+    return IsolatedDriver(driver, answer_s=20.0, wait_s=20.0)
 
 
 @pytest.mark.parametrize(
@@ -785,11 +776,10 @@ ANSWER = protocol.line(GpuReadings(source="test", gpus=()))
 )
 def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, because: str) -> None:
     program = (
-        f"import os, signal, sys\nfor n, _ in enumerate(sys.stdin):\n  if n: {end}\n"
-        f"  sys.stdout.buffer.write({ANSWER!r})\n  sys.stdout.flush()\n"
+        f"import os, signal, sys\nfor n in range(2):\n  os.read(0, 65536)\n  if n: {end}\n  os.write(1, {ANSWER!r})\n"
         "  print('warning: a library of the driver says', file=sys.stderr, flush=True)"
     )
-    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = IsolatedDriver(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
     source.read()
 
     assert refused(source) == f"the process that asks a driver {because}"
@@ -797,58 +787,30 @@ def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, 
 
 
 GARBAGE = {
-    "what a driver prints": "b'amdgpu: hello\\n'",
-    "half a line": 'b\'{"gpus":{"source":\'',
-    "no GPU": 'b\'{"gpus":{"source":"drm","gpus":[{}]}}\\n\'',
-    "a line without an end": "b' ' * (9 * 2**20)",
+    "what a driver prints": b"amdgpu: hello\n",
+    "half a message": ANSWER[:-9],
+    "a question": sent(Question()),
 }
 
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
-def test_an_answer_that_is_none_costs_the_process(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_none_costs_the_process(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
-    program = (
-        f"import os, sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({said})\n  sys.stdout.flush()\n  os.close(1)"
-    )
-    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    source = answers(repr(said), then="os.close(1)")
 
     first = refused(source)
-    second = eventually(lambda: refused(source) if time.monotonic() >= source._next_start_s else None)
+    second = eventually(lambda: because if source._failures == 2 and (because := refused(source)) else answered(source))
     source.close()
 
-    known = (
-        r"the process that asks a driver answered in no known form \(no line of the process that asks the driver: .*\)"
-    )
+    known = r"the process that asks a driver answered in no known form \(.*\)"
     assert re.fullmatch(known, first)
-    assert re.fullmatch(known, second)
+    assert re.fullmatch(known, str(second))
     assert (source.health().killed, source.health().abandoned) == (0, 0)
 
 
-def test_an_answer_that_says_the_same_is_one_and_the_next_that_says_something_else_another(steps: Steps) -> None:
-    looks = []
-    for gpus in (2, 2, 3, 2):
-        steps.answers(gpus)
-        looks.append(steps.source.read())
-
-    assert [len(each.gpus) for each in looks] == [2, 2, 3, 2]
-    assert looks[1] is looks[0]
-
-
-def test_a_line_that_makes_no_sense_is_none_however_often_it_comes_and_what_came_before() -> None:
-    lines = ANSWER + b"{}\n" * 2
-    program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
-    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
-
-    source.read()
-
-    assert "answered in no known form" in refused(source)
-    source.close()
-
-
 def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> None:
-    lines = protocol.line(Xid(gpu="GPU-0", code=31)) * 2 + ANSWER
-    program = f"import sys\nfor _ in sys.stdin:\n  sys.stdout.buffer.write({lines!r})\n  sys.stdout.flush()"
-    source = Apart(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
+    xid = Xid(gpu="GPU-0", code=31)
+    source = answers(repr(sent(xid, xid) + ANSWER))
 
     source.read()
 
@@ -856,17 +818,48 @@ def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> Non
     source.close()
 
 
+@pytest.mark.parametrize("thread", ["driver", "driver-stderr"])
+def test_where_no_thread_more_can_be_started_no_process_is_left_and_only_this_source_fails(
+    thread: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen, start = subprocess.Popen, threading.Thread.start
+
+    def remembered(*args: Any, **given: Any) -> "subprocess.Popen[bytes]":
+        started.append(popen(*args, **given))
+        return started[-1]
+
+    def refused_start(self: threading.Thread) -> None:
+        if self.name == thread:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
+    source = answers(repr(ANSWER))
+    with monkeypatch.context() as full:
+        full.setattr(subprocess, "Popen", remembered)
+        full.setattr(threading.Thread, "start", refused_start)
+        source.ask()
+        because = refused(source)
+
+    assert because == "the process that asks a driver cannot be started: can't start new thread"
+    assert [each.poll() for each in started] == [-signal.SIGKILL]
+    assert all(pipe.closed for each in started for pipe in (each.stdin, each.stdout) if pipe)
+    assert eventually(lambda: answered(source))
+    source.close()
+
+
 # Errors that the driver reports
 
 
-def watched(source: Apart) -> list[str]:
+def watched(source: IsolatedDriver) -> list[str]:
     """The GPUs whose reports are waited for."""
     found = answered(source)
     return [gpu.uuid for gpu in found.gpus if gpu.xids_watched] if found else []
 
 
 @pytest.fixture
-def watching(start: Start, driver: Driver) -> Apart:
+def watching(start: Start, driver: Driver) -> IsolatedDriver:
     """A source that waits for the reports of GPU-0 and GPU-1; one came before."""
     driver.answer(*BOTH, but=("xid 0 1 13",))
     source = start()
@@ -875,7 +868,9 @@ def watching(start: Start, driver: Driver) -> Apart:
 
 
 @needs_compiler
-def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(watching: Apart, driver: Driver) -> None:
+def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(
+    watching: IsolatedDriver, driver: Driver
+) -> None:
     driver.answer(*BOTH, but=("xid 0 1 13", "xid 0 2 31", "xid 1 3 79", "xid 0 4 31", "xid 0 5 48"))
 
     assert eventually(lambda: watching.health().xids if len(watching.health().xids) == 3 else None) == {
@@ -886,14 +881,14 @@ def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(watc
 
 
 @needs_compiler
-def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: Apart, driver: Driver) -> None:
+def test_a_number_that_is_none_of_nvidias_is_counted_as_0(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 1000", "xid 0 3 -"))
 
     assert eventually(lambda: watching.health().xids.get(("GPU-0", 0)) == 2)
 
 
 @needs_compiler
-def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Apart, driver: Driver) -> None:
+def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: IsolatedDriver, driver: Driver) -> None:
     watching._wait_s = 0.1
     driver.answer(*BOTH, but=(HANGS,))
     refused(watching)
@@ -905,7 +900,7 @@ def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Apar
 
 
 @needs_compiler
-def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: Apart, driver: Driver) -> None:
+def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: IsolatedDriver, driver: Driver) -> None:
     numbers = itertools.count(2)
 
     def counted(gpu: int, *but: str) -> int | None:
@@ -921,7 +916,7 @@ def test_a_gpu_that_is_lost_hides_no_report_about_the_others(watching: Apart, dr
 
 
 @needs_compiler
-def test_counts_outlive_the_driver_and_the_process(watching: Apart, driver: Driver) -> None:
+def test_counts_outlive_the_driver_and_the_process(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 2 31",))
     eventually(lambda: watching.health().xids)
 
