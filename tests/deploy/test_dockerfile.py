@@ -32,10 +32,10 @@ PROBE = "import sys, urllib.request as web; print(web.urlopen(sys.argv[1]).read(
 
 LOOK = """
 import json, subprocess, sys, time
-from remediator import bystander, capture
+from remediator.capture import capture, probe
 request = {"until_s": time.monotonic() + 20, "pids": [int(sys.argv[1])], "cgroup": None, "session": None,
            "py_spy": str(capture.find_py_spy()), "log_files": [], "container": None, "engine": None}
-subprocess.run([sys.executable, "-IS", bystander.__file__, json.dumps(request)], check=True)
+subprocess.run([sys.executable, "-IS", probe.__file__, json.dumps(request)], check=True)
 """
 
 

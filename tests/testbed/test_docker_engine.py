@@ -20,11 +20,11 @@ GONE_TIMEOUT_S = 20
 HOLD_AN_ENGINE = """
 import sys, time, docker
 from pathlib import Path
-from deploy import image
+from testbed import worker_image
 from testbed.docker_engine import docker_engine
 with docker_engine(Path(sys.argv[1])) as engine:
     client = docker.DockerClient(base_url=engine.base_url)
-    name = image.worker_image(client, extra={})
+    name = worker_image.worker_image(client, extra={})
     ignores_signals = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     client.containers.run(name, ["python3", "-c", ignores_signals], detach=True, network_mode="none",
                           restart_policy={"Name": "always"})

@@ -39,9 +39,10 @@ Spawn = Callable[..., subprocess.Popen[str]]
 BODIES = """
 import ctypes, sys, time
 from pathlib import Path
-from gpuwarden import database, worker
+from gpuwarden.db import engine
+from gpuwarden.worker import worker
 
-database.BUSY_TIMEOUT_S = 0.2
+engine.BUSY_TIMEOUT_S = 0.2
 worker.IDLE_CLAIM_S = 0.5
 worker.RETRY_S = 0.2
 not_callable = 3
