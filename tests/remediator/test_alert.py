@@ -380,7 +380,7 @@ def test_a_refusal_says_what_was_found_and_what_is_known() -> None:
     refusal = admit(alert(remedy="reboot_host"), hosts={HOST}, remedies=ONE)
 
     assert isinstance(refusal, Refusal)
-    assert refusal.message == "its remedy is 'reboot_host'; known are: restart_worker"
+    assert [each for each in ("'reboot_host'", "restart_worker") if each not in refusal.message] == []
     assert (refusal.fingerprint, refusal.labels["worker"]) == ("f1", "w1")
 
 
@@ -390,7 +390,5 @@ def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_admitted(
     assert admit(alert(host="box2"), hosts=hosts, remedies=ONE) is None
     refusal = admit(alert(host="box3"), hosts=hosts, remedies=ONE)
     assert refusal is not None
-    assert (refusal.reason, refusal.message) == (
-        Reason.OTHER_HOST,
-        "it is for host 'box3'; this ledger is worked by box1, box2 alone",
-    )
+    assert refusal.reason is Reason.OTHER_HOST
+    assert [each for each in ("'box3'", "box1", "box2") if each not in refusal.message] == []

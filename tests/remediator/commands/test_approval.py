@@ -48,7 +48,9 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     world = asked(ledger, store, cli)
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
-    assert "`gpuwarden approve 1` or `gpuwarden decline 1`: silent 130.0 s" in story(ledger).entries[-1].message
+    message = story(ledger).entries[-1].message
+    wanted = ("`gpuwarden approve 1`", "`gpuwarden decline 1`", "silent 130.0 s")
+    assert [each for each in wanted if each not in message] == []
     capsys.readouterr()
 
     assert cli("approve", "1", "--because", "I looked at it") == 0
@@ -121,7 +123,7 @@ def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
     go_on(ledger, store, world)
 
     assert told(ledger)[-1] == "decided wait: approval"
-    assert story(ledger).entries[-1].message.startswith("an approval ran out before it could be begun; a person is")
+    assert "ran out" in story(ledger).entries[-1].message
     assert world.boxes["w1"].calls == []
 
 

@@ -112,6 +112,11 @@ def ask(
     return asked
 
 
+def line_with(lines: list[str], *words: str) -> bool:
+    """Whether one of the lines has all these words."""
+    return any(all(word in line for word in words) for line in lines)
+
+
 def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 0) -> None:
     now = time.time()
     ledger.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
@@ -247,8 +252,7 @@ def test_a_part_that_does_not_answer_is_named_and_one_that_there_is_none_of_is_n
     assert code == 1
     assert "alertmanager  -         not asked" in lines
     (need,) = lines[lines.index("needs a person:") + 1 :]
-    assert need.startswith(f"  - prometheus: Prometheus does not answer at {nobody}: ")
-    assert need.endswith("start it, or say where it is with --prometheus (--prometheus none where there is none)")
+    assert [each for each in ("- prometheus: ", nobody, "--prometheus none") if each not in need] == []
 
 
 def stale(ledger: Ledger) -> None:
@@ -300,44 +304,30 @@ def silent_and_owing(ledger: Ledger) -> None:
 
 @pytest.mark.usefixtures("stopped_clock")
 @pytest.mark.parametrize(
-    ("done", "says"),
+    ("done", "names"),
     [
-        pytest.param(
-            refused, "episode 1 of w1 on box1 ended without a mend: container w1 did not opt in", id="one refused"
-        ),
+        pytest.param(refused, ("episode 1 of w1 on box1", "container w1 did not opt in"), id="one refused"),
         pytest.param(
             held_for_long,
-            "episode 1 of w1 on box1 is open for 16 min 40 s: the worker's container is unknown; `gpuwarden ledger",
+            ("episode 1 of w1 on box1", "16 min 40 s", "container is unknown", "`gpuwarden ledger show 1`"),
             id="one that waits for long",
         ),
-        pytest.param(long_silent, "executor box1: no sign of life for 8 d", id="the only executor is long silent"),
+        pytest.param(long_silent, ("executor box1: ", "8 d"), id="the only executor is long silent"),
+        pytest.param(stale, ("executor box1: ", "1 min 30 s"), id="an executor that does not go round"),
+        pytest.param(latched, ("4 at once", "`gpuwarden brake release`"), id="the brake is latched"),
         pytest.param(
-            stale,
-            "executor box1: no sign of life for 1 min 30 s; does it run,",
-            id="an executor that does not go round",
+            asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="a wedge that a person is asked about"
         ),
-        pytest.param(
-            latched,
-            ": 4 at once; look for the one cause, then `gpuwarden brake release`",
-            id="the brake is latched",
-        ),
-        pytest.param(
-            asked,
-            "episode 1 of w1 on box1 wants a yes or a no: a person is asked: `gpuwarden approve 1`",
-            id="a wedge that a person is asked about",
-        ),
-        pytest.param(
-            unarmed, "1 wedged and not armed: `gpuwarden arm` shows them and asks", id="a wedge that nobody mends"
-        ),
+        pytest.param(unarmed, ("1 wedged", "`gpuwarden arm`"), id="a wedge that nobody mends"),
         pytest.param(
             given_up,
-            "episode 1 of w1 on box1 ended without a mend: free abandoned; `gpuwarden ledger show 1`",
+            ("episode 1 of w1 on box1", "free abandoned", "`gpuwarden ledger show 1`"),
             id="one that was given up",
         ),
     ],
 )
-def test_what_needs_a_person_is_told_with_what_to_do(
-    ledger: Ledger, ask: Callable[..., Said], done: Callable[[Ledger], None], says: str
+def test_what_needs_a_person_is_named_with_what_to_do(
+    ledger: Ledger, ask: Callable[..., Said], done: Callable[[Ledger], None], names: tuple[str, ...]
 ) -> None:
     done(ledger)
 
@@ -345,7 +335,8 @@ def test_what_needs_a_person_is_told_with_what_to_do(
 
     assert code == 1
     (need,) = lines[lines.index("needs a person:") + 1 :]
-    assert says in re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # asking takes a second or two
+    need = re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # asking takes a second or two
+    assert [each for each in names if each not in need] == []
 
 
 def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
@@ -399,12 +390,12 @@ def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger
 
     code, lines = ask()
     assert code == 0
-    assert "executor box2 -         silent for 8 d: taken for given up" in lines
-    assert "executor box1 ok        alive, pid 7, sees 4 workers, 2 unexpected errors since its start" in lines
+    assert line_with(lines, "executor box2 -", "8 d")
+    assert line_with(lines, "executor box1 ok", "pid 7", "4 workers", "2 unexpected errors")
 
     code, lines = ask("--host", "box3")
     assert code == 1
-    assert "executor: none of box3 has ever run; start `gpuwarden up`" in lines[-1]
+    assert line_with(lines[-1:], "executor:", "box3", "`gpuwarden up`")
 
 
 @sqlite_only
@@ -427,8 +418,7 @@ def test_a_locked_database_is_told_in_a_sentence(
 
     assert code == 1
     (need,) = lines[lines.index("needs a person:") + 1 :]
-    assert need.startswith(f"  - {name}: another process holds its write lock and does not let go")
-    assert f"find it (`fuser {file}`)" in need
+    assert [each for each in (f"- {name}: ", "write lock", f"`fuser {file}`") if each not in need] == []
 
 
 @sqlite_only

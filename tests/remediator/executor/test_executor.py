@@ -44,7 +44,7 @@ from remediator.ledger.ledger import Ledger, Story
 from remediator.ledger.schema import LEDGER
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
 from remediator.process_id import Holder
-from remediator.reasons import Reason
+from remediator.reasons import Finding, Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Safeguards
 from remediator.settings.policy_file import PolicyFile
@@ -125,6 +125,12 @@ def told(ledger: Ledger, episode_id: int = 1) -> list[str]:
 def story(ledger: Ledger, episode_id: int = 1) -> Story:
     found = ledger.story(episode_id)
     assert found is not None
+    return found
+
+
+def reason_of(ledger: Ledger, step: str) -> str | None:
+    """Why a step of its account was taken."""
+    (found,) = (entry.reason for entry in story(ledger).entries if entry.step == step)
     return found
 
 
@@ -433,7 +439,8 @@ def test_a_container_without_a_job_is_freed_alone(
     ledger.accept([alert(job_id=None, attempt=None)], [], now=time.time())
     world = World(Box(worker="w1", job_id=None, attempt=None))
     monkeypatch.setattr(
-        "remediator.remedies.restart_worker.confirm", lambda seen, _: (world.boxes["w1"].wedged, f"{seen.worker}")
+        "remediator.remedies.restart_worker.confirm",
+        lambda seen, _: Finding.of(world.boxes["w1"].wedged, seen.worker),
     )
 
     to_the_end(executor(ledger, store, world), ledger)
@@ -509,22 +516,22 @@ def test_what_did_not_opt_in_is_refused(ledger: Ledger, store: JobStore) -> None
 
 
 @pytest.mark.parametrize(
-    ("broken", "says"),
+    ("broken", "reason"),
     [
-        (lambda world: setattr(world, "engine_down", True), "the engine does not answer"),
-        (lambda world: world.boxes.clear(), "sees no worker 'w1'"),
+        (lambda world: setattr(world, "engine_down", True), Reason.NO_CONTAINER),
+        (lambda world: world.boxes.clear(), Reason.NO_EVIDENCE),
     ],
     ids=["the engine is down", "no such worker"],
 )
 def test_what_cannot_be_seen_is_waited_for(
-    ledger: Ledger, store: JobStore, broken: Callable[[World], None], says: str
+    ledger: Ledger, store: JobStore, broken: Callable[[World], None], reason: Reason
 ) -> None:
     world = wedged(ledger, store)
     broken(world)
 
     turn(executor(ledger, store, world), ledger)
 
-    assert says in story(ledger).entries[-1].message
+    assert story(ledger).entries[-1].reason == reason
     assert store.job(1).state is State.RUNNING
 
 
@@ -534,7 +541,7 @@ def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, s
 
     turn(works, ledger)
 
-    assert "no hands for containers of kind docker" in story(ledger).entries[-1].message
+    assert story(ledger).entries[-1].reason == Reason.NO_CONTAINER
 
 
 def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> None:
@@ -577,12 +584,11 @@ def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_els
     account = told(ledger)
     assert account.index("did quarantine") < account.index("saw free: abandoned")
     assert account.count("did quarantine") == 1
-    assert "not seen dead within" in next(e.message for e in story(ledger).entries if e.step == "requeue")
     assert story(ledger).outcome == "partly_mended"
     assert "start" not in world.boxes["w1"].calls
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
-    assert "it cannot be stopped" in out_of_use.because
+    assert reason_of(ledger, "quarantine") == Reason.STOP_FAILED
 
     assert store.job(1).state is State.QUEUED
     assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
@@ -607,7 +613,7 @@ def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is
     assert story(ledger).outcome == "mended"
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
-    assert out_of_use.because == "GPU-0 is lost, and out of use until a person releases it"
+    assert reason_of(ledger, "quarantine") == Reason.GPU_LOST
     assert claims(store, "w1", incarnation="i2") is None, "the slot itself"
     assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
     assert claims(store, "w3", gpu="GPU-1") == 1

@@ -163,7 +163,7 @@ def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert "never heard of" in story(ledger).entries[-1].message
+        assert story(ledger).entries[-1].reason == Reason.WORKERS_ALIVE
 
 
 @pytest.mark.parametrize("disarmed", [HOST, "box2"])

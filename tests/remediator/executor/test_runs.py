@@ -95,11 +95,8 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
     assert store.job(job.job_id).state is State.FENCING
     assert told(ledger) == DONE
     decided, did = story(ledger).entries[1:]
-    assert (
-        decided.message
-        == "lock bad on box1: bad on box1 has failed 6 items and finished none, and others have finished 1"
-    )
-    assert did.message == "lock bad on box1; the administrator is to be told"
+    assert [each for each in ("lock bad on box1", "failed 6", "finished 1") if each not in decided.message] == []
+    assert [each for each in ("lock bad on box1", "administrator") if each not in did.message] == []
 
     judge(works, ledger)
     assert told(ledger) == [*DONE, "decided wait: no_fault_found"], (
@@ -167,7 +164,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     assert told(ledger)[4:] == ["saw alert: firing", "decided block", "did block"], (
         "one episode for the run on this host"
     )
-    assert story(ledger).entries[-1].message == "block it; the submitter is to be told"
+    assert "submitter" in story(ledger).entries[-1].message
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
     assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
@@ -252,9 +249,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     assert sorted(locked(store)) == ["bad0", "bad1", "bad2"]
     brake = ledger.orders().brake()
     assert brake is not None
-    assert brake.because.startswith(
-        "4 workers to be locked and runs to be blocked within 600 s; above 3 they have one cause"
-    )
+    assert [each for each in ("4 workers", "600 s", "above 3") if each not in brake.because] == []
     assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: circuit_breaker"]
 
 
@@ -373,8 +368,8 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
     judge(works, ledger)
 
     first, second = (each for each in story(ledger).entries if each.what == "wait: other_worker_faulty")
-    assert first.message.startswith("worst on box3 comes first")
-    assert second.message.startswith("worse on box2 comes first")
+    assert "worst on box3" in first.message
+    assert "worse on box2" in second.message
 
 
 @pytest.fixture
