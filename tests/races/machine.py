@@ -73,7 +73,7 @@ class Races(RuleBasedStateMachine):
         processes = Processes()
         for module in ("remediator.executor.executor", "remediator.clients.job_queue_sql"):
             stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
-        stack.enter_context(patch("remediator.process_id.cgroup", processes))
+        stack.enter_context(patch("remediator.process_id.procfs", processes))
         stack.enter_context(patch("remediator.executor.executor.Holder", processes))
         stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
         for engine, told in (
