@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http.server import create_app
-from exporter.model.readings import NUMBERED, WITH_NODES, GpuReadings
+from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings, unknown_variables
 from exporter.sources.containers import kubelet

@@ -14,9 +14,11 @@ from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family
 from exporter.collectors.registry import SNAPSHOT_FRESH_S, SnapshotCollector
 from exporter.collectors.thresholds import GAUGES
-from exporter.model.readings import GpuReadings, Snapshot, WorkerReadings
+from exporter.model.gpu import GpuReadings
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import STAYS_MIN, STEPS_MIN
+from exporter.model.worker import WorkerReadings
 from exporter.settings import Settings
 from gpuwarden import clock
 from gpuwarden.settings import table, write_pages

@@ -27,23 +27,12 @@ from exporter.evidence.container_history import (
 from exporter.evidence.gpu_loss import Losses, LossHistory
 from exporter.evidence.vram_budgets import may_be_ranked
 from exporter.evidence.vram_reclaim import ReturnHistory
-from exporter.model.readings import (
-    NUMBERED,
-    WITH_NODES,
-    Container,
-    ContainerEvidence,
-    DriverHealth,
-    GpuReadings,
-    GpuShare,
-    ServerEvidence,
-    Snapshot,
-    SourceHealth,
-    Timing,
-    Unknown,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, GpuShare, ServerEvidence
+from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
+from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth, Timing
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from exporter.sources import processes, workers
 from exporter.sources.containers.cgroups import Places, Unlisted
 from exporter.sources.containers.poller import Listing, NoListingError

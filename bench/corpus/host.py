@@ -33,28 +33,11 @@ from exporter.evidence.gpu_loss import LossHistory
 from exporter.evidence.process_ownership import Born
 from exporter.evidence.server_health import Asking
 from exporter.evidence.vram_reclaim import ReturnHistory
-from exporter.model.readings import (
-    NUMBERED,
-    UNTOLD,
-    Container,
-    ContainerEvidence,
-    CpuUse,
-    DriverHealth,
-    Gpu,
-    GpuFigures,
-    GpuProcess,
-    GpuReadings,
-    MigInstance,
-    Probe,
-    ProcessWork,
-    ServerEvidence,
-    Snapshot,
-    SourceHealth,
-    Tenancy,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, Probe, ServerEvidence, Tenancy
+from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import CpuUse, ProcessWork, WorkerReadings, WorkerSighting
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
 from exporter.state import answered_servers

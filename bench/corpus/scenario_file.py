@@ -33,7 +33,7 @@ from bench.corpus.scenario import (
     Verdict,
     gpus_of,
 )
-from exporter.model.readings import THROTTLE_REASONS
+from exporter.model.gpu import THROTTLE_REASONS
 from gpuwarden.job import JobClass, Phase, Trip
 
 SCENARIOS: Final = Path(__file__).with_name("scenarios")

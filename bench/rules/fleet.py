@@ -20,7 +20,8 @@ from bench.corpus.host import Host, remediator
 from exporter.collectors import COLLECTORS
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http.exposition import render
-from exporter.model.readings import GpuFigures, Snapshot
+from exporter.model.gpu import GpuFigures
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.sources.gpu.nvml.pcie import FIELDS
 from gpuwarden import clock

@@ -9,7 +9,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from exporter.collectors import containers, gpus, jobs, servers, tasks, workers
-from exporter.model.readings import Snapshot
+from exporter.model.snapshot import Snapshot
 
 COLLECTORS: Final[Mapping[str, Callable[[Snapshot], Iterable[Metric]]]] = {
     "workers": workers.families,

@@ -8,7 +8,8 @@ from prometheus_client.core import Metric
 from exporter.collectors.family import counter, gauge, or_nan
 from exporter.evidence import vram_budgets
 from exporter.evidence.container_history import NO_GPU
-from exporter.model.readings import ContainerEvidence, Snapshot
+from exporter.model.container import ContainerEvidence
+from exporter.model.snapshot import Snapshot
 
 _NAME = ("container",)
 _ON_GPU = ("container", "gpu")

@@ -6,7 +6,8 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.family import counter, gauge, or_nan
 from exporter.evidence import container_history, vram_budgets
-from exporter.model.readings import THROTTLE_REASONS, DriverHealth, Gpu, GpuTotals, Snapshot
+from exporter.model.gpu import THROTTLE_REASONS, Gpu, GpuTotals
+from exporter.model.snapshot import DriverHealth, Snapshot
 
 _GPU = ("gpu",)
 

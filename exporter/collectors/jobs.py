@@ -8,8 +8,10 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.family import Row, gauge, or_nan
 from exporter.evidence import container_history
-from exporter.model.readings import ContainerEvidence, Snapshot, WorkerSighting
+from exporter.model.container import ContainerEvidence
+from exporter.model.snapshot import Snapshot
 from exporter.model.timeouts import Patience, Pauses, is_rank
+from exporter.model.worker import WorkerSighting
 from gpuwarden.state_file import JobFile
 
 _SLOT = ("worker", "container")

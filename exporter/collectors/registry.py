@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from exporter.collectors import COLLECTORS, thresholds
 from exporter.collectors.family import gauge
-from exporter.model.readings import Snapshot, SourceHealth
+from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from gpuwarden import __version__, build_info, clock
 from gpuwarden.state_file import Stamp

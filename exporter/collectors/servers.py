@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import gauge, or_nan
-from exporter.model.readings import Probe, Snapshot
+from exporter.model.container import Probe
+from exporter.model.snapshot import Snapshot
 
 _NAME = ("container",)
 

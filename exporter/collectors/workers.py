@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import gauge, or_nan
-from exporter.model.readings import Snapshot
+from exporter.model.snapshot import Snapshot
 
 _SLOT = ("worker", "container")
 

@@ -16,27 +16,12 @@ from functools import lru_cache
 from operator import is_not
 from typing import Final, NamedTuple
 
-from exporter.model.readings import (
-    ALL_NODES,
-    NODE,
-    NUMBERED,
-    RATIO_DIGITS,
-    UNTOLD,
-    WITH_NODES,
-    Container,
-    ContainerEvidence,
-    CpuUse,
-    Gpu,
-    GpuReadings,
-    GpuShare,
-    GpuTotals,
-    ProcessWork,
-    Unknown,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, GpuShare
+from exporter.model.gpu import ALL_NODES, NODE, NUMBERED, RATIO_DIGITS, UNTOLD, WITH_NODES, Gpu, GpuReadings, GpuTotals
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from exporter.model.unknown import Unknown
+from exporter.model.worker import CpuUse, ProcessWork, WorkerReadings, WorkerSighting
 from gpuwarden.job import Phase
 from gpuwarden.state_file import JobFile, Stamp
 

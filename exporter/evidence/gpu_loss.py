@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from exporter.model.readings import NUMBERED, UNIDENTIFIED, WITH_NODES, Gpu, GpuFigures, GpuReadings
+from exporter.model.gpu import NUMBERED, UNIDENTIFIED, WITH_NODES, Gpu, GpuFigures, GpuReadings
 
 KNOWN_MAX: Final = 1024
 """More GPUs than this were never in one host: those that were told of longest ago are forgotten."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from exporter.model.readings import Health, Probe, Unknown
+from exporter.model.container import Health, Probe
+from exporter.model.unknown import Unknown
 
 PROBE_LABEL: Final = "gpuwarden.probe"
 TIMEOUT_LABEL: Final = "gpuwarden.probe-timeout"

@@ -13,7 +13,10 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from exporter.model.readings import ContainerEvidence, Gpu, Snapshot, Tenancy, Unknown
+from exporter.model.container import ContainerEvidence, Tenancy
+from exporter.model.gpu import Gpu
+from exporter.model.snapshot import Snapshot
+from exporter.model.unknown import Unknown
 from gpuwarden.evidence import CardFacts, TenantFacts
 
 BUDGET_LABEL: Final = "gpuwarden.vram-budget-mib"

@@ -10,7 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from exporter.model.readings import Gpu, GpuReadings
+from exporter.model.gpu import Gpu, GpuReadings
 
 NOT_YET: Final = "not_yet"
 """Why it is unknown: the GPU has not been looked at for as long as the bound, so that more may have left before."""

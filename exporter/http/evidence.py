@@ -4,7 +4,10 @@ from typing import Any
 
 from exporter.evidence import vram_budgets
 from exporter.evidence.container_history import may_hold_others, workers_of
-from exporter.model.readings import ContainerEvidence, Probe, Snapshot, Unknown, WorkerReadings, WorkerSighting
+from exporter.model.container import ContainerEvidence, Probe
+from exporter.model.snapshot import Snapshot
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from gpuwarden.state_file import Stamp
 

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from exporter.collectors.registry import SNAPSHOT_FRESH_S
 from exporter.http import evidence, exposition
-from exporter.model.readings import NUMBERED, WITH_NODES, Snapshot, SourceHealth
+from exporter.model.gpu import NUMBERED, WITH_NODES
+from exporter.model.snapshot import Snapshot, SourceHealth
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
 from gpuwarden.http.web_config import BusyError, WebConfig

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.model.readings import ProcessWork
+from exporter.model.worker import ProcessWork
 from gpuwarden import procfs
 
 _IO: Final = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Final
 
 from exporter.evidence.process_ownership import Born
-from exporter.model.readings import Container, CpuUse
+from exporter.model.container import Container
+from exporter.model.worker import CpuUse
 from gpuwarden import clock, procfs
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.model.readings import TaskReadings, TaskSighting
+from exporter.model.worker import TaskReadings, TaskSighting
 from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import Refused
 from gpuwarden import clock, procfs, state_file

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from exporter.model.readings import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import Refused
 from gpuwarden import cgroup, procfs, state_file

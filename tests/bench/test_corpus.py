@@ -36,7 +36,7 @@ from bench.corpus.scenario_file import ScenarioError
 from deploy.standalone import debian_packages
 from exporter.collectors import COLLECTORS
 from exporter.evidence import container_history
-from exporter.model.readings import ContainerEvidence
+from exporter.model.container import ContainerEvidence
 from gpuwarden.job import Phase, Trip
 from testbed.check_release import CHECKOUT
 from tools.mutation.rules import ALERTS, files

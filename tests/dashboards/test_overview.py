@@ -23,29 +23,12 @@ from dashboards import render
 from dashboards.queries import PanelQuery, fill_in, panels, queries
 from exporter.collectors import COLLECTORS
 from exporter.collectors.registry import SnapshotCollector
-from exporter.model.readings import (
-    Container,
-    ContainerEvidence,
-    DriverHealth,
-    Gpu,
-    GpuFigures,
-    GpuProcess,
-    GpuReadings,
-    GpuShare,
-    GpuTotals,
-    MigInstance,
-    Probe,
-    ServerEvidence,
-    Snapshot,
-    SourceHealth,
-    TaskReadings,
-    TaskSighting,
-    Tenancy,
-    Unknown,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, GpuShare, Probe, ServerEvidence, Tenancy
+from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings, GpuTotals, MigInstance
+from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+from exporter.model.worker import TaskReadings, TaskSighting, WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.job import JobClass, Phase, State

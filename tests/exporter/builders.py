@@ -2,22 +2,11 @@
 
 from typing import Any
 
-from exporter.model.readings import (
-    Container,
-    ContainerEvidence,
-    Gpu,
-    GpuProcess,
-    GpuReadings,
-    Health,
-    Probe,
-    Server,
-    ServerEvidence,
-    Snapshot,
-    TaskSighting,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, Health, Probe, Server, ServerEvidence
+from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import TaskSighting, WorkerReadings, WorkerSighting
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import JobFile, Stamp, TaskFile, WorkerFile
 

@@ -14,20 +14,12 @@ from exporter.collectors import registry as scrape
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence.container_history import without_figures
 from exporter.http.exposition import render
-from exporter.model.readings import (
-    DriverHealth,
-    GpuFigures,
-    GpuShare,
-    GpuTotals,
-    MigInstance,
-    Snapshot,
-    SourceHealth,
-    TaskReadings,
-    Tenancy,
-    Unknown,
-    WorkerReadings,
-)
+from exporter.model.container import GpuShare, Tenancy
+from exporter.model.gpu import GpuFigures, GpuTotals, MigInstance
+from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+from exporter.model.worker import TaskReadings, WorkerReadings
 from gpuwarden.build_info import Build
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import Stamp, TaskFile

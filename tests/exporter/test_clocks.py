@@ -8,7 +8,7 @@ import pytest
 
 import exporter.sampler
 from exporter.http import evidence
-from exporter.model.readings import Snapshot
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from gpuwarden import state_file

@@ -18,18 +18,9 @@ from structlog.testing import LogCapture
 
 from exporter.evidence import container_history
 from exporter.evidence.container_history import RamUse
-from exporter.model.readings import (
-    ContainerEvidence,
-    DriverHealth,
-    Gpu,
-    GpuFigures,
-    GpuProcess,
-    GpuReadings,
-    GpuShare,
-    Snapshot,
-    SourceHealth,
-    Tenancy,
-)
+from exporter.model.container import ContainerEvidence, GpuShare, Tenancy
+from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler, _place_now
 from exporter.sources import processes

@@ -12,7 +12,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from exporter.model.readings import GpuReadings
+from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers

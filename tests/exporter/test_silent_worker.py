@@ -12,8 +12,9 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.http import evidence
-from exporter.model.readings import CpuUse, Snapshot, WorkerReadings
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import CpuUse, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from gpuwarden import procfs

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from bench.exporter import churn
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http.exposition import render
-from exporter.model.readings import Container
+from exporter.model.container import Container
 from exporter.model.thresholds import Thresholds
 from gpuwarden import clock
 from gpuwarden.state_file import Stamp

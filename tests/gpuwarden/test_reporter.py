@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from exporter.model.readings import WorkerSighting
+from exporter.model.worker import WorkerSighting
 from exporter.sources import workers
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from exporter.evidence.container_history import RamUse
-from exporter.model.readings import Container, Unknown
+from exporter.model.container import Container
+from exporter.model.unknown import Unknown
 from exporter.sources import processes
 from exporter.sources.containers.poller import Listing
 from exporter.sources.process_io import files_max

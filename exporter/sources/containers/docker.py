@@ -19,7 +19,9 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
 from exporter.evidence import server_health, vram_budgets
-from exporter.model.readings import ALL_NODES, NODE, Container, Health, Probe, Server, Unknown
+from exporter.model.container import Container, Health, Probe, Server
+from exporter.model.gpu import ALL_NODES, NODE
+from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker_events import Events
 from exporter.sources.containers.poller import Listener, Listing
 from exporter.sources.processes import visible_devices

@@ -22,7 +22,9 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from exporter.evidence import container_history, vram_budgets
-from exporter.model.readings import ALL_NODES, Container, SourceHealth, Tenancy
+from exporter.model.container import Container, Tenancy
+from exporter.model.gpu import ALL_NODES
+from exporter.model.snapshot import SourceHealth
 from exporter.sources import processes
 from exporter.sources.containers import kubelet
 from exporter.sources.containers.poller import Listener, Listing

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from exporter.model.readings import Container, SourceHealth
+from exporter.model.container import Container
+from exporter.model.snapshot import SourceHealth
 
 START_S: Final = 1.0
 """How long to wait for the first answer, seconds: whoever gives none is asked on."""

@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from exporter.model.readings import Container, WorkerReadings, WorkerSighting
+from exporter.model.container import Container
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from exporter.sources import processes
 from gpuwarden import cgroup, procfs
 from gpuwarden.procfs import ProcessId

@@ -14,7 +14,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from exporter.model.readings import Gpu, GpuProcess, GpuReadings
+from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from gpuwarden.errors import GpuwardenError
 
 SOURCE: Final = "simulated"

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final
 
 from exporter.evidence.server_health import Asking, judge
-from exporter.model.readings import Container, Probe
+from exporter.model.container import Container, Probe
 from gpuwarden import __version__, clock
 
 AT_ONCE_MAX: Final = 64

@@ -7,7 +7,9 @@ import structlog
 
 from exporter.evidence.container_history import PAUSED, workers_of
 from exporter.evidence.server_health import HealthWatch
-from exporter.model.readings import Container, Probe, Server, ServerEvidence, Unknown, WorkerReadings
+from exporter.model.container import Container, Probe, Server, ServerEvidence
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings
 from exporter.sources.servers.http_probe import Prober
 from exporter.state.answered_servers import ANSWERED_MAX, AnsweredFile
 from gpuwarden.errors import GpuwardenError

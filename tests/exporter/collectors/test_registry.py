@@ -18,9 +18,12 @@ from exporter import reference
 from exporter.collectors import COLLECTORS, jobs
 from exporter.collectors import registry as scrape
 from exporter.evidence.container_history import NO_GPU
-from exporter.model.readings import GpuShare, Snapshot, SourceHealth, Tenancy, Unknown, WorkerReadings, WorkerSighting
+from exporter.model.container import GpuShare, Tenancy
+from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import LongStep

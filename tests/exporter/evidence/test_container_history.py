@@ -25,26 +25,12 @@ from exporter.evidence.container_history import (
     gpu_use,
     without_figures,
 )
-from exporter.model.readings import (
-    NUMBERED,
-    WITH_NODES,
-    Container,
-    ContainerEvidence,
-    CpuUse,
-    Gpu,
-    GpuFigures,
-    GpuProcess,
-    GpuReadings,
-    GpuShare,
-    GpuTotals,
-    MigInstance,
-    ProcessWork,
-    Unknown,
-    WorkerReadings,
-    WorkerSighting,
-)
+from exporter.model.container import Container, ContainerEvidence, GpuShare
+from exporter.model.gpu import NUMBERED, WITH_NODES, Gpu, GpuFigures, GpuProcess, GpuReadings, GpuTotals, MigInstance
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from exporter.model.unknown import Unknown
+from exporter.model.worker import CpuUse, ProcessWork, WorkerReadings, WorkerSighting
 from gpuwarden.job import Phase
 from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build

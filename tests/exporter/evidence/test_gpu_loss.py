@@ -8,7 +8,8 @@ import pytest
 
 from exporter.evidence.container_history import ContainerHistory, RamUse, gpu_use
 from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
-from exporter.model.readings import WITH_NODES, ContainerEvidence, Gpu, GpuReadings, MigInstance
+from exporter.model.container import ContainerEvidence
+from exporter.model.gpu import WITH_NODES, Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from tests.exporter import builders as build
 

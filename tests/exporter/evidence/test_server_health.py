@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.evidence.server_health import PROBE_LABEL, TIMEOUT_LABEL, Asking, HealthWatch, asked_for, judge
-from exporter.model.readings import Probe, Unknown
+from exporter.model.container import Probe
+from exporter.model.unknown import Unknown
 from tests.exporter import builders as build
 
 pytestmark = pytest.mark.pure

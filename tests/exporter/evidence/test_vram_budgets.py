@@ -18,7 +18,8 @@ from exporter.evidence.vram_budgets import (
     terms,
 )
 from exporter.http import evidence
-from exporter.model.readings import Gpu, GpuReadings, GpuShare, MigInstance, Tenancy
+from exporter.model.container import GpuShare, Tenancy
+from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
 from remediator.actuators.docker import LABEL

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.evidence.vram_reclaim import ReturnHistory
-from exporter.model.readings import Gpu, GpuReadings, MigInstance
+from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from tests.exporter import builders as build
 
 pytestmark = pytest.mark.pure

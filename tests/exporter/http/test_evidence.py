@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 
 from exporter.http import evidence
-from exporter.model.readings import GpuShare, Snapshot, Unknown, WorkerReadings
+from exporter.model.container import GpuShare
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings
 from gpuwarden.job import Phase
 from gpuwarden.state_file import LongStep
 from tests.exporter import builders as build

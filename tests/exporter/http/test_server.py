@@ -27,8 +27,10 @@ from starlette.applications import Starlette
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http import evidence
 from exporter.http import server as web
-from exporter.model.readings import GpuFigures, Snapshot, SourceHealth, Unknown
+from exporter.model.gpu import GpuFigures
+from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts

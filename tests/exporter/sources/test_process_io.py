@@ -14,8 +14,10 @@ from structlog.testing import LogCapture
 
 from exporter.evidence.container_history import ContainerHistory, GpuUse, RamUse, WorkUse
 from exporter.http import evidence
-from exporter.model.readings import Container, ProcessWork, Snapshot, WorkerReadings, WorkerSighting
+from exporter.model.container import Container
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import ProcessWork, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers.cgroups import Places

@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 
 import exporter.sources.tasks
-from exporter.model.readings import TaskReadings
+from exporter.model.worker import TaskReadings
 from exporter.sources.tasks import ENTRIES_MAX, TASKS_MAX, Tasks
 from gpuwarden import clock, procfs
 from tests.exporter.collectors.test_registry import values

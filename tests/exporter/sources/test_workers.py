@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.model.readings import WorkerReadings
+from exporter.model.worker import WorkerReadings
 from exporter.sources import workers
 from gpuwarden import cgroup, procfs, state_file
 from tests.exporter import builders as build

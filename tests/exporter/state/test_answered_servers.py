@@ -14,7 +14,7 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.sources.servers.monitor
-from exporter.model.readings import Container, ServerEvidence
+from exporter.model.container import Container, ServerEvidence
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources.servers.http_probe import Prober

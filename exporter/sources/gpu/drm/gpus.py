@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.model.readings import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.model.gpu import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.gpu.drm.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.gpu.drm.kfd import NO_PART, SYS, Asks, Compute, Kfd, Node, Topology, number_in
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, Question

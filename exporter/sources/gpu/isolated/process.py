@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from typing import IO, Final, cast
 
-from exporter.model.readings import GpuReadings, Timing
+from exporter.model.gpu import GpuReadings
+from exporter.model.snapshot import Timing
 from exporter.sources.gpu.isolated import protocol
 from exporter.sources.gpu.isolated.protocol import Asking, Failed, Question, Xid
 

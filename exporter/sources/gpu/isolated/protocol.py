@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from struct import Struct
 from typing import IO, Final
 
-from exporter.model.readings import Gpu, GpuFigures, GpuReadings
+from exporter.model.gpu import Gpu, GpuFigures, GpuReadings
 from gpuwarden.errors import GpuwardenError
 
 MESSAGE_BYTES_MAX: Final = 8 * 2**20

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO, Final
 
-from exporter.model.readings import GpuReadings
+from exporter.model.gpu import GpuReadings
 from exporter.sources.gpu.isolated import protocol
 from exporter.sources.gpu.isolated.protocol import Asking, DriverError, Failed, Message, Question
 

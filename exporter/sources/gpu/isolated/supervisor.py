@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from exporter.model.readings import UNIDENTIFIED, DriverHealth, GpuReadings, Timing
+from exporter.model.gpu import UNIDENTIFIED, GpuReadings
+from exporter.model.snapshot import DriverHealth, Timing
 from exporter.sources.gpu.isolated.process import Answer, Driver, DriverProcess, Ended
 from exporter.sources.gpu.isolated.protocol import DriverError, Failed, Question, Xid
 

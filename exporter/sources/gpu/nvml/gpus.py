@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.model.readings import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, DriverError, Question
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.calls import (

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from exporter.model.readings import GpuProcess
+from exporter.model.gpu import GpuProcess
 
 PERCENT_MAX: Final = 100
 PID_MAX: Final = 2**22

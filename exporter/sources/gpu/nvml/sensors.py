@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.model.readings import THROTTLE_REASONS, GpuFigures
+from exporter.model.gpu import THROTTLE_REASONS, GpuFigures
 from exporter.sources.gpu.nvml import calls
 from exporter.sources.gpu.nvml.pcie import LinkErrors
 

@@ -22,8 +22,10 @@ import pytest
 
 import testbed.docker_engine
 from exporter.http import evidence
-from exporter.model.readings import Container, ContainerEvidence, Snapshot, WorkerReadings
+from exporter.model.container import Container, ContainerEvidence
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import workers
 from exporter.sources.containers import cgroups

@@ -14,7 +14,7 @@ from stat import S_ISDIR, S_ISSOCK
 import pytest
 
 from exporter import main
-from exporter.model.readings import Snapshot
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.settings import Settings

@@ -21,9 +21,10 @@ from urllib.parse import unquote
 import docker
 import pytest
 
-from exporter.model.readings import ContainerEvidence, Health, Server, Tenancy, Unknown
+from exporter.model.container import ContainerEvidence, Health, Server, Tenancy
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from exporter.model.unknown import Unknown
 from exporter.sampler import Sampler
 from exporter.sources.containers import docker as containers
 from exporter.sources.containers import docker_events

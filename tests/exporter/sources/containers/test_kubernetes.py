@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from exporter.main import pods_of
-from exporter.model.readings import Container, Tenancy
+from exporter.model.container import Container, Tenancy
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.settings import Settings

@@ -10,8 +10,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from exporter.model.readings import Container, GpuShare, WorkerReadings, WorkerSighting
+from exporter.model.container import Container, GpuShare
 from exporter.model.thresholds import Thresholds
+from exporter.model.worker import WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import workers

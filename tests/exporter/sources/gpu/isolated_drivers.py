@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from exporter.model.readings import GpuReadings
+from exporter.model.gpu import GpuReadings
 from exporter.sources.gpu.isolated import supervisor
 from exporter.sources.gpu.isolated.process import Driver, DriverProcess
 from exporter.sources.gpu.isolated.protocol import DriverError

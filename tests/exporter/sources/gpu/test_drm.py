@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exporter.model.readings import WATCHED, Gpu, GpuFigures
+from exporter.model.gpu import WATCHED, Gpu, GpuFigures
 from exporter.sources.gpu.drm import clients, gpus, kfd
 from exporter.sources.gpu.drm.gpus import AMD, INTEL, DrmGpus
 from exporter.sources.gpu.isolated.protocol import HUNG, Question

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.model.readings import GpuReadings
+from exporter.model.gpu import GpuReadings
 from exporter.sources.gpu.drm import clients, gpus
 from exporter.sources.gpu.drm.gpus import AMD, INTEL, DrmGpus
 from exporter.sources.gpu.isolated import supervisor

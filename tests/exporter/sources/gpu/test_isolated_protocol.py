@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from exporter.model.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.gpu.isolated import protocol
 from exporter.sources.gpu.isolated.protocol import (
     MESSAGE_BYTES_MAX,

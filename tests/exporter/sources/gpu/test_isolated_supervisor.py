@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from exporter.model.readings import Gpu, GpuFigures, GpuReadings, Timing
+from exporter.model.gpu import Gpu, GpuFigures, GpuReadings
+from exporter.model.snapshot import Timing
 from exporter.sources.gpu.isolated import process as driver_process
 from exporter.sources.gpu.isolated import protocol, supervisor
 from exporter.sources.gpu.isolated.process import Answer, Ended

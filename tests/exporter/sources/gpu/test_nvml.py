@@ -5,7 +5,7 @@ import ctypes
 import pynvml
 import pytest
 
-from exporter.model.readings import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Question
 from exporter.sources.gpu.nvml import calls, sensors
 from exporter.sources.gpu.nvml.gpus import NvmlGpus

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exporter.model.readings import GpuProcess
+from exporter.model.gpu import GpuProcess
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed, Sample
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter.model.readings import Gpu, GpuProcess, GpuReadings
+from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from exporter.sources.gpu import simulated
 from exporter.sources.gpu.simulated import SimulationError
 

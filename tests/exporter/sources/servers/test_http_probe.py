@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from exporter.evidence.server_health import Asking
-from exporter.model.readings import Container
+from exporter.model.container import Container
 from exporter.sources.servers import http_probe
 from exporter.sources.servers.http_probe import BODY_MAX, Prober
 from gpuwarden import clock

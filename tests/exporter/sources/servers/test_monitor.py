@@ -11,8 +11,10 @@ import structlog
 from structlog.testing import LogCapture
 
 import exporter.sources.servers.monitor
-from exporter.model.readings import Container, ServerEvidence, Unknown, WorkerReadings
+from exporter.model.container import Container, ServerEvidence
 from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources.containers.poller import Listing
 from exporter.sources.servers.http_probe import Prober
