@@ -14,19 +14,14 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import structlog
 
-from exporter.evidence import container_history, process_ownership
-from exporter.evidence.container_history import (
-    ContainerHistory,
-    CpuHistory,
-    DeathHistory,
-    GpuHistory,
-    GpuUse,
-    RamUse,
-    WorkUse,
-)
+from exporter.evidence import container_history, gpu_attribution, process_ownership, signs_of_life, worker_liveness
+from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
+from exporter.evidence.gpu_attribution import GpuUse
+from exporter.evidence.gpu_history import GpuHistory
 from exporter.evidence.gpu_loss import Losses, LossHistory
 from exporter.evidence.vram_budgets import may_be_ranked
 from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth, Timing
@@ -203,7 +198,7 @@ class Sampler:
         self._forget_unknowns({container.name for container in running.values()}, found_workers)
         # What is not told of now may be told of again, and is then still on the GPUs that it was on.
         silent = {kind for kind, listing in listings.items() if listing is None}
-        silent |= container_history.OUTSIDE if found_workers is None else frozenset()
+        silent |= gpu_attribution.OUTSIDE if found_workers is None else frozenset()
         self._histories = {
             incarnation: history
             for incarnation, history in self._histories.items()
@@ -220,7 +215,7 @@ class Sampler:
             for each, container in running.items()
         ]
         found = tuple(each for each, _ in looked)
-        self._listed = self._listed.union({*listings, *container_history.OUTSIDE} - silent)
+        self._listed = self._listed.union({*listings, *gpu_attribution.OUTSIDE} - silent)
         own = {name: told for _, each in looked for name, told in each.items()}
         # Who was not told apart in this look starts anew, as after a gap.
         self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
@@ -489,7 +484,7 @@ class Sampler:
 
     def _count_unknown(self, found: ContainerEvidence) -> None:
         for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
-            if unknown is not None and unknown.reason != container_history.NO_GPU:
+            if unknown is not None and unknown.reason != gpu_attribution.NO_GPU:
                 self._unknown[found.container.name, what, unknown.reason] += 1
 
     def _members(
@@ -515,7 +510,7 @@ class Sampler:
             if key not in self._apart_histories:
                 self._apart_histories[key] = self._new_history(container)
             self._told_apart.add(key)
-            use = container_history.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
+            use = gpu_attribution.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
         return members
 
@@ -523,7 +518,7 @@ class Sampler:
         """What processes in no container have of each GPU; nothing where any container's processes are not known."""
         if gpus is None or not self._all_placed:
             return ()
-        return tuple(container_history.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
+        return tuple(gpu_attribution.unplaced(gpu, self._attributed) for gpu in gpus.gpus)
 
     def _ended(self, gpus: GpuReadings | None) -> frozenset[int]:
         """Of the processes on the GPUs' lists those that have ended; whoever is in a container has not."""
@@ -679,7 +674,7 @@ class Sampler:
             job = sighting.job
             if job is not None:
                 place = snapshot.container_of(sighting)
-                because = container_history.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
+                because = signs_of_life.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:
@@ -694,7 +689,7 @@ class Sampler:
         dead_after_s = self._thresholds.dead_after_s
         for sighting in found.workers:
             job, still_s = sighting.job, snapshot.cpu_still_of(sighting)
-            if job and container_history.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
+            if job and worker_liveness.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,

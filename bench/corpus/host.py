@@ -18,21 +18,15 @@ from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, 
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
 from exporter.collectors.registry import SnapshotCollector
-from exporter.evidence import container_history, process_ownership
-from exporter.evidence.container_history import (
-    WORK_WINDOW_S,
-    WORKED_S,
-    ContainerHistory,
-    CpuHistory,
-    DeathHistory,
-    GpuUse,
-    RamUse,
-    WorkUse,
-)
+from exporter.evidence import container_history, gpu_attribution, process_ownership
+from exporter.evidence.container_history import WORKED_S, ContainerHistory, RamUse, WorkUse
+from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.gpu_loss import LossHistory
 from exporter.evidence.process_ownership import Born
 from exporter.evidence.server_health import Asking
 from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.evidence.windows import WORK_WINDOW_S
+from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, Probe, ServerEvidence, Tenancy
 from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
@@ -697,7 +691,7 @@ class Host:
             own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
                 self._thresholds, found=self._snapshot is None
             )
-            use = container_history.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+            use = gpu_attribution.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
             members.append(_Member(worker=name, history=own, pids=pids, use=use))
         return members
 

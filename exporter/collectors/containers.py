@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 
 from exporter.collectors.family import counter, gauge, or_nan
 from exporter.evidence import vram_budgets
-from exporter.evidence.container_history import NO_GPU
+from exporter.evidence.gpu_attribution import NO_GPU
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
 

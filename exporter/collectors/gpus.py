@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import counter, gauge, or_nan
-from exporter.evidence import container_history, vram_budgets
+from exporter.evidence import gpu_attribution, vram_budgets
 from exporter.model.gpu import THROTTLE_REASONS, Gpu, GpuTotals
 from exporter.model.snapshot import DriverHealth, Snapshot
 
@@ -106,7 +106,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "GPU memory held by no process on its list. Less than 0 is by how much its processes are told to hold more "
         "than is in use.",
         _GPU,
-        (((gpu.uuid,), container_history.unattributed_bytes(gpu)) for gpu in gpus),
+        (((gpu.uuid,), gpu_attribution.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",
     )
     yield gauge(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import Row, gauge, or_nan
-from exporter.evidence import container_history
+from exporter.evidence import signs_of_life
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
 from exporter.model.timeouts import Patience, Pauses, is_rank
@@ -84,9 +84,9 @@ def _row(
         policed=policed,
         elapsed_s=job.started.age_s(now),
         beat_age_s=job.beat.age_s(now) if job.beat else None,
-        quiet_s=container_history.quiet_s(job, place, now=now) if policed else None,
-        quiet_gpu_lost_s=container_history.quiet_s(job, place, now=now, gpu_lost=True) if lost else None,
-        quiet_apart_s=container_history.quiet_s(job, own, now=now, apart=True) if policed and own else None,
+        quiet_s=signs_of_life.quiet_s(job, place, now=now) if policed else None,
+        quiet_gpu_lost_s=signs_of_life.quiet_s(job, place, now=now, gpu_lost=True) if lost else None,
+        quiet_apart_s=signs_of_life.quiet_s(job, own, now=now, apart=True) if policed and own else None,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
     )
@@ -259,7 +259,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         (
             (
                 row.key,
-                float(container_history.suspicion(row.job, row.place, patience, now=snapshot.taken) is not None),
+                float(signs_of_life.suspicion(row.job, row.place, patience, now=snapshot.taken) is not None),
             )
             for row in rows
             if patience.silence_s(row.job) and row.policed

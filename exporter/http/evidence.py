@@ -3,7 +3,7 @@
 from typing import Any
 
 from exporter.evidence import vram_budgets
-from exporter.evidence.container_history import may_hold_others, workers_of
+from exporter.evidence.worker_liveness import may_hold_others, workers_of
 from exporter.model.container import ContainerEvidence, Probe
 from exporter.model.snapshot import Snapshot
 from exporter.model.unknown import Unknown

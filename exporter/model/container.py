@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
-from exporter.model.snapshot import _NOTHING_YET
 from exporter.model.unknown import Unknown
+
+NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +133,7 @@ class ContainerEvidence(NamedTuple):
     """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
     gpu_not_seen_busy_s: float | None = None
     """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
-    peak_bytes: Mapping[str, int] = _NOTHING_YET
+    peak_bytes: Mapping[str, int] = NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
     oom_kills: int | None = None
     """How many of its processes the kernel has killed for want of memory, in this incarnation."""

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 from exporter.model.thresholds import Thresholds
 
@@ -13,8 +12,6 @@ if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alon
 from exporter.model.container import ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import GpuReadings, GpuTotals
 from exporter.model.worker import TaskReadings, WorkerReadings, WorkerSighting
-
-_NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)

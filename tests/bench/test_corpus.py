@@ -35,7 +35,7 @@ from bench.corpus.scenario import (
 from bench.corpus.scenario_file import ScenarioError
 from deploy.standalone import debian_packages
 from exporter.collectors import COLLECTORS
-from exporter.evidence import container_history
+from exporter.evidence import signs_of_life
 from exporter.model.container import ContainerEvidence
 from gpuwarden.job import Phase, Trip
 from testbed.check_release import CHECKOUT
@@ -877,9 +877,9 @@ def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
 def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
     sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, whole = named(begins), container_history._signs
+    one, whole = named(begins), signs_of_life._signs
     monkeypatch.setattr(
-        container_history, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
+        signs_of_life, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
     )
 
     (found,) = judge.play([one])

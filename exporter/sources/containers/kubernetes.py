@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from exporter.evidence import container_history, vram_budgets
+from exporter.evidence import gpu_attribution, vram_budgets
 from exporter.model.container import Container, Tenancy
 from exporter.model.gpu import ALL_NODES
 from exporter.model.snapshot import SourceHealth
@@ -327,7 +327,7 @@ class Pods(Listener):
                 request = self._given[told.id]
             elif told.gpu_wanted is not None:
                 request = (
-                    (container_history.ALL, ALL_NODES) if told.gpu_wanted else None
+                    (gpu_attribution.ALL, ALL_NODES) if told.gpu_wanted else None
                 )  # which is not told: all are looked at
             else:
                 request = processes.gpus_of_container(pid, proc=self._proc)

@@ -5,8 +5,9 @@ from typing import Final
 
 import structlog
 
-from exporter.evidence.container_history import PAUSED, workers_of
+from exporter.evidence.container_history import PAUSED
 from exporter.evidence.server_health import HealthWatch
+from exporter.evidence.worker_liveness import workers_of
 from exporter.model.container import Container, Probe, Server, ServerEvidence
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReadings

@@ -17,7 +17,7 @@ from deploy.standalone import debian_packages
 from exporter import reference
 from exporter.collectors import COLLECTORS, jobs
 from exporter.collectors import registry as scrape
-from exporter.evidence.container_history import NO_GPU
+from exporter.evidence.gpu_attribution import NO_GPU
 from exporter.model.container import GpuShare, Tenancy
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds

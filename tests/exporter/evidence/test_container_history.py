@@ -8,23 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.evidence import container_history
-from exporter.evidence.container_history import (
-    HUNG,
-    NO_GPU,
-    OUTAGE_S,
-    PAUSES_MAX,
-    REQUESTS_MAX,
-    ContainerHistory,
-    CpuHistory,
-    DeathHistory,
-    GpuHistory,
-    GpuUse,
-    RamUse,
-    WorkUse,
-    gpu_use,
-    without_figures,
-)
+from exporter.evidence import container_history, gpu_attribution, signs_of_life, windows, worker_liveness
+from exporter.evidence.container_history import OUTAGE_S, PAUSES_MAX, ContainerHistory, RamUse, WorkUse, without_figures
+from exporter.evidence.gpu_attribution import HUNG, NO_GPU, REQUESTS_MAX, GpuUse, gpu_use
+from exporter.evidence.gpu_history import GpuHistory
+from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, GpuShare
 from exporter.model.gpu import NUMBERED, WITH_NODES, Gpu, GpuFigures, GpuProcess, GpuReadings, GpuTotals, MigInstance
 from exporter.model.thresholds import Thresholds
@@ -150,7 +138,7 @@ def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(val
 def test_ram_that_creeps_for_ever_costs_bounded_memory_and_tells_too_short_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(container_history, "EXTREMES_MAX", 10)
+    monkeypatch.setattr(windows, "EXTREMES_MAX", 10)
     rising = [(1.0, 0.0, value) for value in range(100)]
     falling = [(1.0, 0.0, value) for value in reversed(range(100))]
 
@@ -845,7 +833,7 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
 )
 def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
     assert found.unattributed_ratio == ratio
-    assert container_history.unattributed_bytes(found) == size
+    assert gpu_attribution.unattributed_bytes(found) == size
 
 
 percents = st.integers(0, 100).map(lambda percent: percent / 100)
@@ -867,7 +855,7 @@ def test_what_processes_in_no_container_have_of_a_gpu(
 ) -> None:
     gpu = build.gpu(0, processes=None) if processes is None else build.gpu(0, *processes)
 
-    found = container_history.unplaced(gpu, OWN)
+    found = gpu_attribution.unplaced(gpu, OWN)
 
     assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
 
@@ -930,7 +918,7 @@ def test_utilisation_adds_up_whatever_is_told_of_each(
     uses = [gpu_use(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
 
     containers = sum(use.shares[0].utilization_ratio or 0.0 for use in uses)
-    outside = container_history.unplaced(gpu, a | b).utilization_ratio
+    outside = gpu_attribution.unplaced(gpu, a | b).utilization_ratio
     assert containers + (outside or 0.0) + (gpu.unattributed_ratio or 0.0) == pytest.approx(total)
 
 
@@ -1057,7 +1045,7 @@ NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, **job: Any) -> str | None:
     """Why a job is suspected that beat 120 s ago, where nothing else is said."""
     given = build.job_file(**{"beat": build.ago(120.0), **job})
-    return container_history.suspicion(given, seen, patience or Patience(), now=build.ago(0))
+    return signs_of_life.suspicion(given, seen, patience or Patience(), now=build.ago(0))
 
 
 @pytest.mark.parametrize(
@@ -1155,7 +1143,7 @@ def quiet(
 ) -> float | None:
     """For how long it was quiet that beat 600 s ago and entered its phase 700 s ago, but for what is said."""
     given = build.job_file(**{"phase": phase, "beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
-    return container_history.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), **QUIET_OF[of])
+    return signs_of_life.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), **QUIET_OF[of])
 
 
 @pytest.mark.behaviour("A5")
@@ -1191,7 +1179,7 @@ def test_a_beat_counts_once_there_was_one_and_one_before_a_reboot_is_of_no_known
 def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(of: str) -> None:
     job = build.job_file(beat=None, phase_started=build.ago(700.0))
 
-    assert container_history.quiet_s(job, None, now=build.ago(0), **QUIET_OF[of]) is None
+    assert signs_of_life.quiet_s(job, None, now=build.ago(0), **QUIET_OF[of]) is None
 
 
 @given(
@@ -1770,7 +1758,7 @@ def wanted(*looks: tuple[float, GpuUse], paused: bool = False, lost: Collection[
 
 
 NO_GPU_USE = GpuUse(
-    gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(reason=container_history.NO_GPU, because="none")
+    gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(reason=gpu_attribution.NO_GPU, because="none")
 )
 
 
@@ -1954,15 +1942,13 @@ def test_who_cannot_be_placed_or_tested_may_live_where_its_folder_is(
 ) -> None:
     workers = WorkerReadings(workers=(sighting,))
 
-    assert container_history.may_hold_others(place, workers, [HOLDS, OTHER, BARE]) is may
+    assert worker_liveness.may_hold_others(place, workers, [HOLDS, OTHER, BARE]) is may
 
 
 def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None:
     workers = WorkerReadings(workers=(), unread=frozenset({"f0", "f9"}))
 
-    assert [
-        container_history.may_hold_others(each, workers, [HOLDS, OTHER, BARE]) for each in (HOLDS, OTHER, BARE)
-    ] == [
+    assert [worker_liveness.may_hold_others(each, workers, [HOLDS, OTHER, BARE]) for each in (HOLDS, OTHER, BARE)] == [
         True,
         False,
         False,
@@ -1973,9 +1959,7 @@ def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
     service = build.container(kind="systemd", folders=())
 
     found = [
-        container_history.may_hold_others(
-            service, WorkerReadings(workers=(), unread=frozenset(unread)), [HOLDS, service]
-        )
+        worker_liveness.may_hold_others(service, WorkerReadings(workers=(), unread=frozenset(unread)), [HOLDS, service])
         for unread in ({"f9"}, {HOLDS.folders[0]}, set[str]())
     ]
 
@@ -2094,7 +2078,7 @@ def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
 def test_a_worker_is_dead_only_without_heartbeat_and_cpu_time(
     sighting: WorkerSighting, still_s: float | None, dead: bool
 ) -> None:
-    assert container_history.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
+    assert worker_liveness.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
 
 
 @pytest.mark.parametrize(
@@ -2125,8 +2109,8 @@ def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
 
     assert beat_age_s is not None
     assert beat_age_s > slept_s
-    assert (container_history.suspicion(job, seen, Patience(), now=now) is None) is wedged
-    assert container_history.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
+    assert (signs_of_life.suspicion(job, seen, Patience(), now=now) is None) is wedged
+    assert worker_liveness.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead
 
 
 # Counters of a GPU
@@ -2320,5 +2304,5 @@ def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
     assert own.mig
     shared = replace(own, mig=replace(own.mig, shares_memory=True))
 
-    assert container_history.unattributed_bytes(own) == 200
-    assert container_history.unattributed_bytes(shared) is None
+    assert gpu_attribution.unattributed_bytes(own) == 200
+    assert gpu_attribution.unattributed_bytes(shared) is None

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from exporter.evidence.container_history import ContainerHistory, RamUse, gpu_use
+from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.gpu_attribution import gpu_use
 from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
 from exporter.model.container import ContainerEvidence
 from exporter.model.gpu import WITH_NODES, Gpu, GpuReadings, MigInstance

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from exporter.collectors.gpus import families
-from exporter.evidence.container_history import ContainerHistory, RamUse, gpu_use
+from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.gpu_attribution import gpu_use
 from exporter.evidence.vram_budgets import (
     BUDGET_LABEL,
     MANAGED_LABEL,

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
-from exporter.evidence.container_history import ContainerHistory, GpuUse, RamUse, WorkUse
+from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
+from exporter.evidence.gpu_attribution import GpuUse
 from exporter.http import evidence
 from exporter.model.container import Container
 from exporter.model.snapshot import Snapshot
