@@ -153,7 +153,6 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_gpu_memory_size_bytes": NOT_MEASURED,
     "gpuwarden_gpu_memory_free_bytes": f"{NO_GPUS}; NaN while the driver does not say",
     "gpuwarden_gpu_memory_floor_bytes": f"{NO_GPUS}, or the GPU has no more memory than that in all",
-    "gpuwarden_gpu_memory_tie_bytes": NO_GPUS,
     "gpuwarden_gpu_unattributed_utilization_ratio": NO_PARTS,
     "gpuwarden_gpu_unattributed_memory_bytes": NO_PARTS,
     "gpuwarden_gpu_memory_returning_bytes": f"{NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "

@@ -18,7 +18,7 @@ from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, 
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
 from exporter.collectors.registry import SnapshotCollector
-from exporter.evidence import container_history, gpu_attribution, process_ownership
+from exporter.evidence import container_history, gpu_attribution, process_ownership, vram_budgets
 from exporter.evidence.container_history import WORKED_S, ContainerHistory, RamUse, WorkUse
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.gpu_loss import LossHistory
@@ -41,6 +41,7 @@ from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.state_file import JobFile, LongStep, Stamp, WorkerFile
 from gpuwarden.step_timing import Pace, Stays, Steps
 from remediator.plan import Limits
+from remediator.remedies import recycle_container
 
 MIB: Final = 2**20
 GPU_MIB: Final = 15360
@@ -836,6 +837,27 @@ def identities(scenario: Scenario, second: int) -> dict[str, dict[str, str]]:
     A worker's are those of the attempt that it holds, where it holds one; of whoever else, those of its container.
     """
     return {life.program.name: life.identity for host in _as_of(scenario, second) for life in host.lives}
+
+
+def recycled(scenario: Scenario, container: str, seconds: Sequence[int]) -> int | None:
+    """The first of these seconds at which the remediator of its host would recycle a container; `None` for none.
+
+    By the choice of the remedy, from what the exporter of the host sees in that second.
+    """
+    (host,) = {each.host for each in scenario.programs if each.name == container}
+    box = Host(host, scenario)
+    asked = set(seconds)
+    for second in range(max(seconds, default=-1) + 1):
+        if box.finds_more(second) or second in asked:
+            box.play(second)
+        if second in asked and box.snapshot is not None:
+            cards = vram_budgets.cards(box.snapshot, container) or []
+            incarnations = {
+                tenant.incarnation for card in cards for tenant in card.tenants if tenant.container == container
+            }
+            if any(recycle_container.choose(card).victim in incarnations for card in cards):
+                return second
+    return None
 
 
 def tally(scenario: Scenario, run: str, second: int) -> RunTally:

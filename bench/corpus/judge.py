@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.corpus.host import Key, identities, series, tally
+from bench.corpus.host import Key, identities, recycled, series, tally
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy.standalone import debian_packages
 from gpuwarden.job import Trip
@@ -188,6 +188,7 @@ def play(scenarios: Sequence[Scenario], rules: Sequence[Path] | None = None) -> 
     if missing := [scenarios[number].name for number in asked if str(number) not in {told for told, _ in answers}]:
         raise JudgeError(f"promtool told nothing about {missing[0]!r}:\n{said[:2000]}")
     fired = [(int(told), each) for told, got in answers for each in _fired(int(told), got)]
+    fired = [(told, acted) for told, each in fired if (acted := _acted(scenarios[told], each)) is not None]
     return [
         Played(
             scenario=scenario,
@@ -365,6 +366,20 @@ def _fired(number: int, got: str) -> Iterator[Fired]:
         fired = accuses(dict(_LABEL.findall(labels)), at_s=int(float(value)))
         if fired is not None:
             yield replace(fired, of=fired.of.removeprefix(_host(number, "")))
+
+
+def _acted(scenario: Scenario, fired: Fired) -> Fired | None:
+    """An alert from when it is acted on: of those over their VRAM budgets the remedy chooses one; `None` for never."""
+    if fired.remedy != "recycle_container":
+        return fired
+    asked = [
+        at_s
+        for since_s, until_s in _evaluated(scenario)
+        for at_s in range(since_s, until_s + 1)
+        if at_s >= fired.at_s and at_s % scenario.evaluate_s == 0
+    ]
+    at_s = recycled(scenario, fired.of, asked)
+    return None if at_s is None else replace(fired, at_s=at_s)
 
 
 def _first(fired: Iterable[Fired]) -> dict[str, Fired]:

@@ -86,13 +86,6 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="`--vram-floor-mib`",
     )
     yield gauge(
-        "gpuwarden_gpu_memory_tie_bytes",
-        "Two containers over their budgets by amounts this close are level.",
-        _GPU,
-        (((gpu.uuid,), float(snapshot.thresholds.vram_tie_bytes)) for gpu in gpus),
-        source="`--vram-tie-mib`",
-    )
-    yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
         "Share of the GPU's time used by no process on its list; it vetoes idle where it is over the idle ratio and "
         "their copies and video cannot be that time. Less than 0 is by how much its processes are told to do more "

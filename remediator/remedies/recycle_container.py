@@ -52,7 +52,7 @@ def confirm(seen: ServerFacts, accused: str | None) -> Finding:
     if seen.cards is None:
         return Finding(doubt=Doubt.MEMORY_UNKNOWN, message="the exporter tells of no GPU's memory")
     held = [card for card in seen.cards if any(tenant.incarnation == accused for tenant in card.tenants)]
-    choices = [choose(card, accused=accused) for card in held]
+    choices = [choose(card) for card in held]
     confirmed = [choice.message for choice in choices if choice.victim == accused]
     unlisted = [gpu for gpu in restart_without_job.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
     unlisted += seen.nameless_gpus or []
@@ -82,11 +82,11 @@ def _unseen(names: Sequence[str] | None) -> str:
     return f"what {told} holds is unknown, for the engine does not tell of it: nobody is known to be most over budget"
 
 
-def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
+def choose(card: CardFacts) -> Choice:
     """The one container of a GPU that is to be recycled now, or why there is none.
 
-    The greatest used − budget goes. Of those that are level with it, within `tie_bytes`, it is the one that the rule
-    has picked already, which keeps it from going to and fro between two, else the greatest, else the first by name.
+    The greatest used − budget goes. Of those within `tie_bytes` of it the first by name goes, so that small changes of
+    what two hold do not change the choice.
     """
     if card.free_bytes is None:
         return _nobody(Doubt.MEMORY_UNKNOWN, f"how much memory of {card.gpu} is free is unknown: nothing is done")
@@ -108,13 +108,11 @@ def choose(card: CardFacts, *, accused: str | None = None) -> Choice:
     if most <= 0:
         return _nobody(Doubt.NONE_OVER, f"nobody that may be recycled is over budget: {short}")
     level = sorted(
-        (each.incarnation != accused, -by, each.container, each.incarnation)
-        for by, each in over.values()
-        if by > 0 and by >= most - card.tie_bytes
+        (each.container, each.incarnation, by) for by, each in over.values() if by > 0 and by >= most - card.tie_bytes
     )
-    _, below, name, victim = level[0]
+    name, victim, over_by = level[0]
     why = "is most over its budget" if len(level) == 1 else f"is one of {len(level)} level at most over their budgets"
-    return Choice(victim=victim, message=f"{name} {why}, by {_mib(-below)}: {short}")
+    return Choice(victim=victim, message=f"{name} {why}, by {_mib(over_by)}: {short}")
 
 
 def _nobody(doubt: Doubt, message: str) -> Choice:

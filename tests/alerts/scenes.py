@@ -134,8 +134,6 @@ def first_scrape(moment: int, scrape_s: int) -> int:
 
 
 GPU: Final = 'host="a", gpu="G"'
-LEVEL_S: Final = 190
-"""When the other one of two is ahead, by less than a tie."""
 
 
 def tenant(
@@ -181,14 +179,9 @@ SCENES: Final[Mapping[str, Scene]] = {
             ("gpuwarden_gpu_memory_free_bytes", GPU, lambda _: 100),
             ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
             ("gpuwarden_gpu_memory_returning_bytes", GPU, lambda _: 0),
-            ("gpuwarden_gpu_memory_tie_bytes", GPU, lambda _: 250),
-            *tenant("first", while_it_is(lambda _: 2010)),
-            *tenant("second", while_it_is(step(2000, 2100, LEVEL_S))),
+            *tenant("over", while_it_is(lambda _: 2010)),
         ),
-        seen=lambda scrape_s: (
-            *found_and_let_go(scrape_s, "first"),
-            (first_scrape(LEVEL_S, scrape_s), "first"),
-        ),
+        seen=lambda scrape_s: found_and_let_go(scrape_s, "over"),
     ),
     "GpuwardenItemsFailing": Scene(
         by="worker",

@@ -59,7 +59,6 @@ BLIND_TOO: Final = (
     "(max(gpuwarden_remediator_node_lost_after_seconds) + 10) )"
 )
 BLIND_WHERE_REPEATED: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
-PICKED: Final = "and on (host, container, gpu) topk by (host, gpu) (1, gpuwarden:vram_named:timestamp_seconds)"
 NONE_DONE: Final = (
     "and on (run, worker_host, worker) ( max by (run, worker_host, worker) (gpuwarden_queue_run_items_done) == 0 ),"
 )
@@ -72,12 +71,7 @@ CAUGHT: Final = (
     ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
     ("node", BLIND_TOO, "", "falls silent while Prometheus is down"),
     ("node", BLIND_WHERE_REPEATED, "", "was cut off for a minute just before Prometheus was down"),
-    (
-        "vram",
-        PICKED,
-        "unless on (host, container, gpu) gpuwarden:vram_over_budget_while_short:bytes",
-        "is level with another",
-    ),
+    ("vram", "== 1", "== 0", "leaks for ten minutes until the card is short"),
     ("stall", NEWEST, f"{NEWEST[:4]}-{NEWEST[4:]}", "is on its next job, having been silent in the one before"),
     (
         "server",

@@ -3,7 +3,6 @@
 from typing import Final
 
 _OVERDUE: Final = "gpuwarden_job_overdue_id"
-_OF_EACH: Final = "gpuwarden:vram_victim:bytes"
 _INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
 _ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
 _MISSED: Final = "gpuwarden:host_missed:timestamp_seconds"
@@ -26,20 +25,33 @@ _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _ONWARD: Final = "when somebody was last heard of never goes back"
 _HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
+_OVER_BUDGET: Final = "gpuwarden_container_gpu_memory_over_budget_bytes"
+_AND_TAKES_SEVERAL: Final = "`and` takes several series of one worker"
 EQUIVALENT: Final[dict[str, str]] = {
-    **dict.fromkeys(
-        (
-            "vram: GpuwardenVramVictim: on (host, container) -> on (container), at its place 2",
-            "vram: GpuwardenVramVictim: on (host, container) -> on (host), at its place 2",
-            f"vram: GpuwardenVramVictim: {_OF_EACH} -> last_over_time({_OF_EACH}[5m]), at its place 3",
-        ),
-        "it spares the join those whom nobody names; of more of them it takes who is named all the same",
+    **{
+        f"{its}: by (host, worker, container) -> by (host, worker, container, instance), at its place {place}": (
+            _AND_TAKES_SEVERAL
+        )
+        for its, places in (("gone: GpuwardenWorkerGone", (5, 6)), ("worker: GpuwardenWorkerDead", (4,)))
+        for place in places
+    },
+    "server: GpuwardenServerUnanswering: by (host, container) -> by (host, container, instance), at its place 3": (
+        _AND_TAKES_SEVERAL
     ),
+    "vram: GpuwardenVramVictim: by (host, container) -> by (host, container, instance)": _AND_TAKES_SEVERAL,
+    **{
+        f"vram: GpuwardenVramVictim: {change}": "both sides of the join name it, and one suffices"
+        for change in (
+            f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m])",
+            f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m]), at its place 2",
+            "on (host, container) -> on (container), at its place 3",
+            "on (host, container) -> on (host), at its place 3",
+        )
+    },
+    "gang: GpuwardenGangStuck: max -> min": "every rank of a gang has the same number of ranks",
     **dict.fromkeys(
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
-            "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 2",
-            "vram: gpuwarden:vram_named:timestamp_seconds: 0 -> (-1), at its place 3",
             "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 8",
         ),
         "it is asked whether it is a number, and none of these is less than 0",
@@ -75,20 +87,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"vram: gpuwarden:vram_victim:bytes: by (host, gpu) -> by (host, gpu, instance){place}": _NO_INSTANCE
-        for place in ("", ", at its place 2", ", at its place 4")
-    },
-    **{
-        f"vram: {rule}: {record} -> last_over_time({record}[5m]){place}": "only what was recorded just now counts"
-        for rule, record, places in (
-            ("gpuwarden:vram_victim:bytes", "gpuwarden:vram_over_budget_while_short:bytes", ("", 3, 5)),
-            ("gpuwarden:vram_named:timestamp_seconds", "gpuwarden:vram_victim:bytes", ("",)),
-            ("GpuwardenVramVictim", "gpuwarden:vram_victim:bytes", ("",)),
-            ("GpuwardenVramVictim", "gpuwarden:vram_looked:timestamp_seconds", ("",)),
-        )
-        for place in (f", at its place {each}" if each else "" for each in places)
-    },
-    **{
         f"{file}: {rule}: {record} -> last_over_time({record}[5m])": "where it ends, the target is named no more"
         for file, rule, record in (
             ("telemetry", "GpuwardenExporterDown", "gpuwarden:exporter_target:info"),
@@ -111,8 +109,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         for topic, whose in (("remediator", "remediator"), ("telemetry", "exporter"))
         for other in ("min_over_time", "max_over_time")
     },
-    "vram: gpuwarden:vram_named:timestamp_seconds: 300 -> 299": "these tests evaluate every 15 s: the second falls "
-    "between",
     **{
         f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
         for record in ("host", "nobody")
