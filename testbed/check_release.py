@@ -6,6 +6,9 @@ for whoever runs it otherwise: the tests run each of them on what ships.
 """
 
 import argparse
+import contextlib
+import functools
+import io
 import os
 import re
 import subprocess
@@ -20,6 +23,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from deploy.standalone import config_files, debian_packages, package_data
+from gpuwarden.cli import main as cli
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.job import Trip
 from remediator.remedies import REMEDIES
@@ -44,16 +48,9 @@ _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
 _SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
 _BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
-_HINT = re.compile(r"(?<!\bthe )(?<!\ballowed )\bsilence\b(?P<by>(?:\s+`[^`]*`)?)", re.IGNORECASE)
-"""A word of a runbook that tells its reader to silence something, by what first: `the silence` tells nothing."""
-_BY_ITSELF = "By itself gpuwarden "
-_ARMS_ALL = re.compile(r"\bgpuwarden arm\b(?! --remedy )")
-_AT_A_SHELL = re.compile(
-    r"\bgpuwarden (?:arm|brake|disarm|gpu|job|ledger|maintenance|pause|queue|run|status|worker|wrangle)\b"
-    r"|\$GPUWARDEN_DIR"
-)
-"""A word of a runbook that wants, in a shell, what the services are told in a file."""
-_ENVIRONMENT = "`set -a; . /etc/gpuwarden/gpuwarden.env; set +a`"
+_COMMAND = re.compile(r"(?:^    |`)gpuwarden ([a-z]+(?: [a-z]+)?)([^`\n#|]*)", re.MULTILINE)
+"""A command in the code of a runbook: its name of one or two words, and the rest."""
+_OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 _File = TypeVar("_File", bound=BaseModel)
 
 
@@ -168,24 +165,34 @@ def alerts_have_runbooks(checkout: Path) -> list[str]:
     return problems + [f"docs/runbooks/{page.name}: no alert is called so" for page in pages if page.stem not in alerts]
 
 
-def runbooks_say_what_is_done_first(checkout: Path) -> list[str]:
-    """Each page begins, right below its title, with what gpuwarden does by itself: the first thing to know at night."""
+def runbooks_commands_exist(checkout: Path) -> list[str]:
+    """Each `gpuwarden` command in the code of a runbook exists, and has the options that it is given there."""
     return [
-        f"{page.name}: it does not begin with what is done without a person; wanted below its title: {_BY_ITSELF}…"
+        f"{page.name}: `gpuwarden {words}` {problem}"
         for page, text in _runbooks(checkout)
-        if not text.startswith(f"# {page.stem}\n\n{_BY_ITSELF}")
+        for words, rest in _COMMAND.findall(text)
+        for problem in _misses(words, _OPTION.findall(rest))
     ]
 
 
-def runbooks_commands_work_as_written(checkout: Path) -> list[str]:
-    """No page arms every remedy, and one with commands says where a shell has the services' settings from."""
-    problems = []
-    for page, text in _runbooks(checkout):
-        if _ARMS_ALL.search(text):
-            problems.append(f"{page.name}: `gpuwarden arm` arms every remedy; wanted: gpuwarden arm --remedy …")
-        if _AT_A_SHELL.search(text) and _ENVIRONMENT not in text:
-            problems.append(f"{page.name}: its commands need the services' settings; wanted: {_ENVIRONMENT}")
-    return problems
+def _misses(words: str, options: Sequence[str]) -> list[str]:
+    """What is wrong with a command, by its own help."""
+    told = _help(words)
+    if told is None:
+        return ["is no command"]
+    return [f"has no option {option}" for option in options if not re.search(rf"{option}\b(?!-)", told)]
+
+
+@functools.cache
+def _help(words: str) -> str | None:
+    """The help of a command; `None` for one that does not exist."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = cli.main([*words.split(), "--help"])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return told.getvalue() if code == 0 else None
 
 
 def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
@@ -193,74 +200,6 @@ def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
     names = sorted({f"{rule.alert}.md" for _, rule in _alerts(checkout)})
     pages = [page for name in names if (page := checkout / "docs" / "runbooks" / name).is_file()]
     return [(page, page.read_text(encoding="utf-8")) for page in pages]
-
-
-def runbooks_silence_their_own_alert(checkout: Path) -> list[str]:
-    """A page of an alert for people says to silence that one by name, and does not promise that nothing is done then.
-
-    The executor holds to silences, so one by host alone would keep it from freeing what is wedged there.
-    """
-    alerts = _alerts(checkout)
-    acting = {rule.alert for _, rule in alerts if "remedy" in rule.labels}
-    problems = []
-    for name in sorted({rule.alert for _, rule in alerts if rule.alert} - acting):
-        page = checkout / "docs" / "runbooks" / f"{name}.md"
-        text = " ".join(page.read_text(encoding="utf-8").split()) if page.is_file() else ""
-        own = f'`alertname="{name}"`'
-        problems += [
-            f"{page.name}: `{hint[0]}` names no alert, so that what is acted on is silenced too; wanted: silence {own}"
-            for hint in _HINT.finditer(text)
-            if hint["by"].strip() != own
-        ]
-        if "nothing is done either" in text:
-            problems.append(f"{page.name}: nothing is ever done for {name}: it has no remedy")
-    return problems
-
-
-def runbooks_say_how_to_silence(checkout: Path) -> list[str]:
-    """Each page says to silence its alert, by name, and where it is acted on for how long a silence holds the remedy.
-
-    The name as a matcher elsewhere on the page, as of a route, is no such word. In the same sentence it names a label
-    that tells whose alert it is, as the tests see it fire: by its name alone it would be quiet of everybody. Where such
-    a page says to silence something, it begins with its own alert: all of a host or a worker is too much.
-    """
-    problems = []
-    seen = _labels_seen(checkout)
-    for _, rule in _alerts(checkout):
-        page = checkout / "docs" / "runbooks" / f"{rule.alert}.md"
-        if not page.is_file():
-            continue  # that is told by itself
-        text = " ".join(page.read_text(encoding="utf-8").split())
-        own = f'`alertname="{rule.alert}"`'
-        hint = re.search(rf"\bsilence {own}(?P<rest>[^.]*)", text, re.IGNORECASE)
-        if hint is None:
-            problems.append(f"{page.name}: it does not say how to silence it; wanted: silence {own}")
-        elif (whose := seen.get(rule.alert or "", set()) - rule.labels.keys()) and not any(
-            f"`{label}`" in hint["rest"] for label in whose
-        ):
-            problems.append(
-                f"{page.name}: it says to silence it of everybody; wanted beside its name: {', '.join(sorted(whose))}"
-            )
-        if "remedy" not in rule.labels:
-            continue
-        if "when the silence ends" not in text:
-            problems.append(f"{page.name}: it does not say that its remedy is held until the silence ends")
-        problems += [
-            f"{page.name}: `{hint[0]}` silences more than its alert; wanted: silence {own}"
-            for hint in _HINT.finditer(text)
-            if hint["by"] and hint["by"].strip() != own
-        ]
-    return problems
-
-
-def _labels_seen(checkout: Path) -> dict[str, set[str]]:
-    """The labels with which each alert fires in the tests, by its name."""
-    labels: dict[str, set[str]] = {}
-    for file in sorted(checkout.glob(TESTS_GLOB)):
-        for each in (each for case in _read(file, _TestFile).tests for each in case.alert_rule_test):
-            for fired in each.exp_alerts or ():
-                labels.setdefault(each.alertname, set()).update(fired.get("exp_labels", {}))
-    return labels
 
 
 def rules_name_what_there_is(checkout: Path) -> list[str]:
@@ -342,10 +281,7 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     alerts_are_tested,
     acting_alerts_are_complete,
     alerts_have_runbooks,
-    runbooks_say_what_is_done_first,
-    runbooks_commands_work_as_written,
-    runbooks_silence_their_own_alert,
-    runbooks_say_how_to_silence,
+    runbooks_commands_exist,
     rules_name_what_there_is,
     configuration_is_accepted,
     scripts_are_sound,

@@ -135,114 +135,25 @@ def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "problems"),
+    ("says", "problems"),
     [
-        ("# GpuwardenJobStalled\n\nBy itself gpuwarden does nothing.\n", 0),
-        ("# GpuwardenJobStalled\n\nA job is silent. By itself gpuwarden does nothing.\n", 1),
-        ("# GpuwardenJobStalled\n\nA job is silent.\n\nBy itself gpuwarden does nothing.\n", 1),
-        ("# GpuwardenJobStalled\n\nA job is silent.\n", 1),
-        ("# Stalled\n\nBy itself gpuwarden does nothing.\n", 1),
+        ("    gpuwarden ledger list --last 10", []),
+        ("Then `gpuwarden arm --remedy restart_worker --host HOST`.", []),
+        ("Of itself gpuwarden lists nothing.", []),
+        ("    gpuwarden ledger lst", ["`gpuwarden ledger lst` is no command"]),
+        ("| x | `gpuwarden arm --remdy restart_worker` |", ["`gpuwarden arm` has no option --remdy"]),
+        ("    gpuwarden ledger list --las 10", ["`gpuwarden ledger list` has no option --las"]),
     ],
-    ids=["first", "in the midst of a paragraph", "in a later one", "never", "below another title"],
+    ids=["a command", "in a sentence", "prose", "an unknown command", "an unknown option", "half an option"],
 )
-def test_a_runbook_is_refused_that_does_not_begin_with_what_gpuwarden_does(
-    page: str, problems: int, checkout: Path
-) -> None:
-    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(page)
-
-    found = check_release.runbooks_say_what_is_done_first(checkout)
-
-    assert [each.startswith("GpuwardenJobStalled.md: it does not begin with") for each in found] == [True] * problems
-
-
-@pytest.mark.parametrize(
-    ("says", "problem"),
-    [
-        (
-            "Say `gpuwarden arm` (`set -a; . /etc/gpuwarden/gpuwarden.env; set +a`).",
-            "`gpuwarden arm` arms every remedy",
-        ),
-        ("    gpuwarden ledger list", "its commands need the services' settings"),
-        ("    ls -l $GPUWARDEN_DIR/*/", "its commands need the services' settings"),
-        (
-            "First `set -a; . /etc/gpuwarden/gpuwarden.env; set +a`.\n\n    gpuwarden arm --remedy restart_worker",
-            None,
-        ),
-        ("The series of `gpuwarden exporter` are gpuwarden_gpu_info; gpuwarden runs.", None),
-    ],
-    ids=["arms everything", "asks the ledger", "lists state files", "with its settings", "without a command"],
-)
-def test_a_runbook_is_refused_whose_commands_fail_or_reach_too_far(
-    says: str, problem: str | None, checkout: Path
+def test_a_runbook_is_refused_with_a_command_that_does_not_exist(
+    says: str, problems: list[str], checkout: Path
 ) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
 
-    problems = check_release.runbooks_commands_work_as_written(checkout)
+    found = check_release.runbooks_commands_exist(checkout)
 
-    wanted = problem is not None
-    assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
-
-
-@pytest.mark.parametrize(
-    ("says", "problem"),
-    [
-        ("Silence `host` and `gpu` until\nthen.", "`Silence `host`` names no alert"),
-        ("To keep it quiet, silence\nit in Alertmanager.", "`silence` names no alert"),
-        ('Silence `alertname="GpuwardenJobStuck"`.', '`Silence `alertname="GpuwardenJobStuck"`` names no alert'),
-        ("By that nothing\nis done either.", "nothing is ever done for GpuwardenJobStalled"),
-        ('Silence\n`alertname="GpuwardenJobStalled"` and `host`.', None),
-        ("It ends with the silence; more than its allowed silence passes.", None),
-    ],
-    ids=["by host", "by nothing", "another alert", "that nothing is done", "its own alert", "what is no hint"],
-)
-@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
-def test_a_runbook_for_people_is_refused_that_says(says: str, problem: str | None, acts: bool, checkout: Path) -> None:
-    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
-    if not acts:
-        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
-
-    problems = check_release.runbooks_silence_their_own_alert(checkout)
-
-    wanted = 0 if acts or problem is None else 1
-    assert [each.startswith(f"GpuwardenJobStalled.md: {problem}") for each in problems] == [True] * wanted
-
-
-@pytest.mark.parametrize(
-    ("says", "acting", "for_people"),
-    [
-        ("It ends by itself when the silence ends.", "it does not say how", "it does not say how"),
-        (
-            'The route has `alertname="GpuwardenJobStalled"` and `host`. It ends when the silence ends.',
-            "it does not say how",
-            "it does not say how",
-        ),
-        ('Silence `alertname="GpuwardenJobStalled"` and `host`.', "it does not say that its remedy is held", None),
-        ('Silence `alertname="GpuwardenJobStalled"` and `host`: it is taken up when the silence ends.', None, None),
-        (
-            'Silence `alertname="GpuwardenJobStalled"`: it is taken up when the silence ends. That `host` is silent.',
-            "it says to silence it of everybody",
-            "it says to silence it of everybody",
-        ),
-        (
-            'Silence `alertname="GpuwardenJobStalled"`, `worker`, or silence `host`: taken up when the silence ends.',
-            "`silence `host`` silences more",
-            None,
-        ),
-    ],
-    ids=["not at all", "named elsewhere", "not for how long", "both", "of everybody", "all of a host"],
-)
-@pytest.mark.parametrize("acts", [True, False], ids=["acting", "for people"])
-def test_a_runbook_is_refused_that_says_of_silences(
-    says: str, acting: str | None, for_people: str | None, acts: bool, checkout: Path
-) -> None:
-    (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
-    if not acts:
-        edit(checkout / "alerts" / STALL, "          remedy: restart_worker\n", "")
-
-    problems = check_release.runbooks_say_how_to_silence(checkout)
-
-    wanted = acting if acts else for_people
-    assert [each.startswith(f"GpuwardenJobStalled.md: {wanted}") for each in problems] == [True] * (wanted is not None)
+    assert found == [f"GpuwardenJobStalled.md: {problem}" for problem in problems]
 
 
 @pytest.mark.parametrize(
