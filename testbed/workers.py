@@ -350,9 +350,9 @@ def image_files() -> Mapping[str, Path]:
     """What the worker image holds beside Python: this library, what it needs, and the demonstration's job body."""
     files: dict[str, Path] = {
         "/app/gpuwarden": CHECKOUT / "gpuwarden",
-        "/app/deploy/__init__.py": CHECKOUT / "deploy" / "__init__.py",
-        "/app/testbed/demo/__init__.py": CHECKOUT / "deploy" / "demo" / "__init__.py",
-        "/app/testbed/demo/job_body.py": CHECKOUT / "deploy" / "demo" / "body.py",
+        "/app/testbed/__init__.py": CHECKOUT / "testbed" / "__init__.py",
+        "/app/testbed/demo/__init__.py": CHECKOUT / "testbed" / "demo" / "__init__.py",
+        "/app/testbed/demo/job_body.py": CHECKOUT / "testbed" / "demo" / "job_body.py",
     }
     for name in IMAGE_DISTRIBUTIONS:
         files |= {f"/app/{path.name}": path for path in _installed(name)}

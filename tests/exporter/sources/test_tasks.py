@@ -226,7 +226,7 @@ def test_a_file_that_did_not_change_is_read_once(folder: Path, monkeypatch: pyte
     write(folder, 7)
     tasks = Tasks([folder])
     first = tasks.read()
-    monkeypatch.setattr(exporter.sources.tasks, "tenantfiles", None)
+    monkeypatch.setattr(exporter.sources.tasks, "untrusted_files", None)
 
     assert tasks.read() == first
 
