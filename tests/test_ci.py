@@ -130,6 +130,7 @@ def set_up(checkout: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_set_up_takes_what_the_lock_file_says_also_once_there_is_a_newer_release(pinned: Path) -> None:
     done = set_up(pinned)
 
@@ -139,6 +140,7 @@ def test_set_up_takes_what_the_lock_file_says_also_once_there_is_a_newer_release
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_set_up_says_that_the_lock_file_is_not_whole(pinned: Path) -> None:
     lock = pinned / "requirements.lock"
     lock.write_text(lock.read_text().partition("\n")[2])

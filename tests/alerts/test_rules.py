@@ -69,7 +69,14 @@ def track(checkout: Path, name: str, text: str) -> None:
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-@pytest.mark.parametrize("checked", check_release.CHECKS, ids=lambda checked: checked.__name__)
+@pytest.mark.parametrize(
+    "checked",
+    [
+        pytest.param(each, marks=pytest.mark.slow) if each is check_release.rules_pass_their_tests else each
+        for each in check_release.CHECKS
+    ],
+    ids=lambda checked: checked.__name__,
+)
 def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) -> None:
     assert checked(shipped) == []
 

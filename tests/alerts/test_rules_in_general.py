@@ -140,6 +140,7 @@ def of_scene(alert: str, scene: Scene, scrape_s: int) -> dict[str, Any]:
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("scrape_s", SCRAPES_S)
+@pytest.mark.slow
 def test_each_wedge_fires_from_the_first_scrape_that_shows_it_to_the_first_that_does_not(
     scrape_s: int, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ SHORT = Load(
 
 
 @pytest.mark.needs_postgres
+@pytest.mark.slow
 def test_the_short_mode_measures_everything_and_loses_nothing(tmp_path: Path) -> None:
     found = {each.what: each for each in measure([Place(name="disk", folder=tmp_path)], SHORT)}
 

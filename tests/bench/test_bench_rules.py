@@ -23,6 +23,7 @@ def test_a_host_tells_the_name_that_it_is_scraped_under(fleet: Fleet) -> None:
     assert told == ["h7"], "else GpuwardenHostMisnamed fires for each of them, and its cost is no part of health"
 
 
+@pytest.mark.slow
 def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Path) -> None:
     found = {each.what: each for each in measure(Place(name="disk", folder=tmp_path), SHORT)}
 

@@ -139,11 +139,13 @@ def played() -> Mapping[str, Played]:
 
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("name", [each.name for each in SCENARIOS if not each.not_yet])
+@pytest.mark.slow
 def test_the_verdict_is_right_on_whoever(name: str, played: Mapping[str, Played]) -> None:
     assert played[name].wrong() == []
 
 
 @pytest.mark.needs_parts
+@pytest.mark.slow
 def test_what_is_marked_not_yet_is_not_right_yet(played: Mapping[str, Played]) -> None:
     right = [each.name for each in SCENARIOS if each.not_yet and not played[each.name].wrong()]
 
@@ -173,6 +175,7 @@ def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
 
 
 @pytest.mark.needs_parts
+@pytest.mark.slow
 def test_every_policy_finds_something_and_none_but_ours_is_without_a_fault(played: Mapping[str, Played]) -> None:
     every = list(played.values())
     scores = {policy: judge.score(every, policy) for policy in judge.POLICY_NAMES}
@@ -824,6 +827,7 @@ def test_who_has_a_time_limit_ends_at_last_whom_it_does_not_find(
 
 
 @pytest.mark.needs_parts
+@pytest.mark.slow
 def test_ours_is_never_an_evaluation_late_and_misses_nothing_of_whatever_kind(played: Mapping[str, Played]) -> None:
     found = judge.score([each for each in played.values() if not each.scenario.not_yet], judge.OURS)
 

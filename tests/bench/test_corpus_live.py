@@ -14,7 +14,7 @@ from bench.corpus.scenario import Scenario
 from exporter.http.exposition import TEXT
 from testbed.check_release import CHECKOUT, RULES_GLOB
 
-pytestmark = pytest.mark.needs_parts
+pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 
 SCENARIOS: Final = scenario_file.read(live.LIVE)
 BROKEN: Final = "two identities are let through"

@@ -22,7 +22,7 @@ from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.needs_docker
+pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 
 CHECKOUT = Path(debian_packages.__file__).resolve().parents[2]
 PACKAGE = "gpuwarden[exporter,remediator,postgresql,evidence]"

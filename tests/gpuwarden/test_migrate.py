@@ -257,6 +257,7 @@ print("open")
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["empty", "of the version before"])
+@pytest.mark.slow
 def test_processes_that_open_a_database_together_all_succeed(
     empty_url: str, next_folder: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]], *, old: bool
 ) -> None:

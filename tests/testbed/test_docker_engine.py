@@ -15,6 +15,8 @@ from testbed import private_engine, worker_image
 from testbed.docker_engine import Engine, NoEngine, docker_engine, podman_engine, reachable_engine
 from testbed.private_engine import Places
 
+pytestmark = pytest.mark.slow
+
 CHECKOUT = Path(worker_image.__file__).resolve().parent.parent
 GONE_TIMEOUT_S = 20
 HOLD_AN_ENGINE = """

@@ -45,6 +45,7 @@ def described(served: Served) -> Any:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=str)
+@pytest.mark.slow
 def test_the_webhook_answers_as_it_says(served: Served, described: Any, mode: GenerationMode) -> None:
     """A body as described is accepted, any other refused; statuses, headers and bodies of the answers are as told."""
     statuses = set()

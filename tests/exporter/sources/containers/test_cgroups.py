@@ -875,6 +875,7 @@ def test_what_the_kernel_kills_in_a_real_container_is_counted(
 
 
 @pytest.mark.needs_docker
+@pytest.mark.slow
 def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_their_names_until_they_end(
     house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -931,6 +932,7 @@ FILES_OF_ONE = 8
 
 
 @pytest.mark.needs_docker
+@pytest.mark.slow
 def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_behind(
     engine: Engine, client: docker.DockerClient, house: Path
 ) -> None:

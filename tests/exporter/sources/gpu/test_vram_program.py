@@ -28,7 +28,7 @@ from tests.exporter.sources.gpu.test_nvml_program import Scrape, running
 from tests.nvml.driver import Card, Driver
 from tests.waiting import eventually
 
-pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker]
+pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.slow]
 
 GIB: Final = 2**30
 RETURNING: Final = "gpu_memory_returning_bytes"
