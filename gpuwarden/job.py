@@ -34,8 +34,11 @@ REQUEUE_PRIORITY: Final = 10
 LEASE_S: Final = 600.0
 """How long a claim holds without renewal (A13), seconds."""
 
-FENCE_S: Final = 600.0
-"""How long a fence holds without renewal, seconds: then whoever owed the settle is gone, and a sweep queues the job."""
+FENCE_S: Final = 90.0
+"""How long a fence holds without renewal, seconds. The executor that owes the settle renews it every `HEARTBEAT_S`.
+
+Then a sweep queues the job again. That is a reclaim: it uses no watchdog retry, and no slot is avoided.
+"""
 
 AVOID_S: Final = 600.0
 """For how long a requeued job stays away from the GPUs it was taken from, while others could run it, seconds."""

@@ -1087,7 +1087,7 @@ def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobS
 def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
     job = fenced(store)
 
-    assert store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + 500)
+    assert store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + FENCE_S)
     assert not store.fencing.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
 
     assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == []
