@@ -245,7 +245,7 @@ class Facts:
     container run, `quiet_for_s` for how long it has looked on without a break, with nobody silent. `refused_s_ago` is
     how long ago the queue refused what was to become of the job or its GPUs, `None` where it has taken something since;
     `stopped_s_ago` is how long ago this executor's newest stop came to an end, however it went, `None`: it tried none.
-    For another host's episode `settle_for_s` is since when that host's executor has shown no life. `worker_ended` is
+    `worker_ended` is
     set where the exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files
     away, while one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is
     about a worker, `server` about a container without one, `host` about a host, `run` about a run: an episode has one

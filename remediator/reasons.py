@@ -72,7 +72,6 @@ class Reason(StrEnum):
     ENDED_ELSEWHERE = "ended_elsewhere", "the container ended without gpuwarden"
     GPU_LOST = "gpu_lost", "a GPU is lost; it is out of use until an operator releases it"
     SETTLE_TIMEOUT = "settle_timeout", "the settle timeout runs before the job is requeued or failed"
-    NOT_FENCED = "not_fenced", "the job was not taken from its attempt yet; its own lease holds"
     NO_JOB = "no_job", "the queue has no such job"
     OTHER_WORKER = "other_worker", "another worker holds the attempt"
     NOT_RETRIED = "not_retried", "jobs of this class are not retried"

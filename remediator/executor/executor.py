@@ -1,9 +1,8 @@
 """The executor: the only loop that acts. Open episodes, facts, decide, record, act, record; again on a timer.
 
 One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
-anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also settles what another
-host's executor has fenced and left, once that one has shown no life for the bound, and holds the jobs of a host that
-is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
+anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also holds the jobs of a host
+that is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
 """
 
 import math
@@ -13,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -46,9 +45,7 @@ from remediator.plan import (
     RunFacts,
     Stage,
     Subject,
-    Unconfirmed,
 )
-from remediator.process_id import Holder
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES, guards, restart, wrangle
 from remediator.remedies.guards import Orders, Safeguards
@@ -65,11 +62,8 @@ AT_ONCE: Final = 8
 STEPS_MAX: Final = 20
 """Steps of one episode before the others get their turn."""
 
-SETTLE_HELD_S: Final = 10.0
-"""For how long a settle is held for one act, seconds; less than any bound after which another host takes it up."""
-
-ACT_MARGIN_S: Final = 30.0
-"""How much longer than a stop's grace an intent is held for one act, seconds: every call to an engine is bounded."""
+ANNOUNCED_S: Final = 10.0
+"""How long another host leaves a silent host's jobs to the executor that has announced to move them, seconds."""
 
 PAUSE_MAX_S: Final = 10.0
 """A loop that has not gone round for longer was stopped, or without its ledger, and has not looked on, seconds."""
@@ -230,7 +224,6 @@ class Executor:
         self._errors = 0
         self._workers: int | None = None
         self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._took_over = False
         self._started_at = time.time()
         self._looking_since_s = self._went_round_s = time.monotonic()
         self._judged_s: dict[int, float] = {}
@@ -269,15 +262,10 @@ class Executor:
                     self._errors += 1
                     log.exception("unexpected error")
                     self._closing.wait(self._pace.look_again_s)
-        with suppress(DatabaseError):  # then the leases end by themselves
-            self._ledger.let_go()
 
     def _go_round(
         self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, tending: ThreadPoolExecutor
     ) -> None:
-        if not self._took_over:
-            self._ledger.take_over(Holder.this_process(self._host))
-            self._took_over = True
         if changes.wait(POLL_S):
             self._next_look_s = 0.0
         now_s = time.monotonic()
@@ -326,7 +314,6 @@ class Executor:
         while self._ledger.take_new(self._host, now=self._ledger.now()):
             pass
         episodes = [each for each in self._ledger.open_episodes(self._host) if each.subject is not Subject.HOST]
-        left = self._ledger.unsettled_elsewhere(self._host) if self._ledger.shared else []
         looks_for = time.monotonic() >= self._next_look_for_s
         if looks_for:
             self._silent = self._ledger.silent_hosts()
@@ -338,8 +325,8 @@ class Executor:
             self._next_look_for_s = time.monotonic() + LOOK_FOR_S
         if self._ledger.shared:
             self._see_executors(time.monotonic())
-        self._keep_fences(episodes, left)
-        known = {each.episode_id for each in (*episodes, *left, *self._silent)}
+        self._keep_fences(episodes)
+        known = {each.episode_id for each in (*episodes, *self._silent)}
         for closed in (set(self._waits) | set(self._watches) | set(self._judged_s)) - known:
             self._waits.pop(closed, None)
             self._watches.pop(closed, None)
@@ -349,9 +336,6 @@ class Executor:
                 judged = episode.subject is Subject.RUN
                 work = counting.submit(self._judge, episode) if judged else pool.submit(self._work, episode)
                 self._at_work[episode.episode_id] = work
-        for episode in left:
-            if episode.episode_id not in self._at_work:
-                self._at_work[episode.episode_id] = pool.submit(self._adopt, episode)
         for episode in self._silent:
             if looks_for and episode.episode_id not in self._at_work:
                 accused = self._accused_with(episode)
@@ -390,8 +374,8 @@ class Executor:
         found = (each for each in self._silent if each.firing)
         return sum(each is episode or self._said_s[each.episode_id] >= heard_s for each in found)
 
-    def _keep_fences(self, ours: list[Episode], left: list[Episode]) -> None:
-        """While somebody is about to settle a fenced job, no sweep of the queue gives it away.
+    def _keep_fences(self, episodes: list[Episode]) -> None:
+        """Lengthen the fences of the jobs that this host is about to settle, so that no sweep gives them away.
 
         As often as a worker renews its lease, so that a clock that is set takes neither. The first failure ends it: a
         queue that does not answer must not keep the loop from going round.
@@ -400,13 +384,8 @@ class Executor:
         if now_s < self._next_fences_s:
             return
         self._next_fences_s = now_s + HEARTBEAT_S
-        waited_for = [
-            each
-            for each in left
-            if self._silent_s(each.host, now_s) < self._pace.limits.settle_bound_s or self._holds(each)
-        ]
         queue = self._hands.queue
-        for episode in [*ours, *waited_for]:
+        for episode in episodes:
             settle, job_id, attempt = episode.settle, episode.job_id, episode.attempt
             if settle is None or settle.stage is not Stage.FENCED or job_id is None or attempt is None:
                 continue
@@ -440,9 +419,6 @@ class Executor:
     def _safeguards(self, remedy: str) -> Safeguards:
         cooldown_s = self._policies().of(remedy).cooldown_s
         return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
-
-    def _holds(self, episode: Episode) -> bool:
-        return self._limits(episode.remedy).unconfirmed is Unconfirmed.HOLD
 
     def _collect(self) -> None:
         """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
@@ -553,11 +529,16 @@ class Executor:
                         self._closing.wait(self._pace.look_again_s)
                         return
                     acted = type(step)
-                if clock.boottime_s() - read_at_s <= FACTS_S:
+                if self._may_act(read_at_s):
                     self._perform(episode, step)
                 episode = self._ledger.episode(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
+
+    def _may_act(self, read_at_s: float) -> bool:
+        """Whether facts are fresh enough to act on, and no other executor of this host may act on the same target."""
+        lost = self._lock is not None and self._lock.lost
+        return clock.boottime_s() - read_at_s <= FACTS_S and not lost
 
     def _held(self, facts: Facts, step: plan.Step) -> plan.Step:
         """The step, or the wait that an order, a safeguard or a silence puts before it.
@@ -603,37 +584,6 @@ class Executor:
         """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
         return self._ledger.orders().armed(host=self._host, remedy=remedy)
 
-    def _adopt(self, episode: Episode) -> None:
-        """Settle for another host, if its executor shows no life. Nothing but the job is touched."""
-        read_at_s, unknown = clock.boottime_s(), list[str]()
-        watch = self._watches.setdefault(episode.episode_id, _Watch())
-        try:
-            job, job_known = self._job(episode, unknown)
-            now_s = time.monotonic()
-            settle_since_s = watch.stage_since_s(episode.settle, now_s)
-            settle_for_s = now_s - self._patience_since_s(settle_since_s, now_s)
-            step = REMEDIES[episode.remedy].adopt(
-                Facts(
-                    armed=self._armed(episode.remedy),
-                    limits=self._limits(episode.remedy),
-                    episode=episode,
-                    evidence=None,
-                    container=None,
-                    container_known=False,
-                    job=job,
-                    job_known=job_known,
-                    settle_for_s=min(settle_for_s, self._silent_s(episode.host, now_s)),
-                    unknown="; ".join(unknown),
-                )
-            )
-            if isinstance(step, plan.Wait):
-                # Every host looks on while one settles its own: that is no part of the story.
-                log.debug("not ours to settle yet", episode=episode.episode_id, host=episode.host, because=step.message)
-            elif clock.boottime_s() - read_at_s <= FACTS_S:
-                self._perform(episode, step)
-        except GpuwardenError as error:
-            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
-
     def _look_for(self, episode: Episode, accused: int) -> None:
         """Decide about a host that is said to be silent, as every host's executor does. Only its jobs are moved."""
         read_at_s = clock.boottime_s()
@@ -642,7 +592,7 @@ class Executor:
             step = self._held_for_host(facts, REMEDIES[episode.remedy].decide(facts))
             if isinstance(step, plan.Wait):
                 self._wait(episode, step, once=True)
-            elif clock.boottime_s() - read_at_s <= FACTS_S:
+            elif self._may_act(read_at_s):
                 self._waits[episode.episode_id] = ""
                 if isinstance(step, plan.Lose | plan.Return):
                     self._move_jobs(episode, step)
@@ -664,7 +614,7 @@ class Executor:
                 step = self._held_for_run(facts, REMEDIES[episode.remedy].decide(facts))
             if isinstance(step, plan.Wait):
                 self._wait(episode, step)
-            elif clock.boottime_s() - read_at_s <= FACTS_S:
+            elif self._may_act(read_at_s):
                 self._waits[episode.episode_id] = ""
                 if isinstance(step, plan.Wrangle):
                     self._carry_out(episode, step)
@@ -957,8 +907,6 @@ class Executor:
         intent, job_id, attempt = episode.settle, episode.job_id, episode.attempt
         if intent is None or job_id is None or attempt is None:
             raise AssertionError("a settle without a job was decided")
-        if not self._ledger.hold(intent, for_s=self._act_s(Kind.SETTLE)):
-            return  # another remediator is at it
         queue = self._hands.queue
         its: dict[str, Any] = {"attempt": attempt, "trip": episode.trip}
         if isinstance(step, plan.Fence):
@@ -1058,8 +1006,6 @@ class Executor:
         intent, message = episode.free, step.message
         if intent is None:
             raise AssertionError("a quarantine without a free was decided")
-        if not self._ledger.hold(intent, for_s=self._act_s(Kind.FREE)):
-            return
         gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._hands.queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
@@ -1074,9 +1020,7 @@ class Executor:
         """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
         losing, queue = isinstance(step, plan.Lose), self._hands.queue
         name, move = (_LOSE, queue.lose) if losing else ("return", queue.find)
-        if not self._ledger.announce(
-            episode.episode_id, name, step.message, now=self._ledger.now(), for_s=SETTLE_HELD_S
-        ):
+        if not self._ledger.announce(episode.episode_id, name, step.message, now=self._ledger.now(), for_s=ANNOUNCED_S):
             return  # another host is at it
         for job in step.jobs:
             if move(job.job_id, attempt=job.attempt, now=queue.now()):
@@ -1097,13 +1041,6 @@ class Executor:
             tell = f"; the {step.tell} is to be told" if step.tell else ""
             self._ledger.run_done(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
             log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.message)
-
-    def _act_s(self, kind: Kind) -> float:
-        """For how long an intent is held while something is done for it, seconds.
-
-        A settle is a transaction or two, and the queue takes each once only; a free may have to wait for a stop.
-        """
-        return SETTLE_HELD_S if kind is Kind.SETTLE else self._pace.stop_grace_s + ACT_MARGIN_S
 
     def _advance(
         self,
@@ -1129,7 +1066,6 @@ class Executor:
             step=step,
             message=message,
             now=self._ledger.now(),
-            for_s=self._act_s(intent.kind),
             data=data,
             unspent=unspent,
             state=state,
@@ -1211,6 +1147,8 @@ class ExecutorLock:
         self._ledger = ledger
         self._host = host
         self._told = False
+        self.lost = False
+        """Whether it was lost when it was last asked for. Read by the threads that act."""
         try:
             self._lock: ProcessLock | None = ledger.lock_executor(host)
         except LockHeldElsewhereError as error:
@@ -1226,6 +1164,7 @@ class ExecutorLock:
         """
         if self._lock is not None and self._lock.held():
             return True
+        self.lost = True
         self.close()
         try:
             self._lock = self._ledger.lock_executor(self._host)
@@ -1234,9 +1173,8 @@ class ExecutorLock:
                 log.warning("another executor took over; nothing is done here meanwhile", because=str(error))
             self._told = True
             return False
-        self._told = False
+        self._told = self.lost = False
         log.warning("the lock was lost with its connection, and is ours again")
-        self._ledger.take_over(Holder.this_process(self._host))
         return True
 
     def close(self) -> None:

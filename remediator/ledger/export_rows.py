@@ -13,9 +13,7 @@ from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNA
 PAGE: Final = 20
 """Episodes read in one transaction, at most: what is in memory at a time."""
 
-_LEFT_OUT: Final = frozenset(
-    {"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "decision_id", "holder", "held_until"}
-)
+_LEFT_OUT: Final = frozenset({"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "decision_id"})
 """What only the ledger itself goes by."""
 
 _KNOWN_OF_ALERTS: Final = frozenset({"state", "reason"})

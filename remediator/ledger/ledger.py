@@ -83,7 +83,6 @@ from remediator.plan import (
     Wait,
     Wrangle,
 )
-from remediator.process_id import Holder
 from remediator.reasons import Reason
 from remediator.remedies.guards import (
     RATE_WINDOW_S,
@@ -217,7 +216,6 @@ class Ledger:
         self._engine = engine
         self._host = host
         self._clock = DatabaseClock(engine)
-        self._holder: str | None = None
         self.shared = is_shared(engine)
         """Whether several hosts' remediators may work on it."""
 
@@ -374,14 +372,6 @@ class Ledger:
         with reading(self._engine) as connection:
             rows = connection.execute(found.order_by(EPISODES.c.episode_id)).all()
             return [_episode(connection, row) for row in rows]
-
-    def unsettled_elsewhere(self, host: str) -> list[Episode]:
-        """The episodes of other hosts whose settle is still owed, oldest first."""
-        unsettled = INTENTS.c.stage.in_([Stage.PLANNED, Stage.FENCED])
-        owed = and_(INTENTS.c.kind == Kind.SETTLE, unsettled, INTENTS.c.host != host)
-        found = select(EPISODES).where(EPISODES.c.episode_id.in_(select(INTENTS.c.episode_id).where(owed)))
-        with reading(self._engine) as connection:
-            return [_episode(connection, row) for row in connection.execute(found.order_by(EPISODES.c.episode_id))]
 
     def silent_hosts(self) -> list[Episode]:
         """The open episodes about hosts that are said to be silent, whoever's, oldest first."""
@@ -599,41 +589,6 @@ class Ledger:
         tell(connection, LEDGER.channel)
         return order_id
 
-    def take_over(self, holder: Holder) -> None:
-        """Work as `holder` from now on, and let go of what an executor held that is known to be over.
-
-        Where the ledger is one host's alone, whoever may execute is the only one: all others are over.
-        """
-        self._holder = str(holder)
-        held = INTENTS.c.holder.is_not(None) & (INTENTS.c.holder != self._holder)
-        with writing(self._engine) as connection:
-            for name in connection.scalars(select(INTENTS.c.holder).where(held).distinct()).all():
-                before = Holder.parse(name)
-                if not self.shared or (before is not None and before.is_over(seen_by=holder)):
-                    connection.execute(update(INTENTS).where(INTENTS.c.holder == name).values(_LET_GO))
-
-    def let_go(self) -> None:
-        """This process holds nothing any more: what it leaves need not wait for a lease."""
-        with writing(self._engine) as connection:
-            connection.execute(update(INTENTS).where(INTENTS.c.holder == self._holder).values(_LET_GO))
-
-    def hold(self, intent: Intent, *, for_s: float) -> bool:
-        """Take, or keep, an intent for `for_s` seconds; false while another executor has it, or has moved it."""
-        mine = update(INTENTS).where(*self._free_for_me(intent)).values(self._mine(for_s))
-        with writing(self._engine) as connection:
-            return connection.execute(mine).rowcount == 1
-
-    def _free_for_me(self, intent: Intent) -> list[ColumnElement[bool]]:
-        """The intent is at the stage it was read at, and nobody else has it."""
-        return [INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage, self._nobody_elses()]
-
-    def _nobody_elses(self) -> ColumnElement[bool]:
-        ran_out = INTENTS.c.held_until < self._clock.now()
-        return or_(INTENTS.c.holder.is_(None), INTENTS.c.holder == self._holder, ran_out)
-
-    def _mine(self, for_s: float) -> dict[str, Any]:
-        return {"holder": self._holder, "held_until": self._clock.now() + for_s}
-
     def advance(
         self,
         intent: Intent,
@@ -644,15 +599,12 @@ class Ledger:
         step: str,
         message: str,
         now: float,
-        for_s: float,
         data: Mapping[str, Any] | None = None,
         unspent: bool = False,
         state: str | None = None,
         reason: Reason | None = None,
     ) -> bool:
-        """Move an intent from the stage it was read at, and hold it for `for_s` seconds while anything is owed of it.
-
-        False when somebody else moved it first, or has it.
+        """Move an intent from the stage it was read at; false when another process moved it first.
 
         One that is abandoned while it was only planned, or of which nothing has come (`unspent`), gives its key back:
         the same target may come to need it after all.
@@ -660,13 +612,12 @@ class Ledger:
         unused = stage is Stage.ABANDONED and (unspent or intent.stage is Stage.PLANNED)
         move = (
             update(INTENTS)
-            .where(*self._free_for_me(intent))
+            .where(INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage)
             .values(
                 stage=stage,
                 retired="unused" if unused else None,
                 entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
                 data={**intent.data, **(data or {})},
-                **(_LET_GO if stage in OVER else self._mine(for_s)),
             )
         )
         tally = Tally()
@@ -681,15 +632,12 @@ class Ledger:
             return True
 
     def withdraw(self, episode_id: int, reason: Reason, message: str, *, now: float) -> None:
-        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither.
-
-        Nothing while another executor has one of them: it may be acting on it.
-        """
+        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither."""
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
-        mine = select(INTENTS.c.host, INTENTS.c.kind, self._nobody_elses().label("free")).where(planned)
+        found = select(INTENTS.c.host, INTENTS.c.kind).where(planned)
         with writing(self._engine) as connection:
-            taken = connection.execute(mine.with_for_update()).all()
-            if not taken or not all(row.free for row in taken):
+            taken = connection.execute(found.with_for_update()).all()
+            if not taken:
                 return
             retire = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, retired="withdrawn", entered_at=now)
             connection.execute(retire)
@@ -1011,8 +959,6 @@ class Ledger:
         with writing(self._engine):
             pass
 
-
-_LET_GO: Final[Mapping[str, None]] = {"holder": None, "held_until": None}
 
 _CLOSED_MEANWHILE: Final = Close(
     outcome=Outcome.SUPERSEDED, reason=Reason.CLOSED_MEANWHILE, message="it was closed meanwhile"

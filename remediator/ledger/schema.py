@@ -92,8 +92,6 @@ INTENTS = Table(
     Column("entered_at", Float, nullable=False),
     Column("data", JSON, nullable=False),
     # Which executor works on it, and until when without another word of it. A free is worked by its host's alone.
-    Column("holder", String),
-    Column("held_until", Float),
     Column("retired", String),  # unused | withdrawn: nothing came of it, and its target may be promised the same again
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),

@@ -1,4 +1,4 @@
-"""The remedies, one file each: `decide(facts) -> Step`, `adopt(facts) -> Step` and the trips it can confirm, pure.
+"""The remedies, one file each: `decide(facts) -> Step`, and the trips it can confirm, pure.
 
 An alert names its remedy in the label `remedy`. To add one: a file here, its line in `REMEDIES`, a test in
 tests/remediator.
@@ -15,31 +15,28 @@ from remediator.remedies import lose_node, recycle_container, restart_container,
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """How an episode is decided, on its own host and for a silent one, and which trips local evidence can confirm.
+    """How an episode is decided, and which trips local evidence can confirm.
 
     `subject` is what its episodes are about: an alert for it names that, and nothing else.
     """
 
     decide: Callable[[Facts], Step]
-    adopt: Callable[[Facts], Step]
     trips: frozenset[Trip]
     subject: Subject = Subject.WORKER
 
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
-    "restart_worker": Remedy(decide=restart_worker.decide, adopt=restart_worker.adopt, trips=restart_worker.TRIPS),
+    "restart_worker": Remedy(decide=restart_worker.decide, trips=restart_worker.TRIPS),
     "restart_container": Remedy(
         decide=restart_container.decide,
-        adopt=restart_container.adopt,
         trips=restart_container.TRIPS,
         subject=Subject.SERVER,
     ),
-    "lose_node": Remedy(decide=lose_node.decide, adopt=lose_node.adopt, trips=lose_node.TRIPS, subject=Subject.HOST),
+    "lose_node": Remedy(decide=lose_node.decide, trips=lose_node.TRIPS, subject=Subject.HOST),
     "recycle_container": Remedy(
         decide=recycle_container.decide,
-        adopt=recycle_container.adopt,
         trips=recycle_container.TRIPS,
         subject=Subject.TENANT,
     ),
-    "wrangle": Remedy(decide=wrangle.decide, adopt=wrangle.adopt, trips=wrangle.TRIPS, subject=Subject.RUN),
+    "wrangle": Remedy(decide=wrangle.decide, trips=wrangle.TRIPS, subject=Subject.RUN),
 }

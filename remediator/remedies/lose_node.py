@@ -55,11 +55,6 @@ def decide(facts: Facts) -> Step:
     return WouldAct(message=f"would hold its jobs as those of a lost node: {message}")
 
 
-def adopt(_: Facts) -> Step:
-    """Nothing is owed: what it decides is decided by every host's remediator alike."""
-    return Wait(reason=Reason.DONE, message="a lost host's jobs are held, and nothing of them is settled")
-
-
 def _over(facts: Facts, host: HostFacts) -> Step:
     """The alert has ended. That alone brings nobody back: a Prometheus that forgets, or is gone, ends it as well."""
     lost = _in(host, State.NODE_LOST)

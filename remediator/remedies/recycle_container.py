@@ -24,8 +24,6 @@ RANKED_MAX: Final = 24
 
 MIB: Final = 2**20
 
-adopt: Final = restart_without_job.adopt
-
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:

@@ -11,8 +11,6 @@ from remediator.remedies import restart_without_job
 TRIPS: Final = frozenset({Trip.SERVER})
 """The trips that `confirm` can confirm; an alert with another is refused at the door."""
 
-adopt: Final = restart_without_job.adopt
-
 
 def decide(facts: Facts) -> Step:
     """The next step of one episode."""

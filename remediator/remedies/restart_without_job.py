@@ -50,11 +50,6 @@ def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
     return restart.close(free, None)
 
 
-def adopt(_: Facts) -> Step:
-    """Nothing is owed for another host: there is no job to settle."""
-    return Wait(reason=Reason.DONE, message="it has no job; its container waits for its own host")
-
-
 def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
     """Nothing is promised yet: is it the same incarnation, and do we see ourselves what it is accused of?"""
     seen, accused = facts.server, facts.episode.incarnation

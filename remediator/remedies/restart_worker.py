@@ -2,8 +2,7 @@
 
 Order: confirm from the host's own exporter, write both intents, warn where that is wanted, confirm and fence, confirm
 and stop, see it dead, requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when
-the alert ends. What cannot be killed puts its GPUs in quarantine. `adopt` settles for a host whose own executor is
-silent. Pure.
+the alert ends. What cannot be killed puts its GPUs in quarantine. Pure.
 
 A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
 """
@@ -76,31 +75,6 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
             return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
         return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_bound_s:.0f} s")
     return restart.close(free, settle)
-
-
-def adopt(facts: Facts) -> Step:
-    """The next step of a settle whose host's own executor shows no life: any remediator may do it, after the bound."""
-    settle, job, attempt = facts.episode.settle, facts.job, facts.episode.attempt
-    if settle is None or settle.over:
-        return Wait(reason=Reason.DONE, message="nothing is owed")
-    if not facts.job_known:
-        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"the queue does not answer: {facts.unknown}")
-    # What the queue says counts: the host may have died between fencing the job and noting it.
-    if job is None or job.attempt != attempt or job.state not in (State.FENCING, *MOVES[Move.FENCE].sources):
-        return Wait(reason=Reason.DONE, message="it is settled; its own host has only to note it")
-    if job.state is not State.FENCING:
-        return Wait(reason=Reason.NOT_FENCED, message="nothing was taken from its attempt yet; its own lease holds")
-    if facts.settle_for_s < facts.limits.settle_bound_s:
-        return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"the remediator of {facts.episode.host} may yet come back")
-    if not facts.armed:
-        return Wait(reason=Reason.DRY_RUN, message="dry run: nothing is settled for another host")
-    free = facts.episode.free
-    seen_dead = free is not None and free.stage in restart.SEEN_DEAD
-    if not seen_dead and facts.limits.unconfirmed is Unconfirmed.HOLD:
-        return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
-    seen = "seen dead" if seen_dead else "not seen dead"
-    silent = f"the remediator of {facts.episode.host} has been silent for {facts.limits.settle_bound_s:.0f} s"
-    return _requeue_or_fail(facts, job, f"{seen}, and {silent}", seen_dead=seen_dead)
 
 
 def confirm(evidence: WorkerFacts, trip: Trip) -> Finding:

@@ -90,11 +90,6 @@ def decide(facts: Facts) -> Step:
     return WouldAct(message=f"would {verdict.deed}: {verdict.message}")
 
 
-def adopt(_: Facts) -> Step:
-    """Nothing is owed for another host: what is done is done in one transaction."""
-    return Wait(reason=Reason.DONE, message="there is nothing to settle")
-
-
 def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
     """Nothing is to be done now. While the alert fires that may change; then it is over."""
     if facts.episode.firing:

@@ -178,7 +178,7 @@ class ExecuteSettings(_Common):
     look_again_s: float = Field(
         default=1.0,
         gt=0,
-        le=5,  # each look is a sign of life; another host takes the lack of it, for settle_bound_s, for our end
+        le=5,  # each look is a sign of life, and another host takes its lack for 15 s for our end
         description="time between looks at an open episode, seconds",
     )
     tend_s: float = Field(default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds")

@@ -26,7 +26,7 @@ IDENTITY: Final = "what is over is refused, what is current is not"
 TERMINAL: Final = "terminal is terminal"
 OUTBOX: Final = "one failed event a failed job"
 AHEAD: Final = "write ahead, then act"
-HELD: Final = "who holds an intent alone moves it"
+OWN: Final = "an intent is moved by its own host alone"
 
 
 class BrokenError(AssertionError):
@@ -46,8 +46,6 @@ class Acting:
     step: Step | None = None
     episode_id: int | None = None
     tends: bool = False
-    holder: str = ""
-    """How the executor at work signs the intents that it holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +63,9 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
+class _Promised:
     stage: str
-    holder: str | None
-    until: float | None
+    host: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ class Judge:
     """What an executor fenced or tried to stop: it may be refused."""
 
     settled: set[tuple[int, int]] = field(default_factory=set)
-    intents: dict[int, _Held] = field(default_factory=dict)
+    intents: dict[int, _Promised] = field(default_factory=dict)
     quarantined: set[str] = field(default_factory=set)
     stops: defaultdict[str, set[int | None]] = field(default_factory=lambda: defaultdict(set))
     wedged_at: dict[str, _Look] = field(default_factory=dict)
@@ -374,19 +371,15 @@ class Judge:
 
     def promised(self, actor: Any) -> None:
         """Compare the ledger's intents with what they were before this commit."""
-        found = self.databases.see_ledger.execute("SELECT intent_id, stage, holder, held_until FROM intents").fetchall()
-        before, self.intents = self.intents, {each[0]: _Held(stage=each[1], holder=each[2], until=each[3])
-                                              for each in found}  # fmt: skip
+        found = self.databases.see_ledger.execute("SELECT intent_id, stage, host FROM intents").fetchall()
+        before, self.intents = self.intents, {each[0]: _Promised(stage=each[1], host=each[2]) for each in found}
         for intent_id, now in self.intents.items():
             was = before.get(intent_id)
-            if was is None or (was.stage, was.holder) == (now.stage, now.holder) or not isinstance(actor, Acting):
+            if was is None or was == now or not isinstance(actor, Acting):
                 continue
-            what = f"intent {intent_id}: {was} to {now} by {actor.holder}"
+            what = f"intent {intent_id}: {was} to {now} by {actor.host}"
             self.must(was.stage not in OVER, TERMINAL, what)
-            ran_out = was.until is not None and was.until < self.world.clocks.database()
-            # Executors of one host come one after the other; of another host's nobody knows but by the lease.
-            one_host = was.holder is not None and was.holder.split()[0] == actor.host
-            self.must(was.holder in (None, actor.holder) or one_host or ran_out, HELD, what)
+            self.must(was.host == actor.host, OWN, what)
 
     def ledger(self) -> None:
         """Between two steps: what is promised is unique, and nothing that was promised is dropped."""

@@ -17,7 +17,7 @@ from tests.races.clocks import DATABASE, Clocks
 from tests.races.databases import Databases
 from tests.races.judge import LOST, Judge
 from tests.races.points import HARMS, KINDS, Killed, Points, Trouble, watch_commits
-from tests.races.remediators import LIMITS, Processes, Remediator, deliver, fake_time
+from tests.races.remediators import LIMITS, Remediator, deliver, fake_time
 from tests.races.workers import QUEUE, RESULTS, Result, Workers
 from tests.races.world import DEAD_AFTER_S, SILENT, STALL_S, Does, Exporter, Slot, World
 from tests.remediator import builders as build
@@ -70,11 +70,8 @@ class Races(RuleBasedStateMachine):
         self.points = Points(self._meanwhile)
         self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
-        processes = Processes()
         for module in ("remediator.executor.executor", "remediator.clients.job_queue_sql"):
             stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
-        stack.enter_context(patch("remediator.process_id.procfs", processes))
-        stack.enter_context(patch("remediator.executor.executor.Holder", processes))
         stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
         for engine, told in (
             (self.databases.ledger, self.judge.promised),
@@ -87,7 +84,6 @@ class Races(RuleBasedStateMachine):
         self.remediators = {
             host: Remediator(
                 host, world=self.world, databases=self.databases, judge=self.judge, points=self.points,
-                processes=processes,
             )
             for host in self.world.hosts
         }  # fmt: skip

@@ -1,6 +1,5 @@
 """One remediator a host: the real executor, ledger and queue, driven a round at a time and thrown away when killed."""
 
-import itertools
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Final
@@ -15,7 +14,6 @@ from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Executor, Hands, Pace
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
-from remediator.process_id import Holder
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Safeguards
 from tests.races.databases import Databases
@@ -116,38 +114,10 @@ class Host:
         self._points.around("start", act, ActuatorError("played: no answer"))
 
 
-class Processes:
-    """Stands where a holder looks whether another's process is over."""
-
-    def __init__(self) -> None:
-        self.alive: set[int] = set()
-        self.now = 0
-        """The pid of the process at work."""
-
-        self._pids = itertools.count(1)
-
-    def begin(self) -> int:
-        """Another process; its pid, which is never given again."""
-        pid = next(self._pids)
-        self.alive.add(pid)
-        return pid
-
-    def this_process(self, host: str) -> Holder:
-        """Stands for `Holder.this_process`."""
-        return Holder(host=host, boot_id="b", pid_namespace=1, pid=self.now, start_ticks=self.now)
-
-    def start_ticks(self, pid: int) -> int:
-        if pid not in self.alive:
-            raise FileNotFoundError
-        return pid
-
-
 class Remediator:
     """One host's executor, if it runs. It is armed to begin with."""
 
-    def __init__(
-        self, host: str, *, world: World, databases: Databases, judge: Judge, points: Points, processes: Processes
-    ) -> None:
+    def __init__(self, host: str, *, world: World, databases: Databases, judge: Judge, points: Points) -> None:
         self.acting = Acting(host=host)
         self.works: Watched | None = None
         self.shared = True
@@ -157,8 +127,6 @@ class Remediator:
         self._databases = databases
         self._judge = judge
         self._points = points
-        self._processes = processes
-        self._pid = 0
         self._busy = False
         self._order(armed=self.acting.armed)
 
@@ -171,8 +139,6 @@ class Remediator:
             with self._points.program(self.acting, trouble), self._world.clocks.of(self.acting.host):
                 if self.works is None:
                     self.works = self._started()
-                self._processes.now = self._pid
-                self.acting.holder = str(self._processes.this_process(self.acting.host))
                 self.works._go_round(AlwaysChanged(), *[AtOnce()] * 3)  # type: ignore[arg-type]  # all it asks of a pool
         except DatabaseError:
             pass  # nothing is done until it answers
@@ -185,7 +151,6 @@ class Remediator:
     def end(self) -> None:
         """The executor's process is over; the next round begins with another."""
         self.works = None
-        self._processes.alive.discard(self._pid)
 
     def arm(self, *, armed: bool) -> None:
         """A person orders it, where it is not so yet: the executor that runs is to know of it at its next look."""
@@ -210,7 +175,6 @@ class Remediator:
         hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
         works = Watched(ledger, host=host, hands=hands, pace=pace)
         works.acting = self.acting
-        self._pid = self._processes.begin()
         return works
 
 

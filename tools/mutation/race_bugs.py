@@ -188,11 +188,6 @@ def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "may_begin", as_if_armed)
 
 
-def lease_on_intents_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads an intent works on it, whether another holds it, and has moved it, or not."""
-    monkeypatch.setattr(Ledger, "_free_for_me", lambda _, intent: [INTENTS.c.intent_id == intent.intent_id])
-
-
 def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job is claimed as it was read, whoever has claimed it since."""
     move = sql.transition
@@ -281,7 +276,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "begin_without_unique_key": Mutant(plant=begin_without_unique_key, rules=[judge.ONCE]),
     "free_keyed_by_container": Mutant(plant=free_keyed_by_container, rules=[judge.LOST], ends=True),
     "dry_run_that_fences": Mutant(plant=dry_run_that_fences, rules=[judge.DRY]),
-    "lease_on_intents_not_checked": Mutant(plant=lease_on_intents_not_checked, rules=[judge.HELD]),
     "claim_without_compare": Mutant(plant=claim_without_compare, rules=[judge.TERMINAL, judge.IDENTITY]),
     "reclaim_without_compare": Mutant(plant=reclaim_without_compare, rules=[judge.ALONE]),
     "sweep_by_the_hosts_clock": Mutant(plant=sweep_by_the_hosts_clock, rules=[judge.ALONE]),

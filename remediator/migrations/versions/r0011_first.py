@@ -68,8 +68,6 @@ def upgrade() -> None:
         sa.Column("created_at", sa.Float, nullable=False),
         sa.Column("entered_at", sa.Float, nullable=False),
         sa.Column("data", sa.JSON, nullable=False),
-        sa.Column("holder", sa.String),
-        sa.Column("held_until", sa.Float),
         sa.Column("retired", sa.String),
     )
     _unique_where("one_intent_per_target", "intents", ["kind", "key"], "retired IS NULL")

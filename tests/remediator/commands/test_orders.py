@@ -476,7 +476,6 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
         step="stop",
         message="b",
         now=now,
-        for_s=1.0,
     )
     ledger.close_episode(kept.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
 

@@ -43,7 +43,6 @@ from remediator.executor.executor import (
 from remediator.ledger.ledger import Ledger, Story
 from remediator.ledger.schema import LEDGER
 from remediator.plan import Begin, ContainerState, Facts, Kind, Limits, Outcome, Stage, Start, Step, WouldAct
-from remediator.process_id import Holder
 from remediator.reasons import Finding, Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Safeguards
@@ -1557,9 +1556,9 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
     refused = threading.Event()
 
     class Watched(Ledger):
-        def take_over(self, holder: Holder) -> None:
+        def beat(self, **its: Any) -> None:
             try:
-                super().take_over(holder)
+                super().beat(**its)
             except DatabaseError:
                 refused.set()
                 raise

@@ -1,5 +1,6 @@
 """A host that is silent, one ledger in PostgreSQL, and the executors of others: whose jobs are held, and by whom."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,7 +19,7 @@ from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert, host_alert
 from tests.remediator.executor.test_executor import LIMITS, PACE, arm, executor, looping, running, sql, story, told
-from tests.remediator.executor.test_shared_ledger import LIVES_S, beat, beating
+from tests.remediator.executor.test_shared_ledger import beat
 from tests.remediator.world import World
 from tests.waiting import eventually
 
@@ -29,13 +30,32 @@ pytestmark = [
 
 BOUND_S = 0.5
 QUICK = replace(PACE, limits=replace(LIMITS, node_lost_after_s=BOUND_S))
+LIVES_S = 2.5
+"""The bound where a host shows life meanwhile: longer than a busy machine keeps a sign of it back."""
+
+
+@contextmanager
+def beating(ledger: Ledger) -> Iterator[None]:
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(0.05):
+            beat(ledger)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.executor.executor.ALIVE_S", BOUND_S)
     monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", PACE.look_again_s)
-    monkeypatch.setattr("remediator.executor.executor.SETTLE_HELD_S", 0.1)
+    monkeypatch.setattr("remediator.executor.executor.ANNOUNCED_S", 0.1)
 
 
 @pytest.fixture
@@ -252,7 +272,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     store: JobStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("remediator.executor.executor.SETTLE_HELD_S", 60.0)
+    monkeypatch.setattr("remediator.executor.executor.ANNOUNCED_S", 60.0)
     job_ids = [unheard(store), JobId(running(store, worker="w2", incarnation="i2"))]
     silence(store)
 

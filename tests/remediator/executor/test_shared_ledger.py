@@ -4,27 +4,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gpuwarden.job import State
+from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.executor.executor import AlreadyExecutingError, Executor, ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import LEDGER
 from remediator.plan import Stage
-from remediator.process_id import Holder
 from remediator.remedies.restart_worker import decide
-from remediator.settings.policy_file import PolicyFile
 from testbed.postgres import Postgres
 from tests.remediator.builders import HOST, alert
 from tests.remediator.executor.test_executor import (
-    LIMITS,
     PACE,
     executor,
     looping,
@@ -45,23 +41,11 @@ pytestmark = [
     pytest.mark.parametrize("backend", ["postgresql"], indirect=True),
 ]
 
-BOUND_S = 0.4
-QUICK = replace(PACE, limits=replace(LIMITS, settle_bound_s=BOUND_S))
-LIVES_S = 2.5
-"""The bound where a host shows life meanwhile: longer than a busy machine keeps a sign of it back."""
-
-
-@pytest.fixture(autouse=True)
-def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.executor.executor.ACT_MARGIN_S", 0.1)
-    monkeypatch.setattr("remediator.executor.executor.SETTLE_HELD_S", 0.1)
-
 
 @pytest.fixture
 def ledger_b(ledger_url: str) -> Iterator[Ledger]:
     """The same ledger, as host box2 has it."""
     with closing(Ledger.open(ledger_url, host="box2")) as opened:
-        opened.take_over(replace(Holder.this_process("box2"), boot_id="of box2"))
         yield opened
 
 
@@ -72,7 +56,6 @@ def beat(ledger: Ledger) -> None:
 def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
     """Host box1's executor has fenced the job of a wedge, and says no more."""
     world = wedged(ledger, store)
-    ledger.take_over(Holder.this_process(HOST))
     beat(ledger)
     works = executor(ledger, store, world)
     ledger.take_new(HOST, now=time.time())
@@ -86,121 +69,35 @@ def plan_of(works: Executor, episode: plan.Episode) -> plan.Step:
     return decide(works._facts(episode))
 
 
-def test_a_silent_hosts_job_that_is_to_be_held_is_settled_by_nobody_and_no_sweep_gives_it_away(
-    ledger: Ledger, ledger_b: Ledger, store: JobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fenced_and_gone(ledger, store)
-    file = tmp_path / "policy.toml"
-    file.write_text('[restart_worker]\nunconfirmed = "hold"\n')
-    monkeypatch.setattr("remediator.executor.executor.HEARTBEAT_S", 0.05)
-    lease = sql(store, "SELECT lease_expires_at FROM jobs")
-
-    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, policy=PolicyFile(file))
-    with looping(works):
-        eventually(lambda: works._silent_s(HOST, time.monotonic()) > 3 * BOUND_S, "it was silent for long")
-        before = sql(store, "SELECT lease_expires_at FROM jobs")
-        eventually(lambda: sql(store, "SELECT lease_expires_at FROM jobs") > before > lease, "its fence goes on")
-        assert store.job(1).state is State.FENCING
-
-        file.write_text('[restart_worker]\nunconfirmed = "requeue"\n')
-        eventually(lambda: store.job(1).state is State.QUEUED, "a person has decided")
-
-
-@contextmanager
-def beating(ledger: Ledger) -> Iterator[None]:
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.wait(0.05):
-            beat(ledger)
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def test_a_silent_hosts_job_is_settled_by_another_and_its_own_executor_goes_on_when_it_is_back(
-    ledger: Ledger, ledger_b: Ledger, store: JobStore
+def test_a_job_whose_executor_died_after_the_fence_is_queued_by_a_sweep_and_its_container_waits_for_its_host(
+    ledger: Ledger, store: JobStore
 ) -> None:
     world = fenced_and_gone(ledger, store)
+    assert store.reclaim_expired(now=store.now() + FENCE_S - 10) == []
+    assert store.reclaim_expired(now=store.now() + FENCE_S + 1) == [1]
 
-    with looping(executor(ledger_b, store, World(), host="box2", pace=QUICK)):
-        eventually(lambda: store.job(1).state is State.QUEUED, "it is queued again")
     assert world.boxes["w1"].calls == []
-    assert store.job(1).watchdog_retries == 1
+    assert (store.job(1).state, store.job(1).reclaims, store.job(1).watchdog_retries) == (State.QUEUED, 1, 0)
 
     to_the_end(executor(ledger, store, world), ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert story(ledger).outcome == "mended"
-    settled = [entry for entry in story(ledger).entries if entry.step == "requeue"]
-    assert [entry.host for entry in settled] == ["box2"]
-    assert "the remediator of box1 has been silent" in settled[0].message
-
-
-def test_a_host_that_shows_life_settles_its_own_job(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
-    fenced_and_gone(ledger, store)
-    looks = 0
-    patient = replace(QUICK, limits=replace(LIMITS, settle_bound_s=LIVES_S))
-    works = executor(ledger_b, store, World(), host="box2", pace=patient)
-    adopt = works._adopt
-
-    def counted(episode: plan.Episode) -> None:
-        nonlocal looks
-        looks += 1
-        adopt(episode)
-
-    works._adopt = counted  # type: ignore[method-assign]
-    with looping(works):
-        with beating(ledger):
-            began_s = time.monotonic()
-            eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S and looks > 5, "it has looked for long enough")
-            assert store.job(1).state is State.FENCING
-        eventually(lambda: store.job(1).state is State.QUEUED, "settled, once that one is silent")
-
-
-def test_a_dry_run_settles_nothing_for_another_host(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
-    fenced_and_gone(ledger, store)
-    works = executor(ledger_b, store, World(), host="box2", pace=QUICK, armed=False)
-
-    with looping(works):
-        eventually(lambda: works._silent_s(HOST, time.monotonic()) > 2 * BOUND_S, "well past the bound")
-
-    assert store.job(1).state is State.FENCING
+    assert "did requeue" not in told(ledger)
 
 
 def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
     fenced_and_gone(ledger, store)
-    a, b = executor(ledger, store, World()), executor(ledger_b, store, World(), host="box2")
+    works = [executor(each, store, World()) for each in (ledger, ledger_b)]
     episode = ledger.open_episodes(HOST)[0]
-    step = plan.Requeue(retry=1, seen_dead=True, message="both of them", avoid_s=0.0)
-    eventually(lambda: episode.settle and ledger_b.hold(episode.settle, for_s=-1.0), "the first lease ran out")
 
     with ThreadPoolExecutor(2) as pool:
-        for each in [pool.submit(works._perform, episode, step) for works in (a, b)]:
-            each.result()
+        step = plan.Requeue(retry=1, seen_dead=False, message="both of them", avoid_s=0.0)
+        for done in [pool.submit(each._perform, episode, step) for each in works]:
+            done.result()
 
     assert told(ledger).count("did requeue") == 1
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
-
-
-def test_while_an_executor_holds_the_settle_another_does_not_act_on_it(
-    ledger: Ledger, ledger_b: Ledger, store: JobStore
-) -> None:
-    fenced_and_gone(ledger, store)
-    episode = ledger.open_episodes(HOST)[0]
-    assert episode.settle is not None
-    assert ledger.hold(episode.settle, for_s=60.0)
-
-    executor(ledger_b, store, World(), host="box2")._perform(
-        episode, plan.Requeue(retry=1, seen_dead=True, message="b", avoid_s=0.0)
-    )
-
-    assert store.job(1).state is State.FENCING
 
 
 # --- one executor a host
@@ -251,6 +148,19 @@ def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: 
             assert (ledger.executors(), ledger.stories(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
             eventually(lambda: story_outcome(ledger) == "mended", "it has it, and acts")
+
+
+def test_an_executor_that_has_lost_its_lock_ends_no_act_that_it_had_decided(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    with closing(ExecutorLock(ledger, host=HOST)) as lock:
+        works = executor(ledger, store, world, lock=lock)
+        lock.lost = True
+        turn(works, ledger)
+        assert told(ledger) == ["saw alert: firing"]
+
+        lock.lost = False
+        to_the_end(works, ledger)
+        assert story(ledger).outcome == "mended"
 
 
 # --- what wakes an executor
@@ -318,14 +228,3 @@ def reached(ask: Callable[[], Any]) -> Any:
         return ask()
     except Exception:  # noqa: BLE001 - however it says that it is away
         return None
-
-
-def test_what_another_host_watches_is_no_part_of_the_story(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
-    world = fenced_and_gone(ledger, store)
-    onlooker = executor(ledger_b, store, World(), host="box2")
-    for _ in range(3):
-        for episode in ledger_b.unsettled_elsewhere("box2"):
-            onlooker._adopt(episode)
-    turn(executor(ledger, store, world), ledger)
-
-    assert {entry.host for entry in story(ledger).entries} == {HOST}

@@ -182,7 +182,7 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     works._hands = replace(works._hands, queue=At())
     assert store.sweeps.expired(now=later) == {(1, 1)}
 
-    works._keep_fences(ledger.open_episodes(HOST), [])
+    works._keep_fences(ledger.open_episodes(HOST))
 
     assert store.sweeps.expired(now=later) == frozenset()
 

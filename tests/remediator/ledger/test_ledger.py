@@ -18,14 +18,12 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden import procfs
 from gpuwarden.db.engine import DatabaseError, connect, writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.ledger.ledger import TAKE_MAX, Ledger, Story, _open_episode, _row
 from remediator.ledger.schema import METADATA
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
-from remediator.process_id import Holder
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards, may_begin, wish
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
@@ -96,9 +94,7 @@ def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
 
 
 def advance(ledger: Ledger, intent: Intent, stage: Stage, *, now: float = NOW, **data: Any) -> bool:
-    return ledger.advance(
-        intent, stage, episode_id=1, act="did", step="s", message="b", now=now, for_s=60.0, data=data or None
-    )
+    return ledger.advance(intent, stage, episode_id=1, act="did", step="s", message="b", now=now, data=data or None)
 
 
 def rows(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
@@ -594,7 +590,7 @@ def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(
     acted = read(ledger, first).free
     assert acted is not None
     its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "message": "it answers again"}
-    assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, for_s=60.0, unspent=True)
+    assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, unspent=True)
     ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it answers again", now=NOW)
 
     assert begins(ledger, opened(ledger), BEGIN, now=NOW)
@@ -712,79 +708,6 @@ def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: 
     changes.close()
 
 
-# --- who may move an intent
-
-OTHER = Holder(host="box2", boot_id="b", pid_namespace=1, pid=2, start_ticks=3)
-
-
-@contextmanager
-def another(ledger_url: str, holder: Holder) -> Iterator[Ledger]:
-    other = Ledger.open(ledger_url, host=holder.host)
-    other._holder = str(holder)
-    try:
-        yield other
-    finally:
-        other.close()
-
-
-def test_an_intent_that_a_live_executor_holds_is_moved_by_nobody_else(ledger: Ledger, ledger_url: str) -> None:
-    episode, _, settle = begun(ledger)
-    with another(ledger_url, OTHER) as other:
-        assert other.hold(settle, for_s=60.0)
-
-        assert not ledger.hold(settle, for_s=60.0)
-        assert not advance(ledger, settle, Stage.FENCED)
-        ledger.withdraw(episode.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
-        assert read(ledger, episode).settle == settle
-        assert other.hold(settle, for_s=60.0), "its own holder keeps it"
-        assert advance(other, settle, Stage.FENCED)
-
-
-def test_an_intent_whose_lease_ran_out_may_be_taken(ledger: Ledger, ledger_url: str) -> None:
-    ledger.take_over(Holder.this_process(HOST))
-    _, _, settle = begun(ledger)
-    with another(ledger_url, OTHER) as other:
-        assert other.hold(settle, for_s=-1.0)
-
-        assert ledger.hold(settle, for_s=60.0)
-        assert not other.hold(settle, for_s=60.0)
-
-
-def test_each_move_takes_the_intent_and_its_end_lets_go_of_it(ledger: Ledger) -> None:
-    us = Holder.this_process(HOST)
-    ledger.take_over(us)
-    episode, _, settle = begun(ledger)
-    held = "SELECT holder, held_until > 0 FROM intents WHERE kind = 'settle'"
-
-    assert advance(ledger, settle, Stage.FENCED)
-    assert [(name, bool(until)) for name, until in rows(ledger, held)] == [(str(us), True)]
-    fenced = read(ledger, episode).settle
-    assert fenced is not None
-    assert advance(ledger, fenced, Stage.DONE)
-
-    assert rows(ledger, held) == [(None, None)]
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_what_a_process_held_that_is_over_is_taken_over_at_once(ledger: Ledger, ledger_url: str, ended: bool) -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    us = Holder.this_process(HOST)
-    before = replace(us, pid=process.pid, start_ticks=procfs.start_ticks(process.pid))
-    _, _, settle = begun(ledger)
-    with another(ledger_url, before) as other:
-        assert other.hold(settle, for_s=600.0)
-    if ended:
-        process.kill()
-        process.wait()
-
-    ledger.take_over(us)
-
-    # On a ledger that is one host's alone, its lock says already that nobody else is left.
-    assert ledger.hold(settle, for_s=60.0) is (ended or not ledger.shared)
-    process.kill()
-    process.communicate()
-
-
 def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -> None:
     episode = opened(ledger)
     ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
@@ -816,24 +739,9 @@ def test_a_host_takes_and_sees_its_own_episodes_only(ledger: Ledger) -> None:
     assert ledger.totals("box2").alerts == {("accepted", ""): 2}
 
 
-def test_what_another_host_has_promised_to_settle_is_found_until_it_is_settled(ledger: Ledger) -> None:
-    episode, _, settle = begun(ledger)
-    assert ledger.unsettled_elsewhere(HOST) == []
-    assert [each.episode_id for each in ledger.unsettled_elsewhere("box2")] == [episode.episode_id]
-
-    assert advance(ledger, settle, Stage.FENCED)
-    assert [each.episode_id for each in ledger.unsettled_elsewhere("box2")] == [episode.episode_id]
-    assert ledger.unsettled_elsewhere(HOST) == []
-
-    fenced = read(ledger, episode).settle
-    assert fenced is not None
-    assert advance(ledger, fenced, Stage.DONE)
-    assert ledger.unsettled_elsewhere("box2") == []
-
-
 def test_each_entry_names_the_host_that_wrote_it(ledger: Ledger, ledger_url: str) -> None:
     episode = opened(ledger)
-    with another(ledger_url, OTHER) as other:
+    with closing(Ledger.open(ledger_url, host="box2")) as other:
         other.record(episode.episode_id, "did", "requeue", "b", now=NOW)
 
     assert [entry.host for entry in story(ledger).entries] == [HOST, "box2"]

@@ -65,7 +65,7 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     assert ledger.keep(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
-        assert ledger.advance(intent, Stage.DONE, **its, now=at, for_s=60.0)
+        assert ledger.advance(intent, Stage.DONE, **its, now=at)
     ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=at)
     return episode.episode_id
 

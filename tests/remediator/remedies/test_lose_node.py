@@ -10,7 +10,7 @@ from gpuwarden.job import State, Trip
 from remediator.plan import Close, Facts, HeldJob, Lose, Outcome, Return, Step, Subject, Wait, WouldAct
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.lose_node import TRIPS, adopt, decide
+from remediator.remedies.lose_node import TRIPS, decide
 from tests.remediator.builders import LIMITS, held_job, host, host_facts
 
 pytestmark = pytest.mark.pure
@@ -25,7 +25,7 @@ BOUND_S = LIMITS.node_lost_after_s
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> None:
     remedy = REMEDIES["lose_node"]
 
-    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.HOST)
+    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.HOST)
     assert {Trip.NODE_LOST} == TRIPS
 
 
@@ -131,13 +131,6 @@ ACTS: dict[str, tuple[Facts, Step]] = {
 @pytest.mark.parametrize(("given", "step"), ACTS.values(), ids=ACTS)
 def test_what_it_does_when(given: Facts, step: Step) -> None:
     assert decide(given) == step
-
-
-def test_nothing_is_owed_for_another_host() -> None:
-    step = adopt(host_facts(RUNS))
-
-    assert isinstance(step, Wait)
-    assert step.reason == Reason.DONE
 
 
 JOBS = st.builds(

@@ -24,9 +24,9 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.reasons import Doubt, Reason
+from remediator.reasons import Doubt
 from remediator.remedies import REMEDIES
-from remediator.remedies.recycle_container import RANKED_MAX, TRIPS, adopt, choose, confirm, decide
+from remediator.remedies.recycle_container import RANKED_MAX, TRIPS, choose, confirm, decide
 from tests.remediator.builders import (
     HANDLE,
     KEY,
@@ -52,7 +52,7 @@ STOPPING = free(Stage.STOPPING, tries=1)
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_tenants() -> None:
     remedy = REMEDIES["recycle_container"]
 
-    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.TENANT)
+    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.TENANT)
     assert {Trip.VRAM} == TRIPS
 
 
@@ -317,13 +317,6 @@ def test_the_gpus_that_must_let_go_of_it_are_those_that_it_was_seen_on_too() -> 
 
     assert isinstance(step, Begin)
     assert step.gpus == ("GPU-0",)
-
-
-def test_another_host_owes_a_tenant_nothing() -> None:
-    step = adopt(tenant_facts(PLANNED))
-
-    assert isinstance(step, Wait)
-    assert step.reason == Reason.DONE
 
 
 def test_the_alert_that_ends_closes_what_was_never_confirmed() -> None:

@@ -25,7 +25,7 @@ from remediator.plan import (
 )
 from remediator.reasons import Doubt, Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.restart_container import TRIPS, adopt, confirm, decide
+from remediator.remedies.restart_container import TRIPS, confirm, decide
 from tests.remediator.builders import (
     HANDLE,
     KEY,
@@ -55,7 +55,7 @@ LATE = {"free_for_s": LIMITS.free_bound_s}
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_servers() -> None:
     remedy = REMEDIES["restart_container"]
 
-    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.SERVER)
+    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.SERVER)
     assert {Trip.SERVER} == TRIPS
 
 
@@ -348,10 +348,3 @@ def test_a_freed_server_is_mended_and_one_that_was_given_up_is_not() -> None:
     assert mended.outcome is Outcome.MENDED
     assert isinstance(partly, Close)
     assert partly.outcome is Outcome.PARTLY
-
-
-def test_another_host_owes_a_server_nothing() -> None:
-    step = adopt(server_facts(PLANNED))
-
-    assert isinstance(step, Wait)
-    assert step.reason == Reason.DONE

@@ -37,7 +37,7 @@ from remediator.plan import (
 from remediator.reasons import Doubt, Reason
 from remediator.remedies import REMEDIES, lose_node, recycle_container, restart_container, restart_worker, wrangle
 from remediator.remedies.restart import RETRY_S, TRIES_MAX
-from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, adopt, confirm, decide
+from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, confirm, decide
 from tests.remediator.builders import (
     KEY,
     LIMITS,
@@ -61,7 +61,6 @@ FENCED_JOB = job(state=State.FENCING)
 
 def test_the_remedy_is_found_by_the_name_that_rules_use() -> None:
     assert REMEDIES["restart_worker"].decide is decide
-    assert REMEDIES["restart_worker"].adopt is adopt
 
 
 # --- what counts as wedged (A2 to A6, and invariant 4)
@@ -2046,93 +2045,6 @@ def test_how_an_episode_closes(known: Facts, outcome: Outcome) -> None:
     assert step.outcome is outcome
 
 
-# --- for another host, whose executor is silent
-
-FALLEN_SILENT = "the remediator of box1 has been silent for 60 s"
-SILENT: dict[str, Any] = {
-    "evidence": None, "container": None, "container_known": False, "job": FENCED_JOB, "settle_for_s": 60.0,
-}  # fmt: skip
-WEDGE_SILENT = facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT)
-
-ADOPT: dict[str, tuple[Facts, Step | str]] = {
-    "to be held, and not seen dead: nobody else has it": (
-        replace(WEDGE_SILENT, limits=HOLDING),
-        Reason.EXIT_UNCONFIRMED,
-    ),
-    "to be held, and seen dead before it fell silent": (
-        facts(free(Stage.DEAD), settle(Stage.FENCED), limits=HOLDING, **SILENT),
-        Requeue(retry=1, seen_dead=True, message="", avoid_s=600.0),
-    ),
-    "silent for the bound: its job goes to somebody else": (
-        WEDGE_SILENT,
-        Requeue(
-            retry=1,
-            seen_dead=False,
-            message="",
-            avoid_s=600.0,
-        ),
-    ),
-    "its container was seen dead before it fell silent": (
-        facts(free(Stage.DEAD), settle(Stage.FENCED), **SILENT),
-        Requeue(
-            retry=1,
-            seen_dead=True,
-            message="",
-            avoid_s=600.0,
-        ),
-    ),
-    "its free stayed with another episode": (
-        facts(None, settle(Stage.FENCED), **SILENT),
-        Requeue(
-            retry=1,
-            seen_dead=False,
-            message="",
-            avoid_s=600.0,
-        ),
-    ),
-    "all its retries are used": (
-        replace(WEDGE_SILENT, job=job(state=State.FENCING, watchdog_retries=3)),
-        Fail(reason=Reason.RETRIES_EXHAUSTED, message=""),
-    ),
-    "all its attempts are used": (
-        replace(WEDGE_SILENT, job=job(state=State.FENCING, attempts_max=1)),
-        Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=""),
-    ),
-    "a hair under the bound": (replace(WEDGE_SILENT, settle_for_s=59.9), Reason.SETTLE_TIMEOUT),
-    "it has just shown life": (replace(WEDGE_SILENT, settle_for_s=0.0), Reason.SETTLE_TIMEOUT),
-    "dry run: nothing is settled for anybody": (replace(WEDGE_SILENT, armed=False), Reason.DRY_RUN),
-    "the queue does not answer": (
-        replace(WEDGE_SILENT, job=None, job_known=False, unknown="away"),
-        Reason.QUEUE_UNREACHABLE,
-    ),
-    "it had been fenced, and its host fell silent before it noted that": (
-        facts(free(Stage.PLANNED), settle(Stage.PLANNED), **SILENT),
-        Requeue(
-            retry=1,
-            seen_dead=False,
-            message="",
-            avoid_s=600.0,
-        ),
-    ),
-    "nothing is owed": (facts(free(Stage.STOPPING), None, **SILENT), Reason.DONE),
-    "it is not fenced: its lease takes care of it": (
-        facts(free(Stage.PLANNED), settle(Stage.PLANNED), **{**SILENT, "job": job()}),
-        Reason.NOT_FENCED,
-    ),
-    "it is settled": (facts(free(Stage.DEAD), settle(Stage.DONE), **SILENT), Reason.DONE),
-    "it was settled, and that not noted": (replace(WEDGE_SILENT, job=job(state=State.QUEUED)), Reason.DONE),
-    "another attempt of it is fenced": (replace(WEDGE_SILENT, job=job(state=State.FENCING, attempt=2)), Reason.DONE),
-    "the queue knows no such job": (replace(WEDGE_SILENT, job=None), Reason.DONE),
-}
-
-
-@pytest.mark.parametrize(("known", "wanted"), ADOPT.values(), ids=ADOPT)
-def test_what_is_settled_for_another_host(known: Facts, wanted: Step | str) -> None:
-    step = adopt(known)
-
-    assert (step.reason if isinstance(step, Wait) else step) == wanted
-
-
 # --- whatever the facts
 
 SECONDS = st.one_of(st.none(), st.sampled_from([0.0, 119.9, 120.0, 130.0]))
@@ -2268,20 +2180,6 @@ def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed
         assert dead or known.settle_for_s >= LIMITS.settle_bound_s
         capped = known.job.watchdog_retries >= LIMITS.retries_max or known.job.attempt >= known.job.attempts_max
         assert isinstance(step, Fail) or not capped
-
-
-@given(any_facts())
-def test_for_another_host_nothing_but_its_fenced_job_is_touched_and_only_after_the_bound(known: Facts) -> None:
-    step = adopt(known)
-
-    assert isinstance(step, Wait | Requeue | Fail)
-    if not isinstance(step, Wait):
-        assert known.armed
-        assert known.settle_for_s >= LIMITS.settle_bound_s
-        assert known.episode.settle is not None
-        assert not known.episode.settle.over
-        assert known.job is not None
-        assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
 
 
 @given(any_facts())

@@ -32,7 +32,6 @@ from remediator.remedies.wrangle import (
     Leave,
     Rules,
     Verdict,
-    adopt,
     decide,
     judge,
     rules,
@@ -423,7 +422,7 @@ ELSEWHERE = run(THERE, FINE)
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
     remedy = REMEDIES["wrangle"]
 
-    assert (remedy.decide, remedy.adopt, remedy.trips, remedy.subject) == (decide, adopt, TRIPS, Subject.RUN)
+    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.RUN)
     assert {Trip.ITEMS} == TRIPS
 
 
@@ -513,10 +512,6 @@ def test_an_episode_is_over_when_its_alert_has_ended_and_nothing_is_to_be_done(
     ended: Facts, outcome: Outcome, reason: Reason
 ) -> None:
     assert decide(ended) == Close(outcome=outcome, reason=reason, message="")
-
-
-def test_nothing_is_owed_for_another_host() -> None:
-    assert isinstance(adopt(run_facts(LOCKS)), Wait)
 
 
 def test_the_constants_are_those_of_the_settings() -> None:
