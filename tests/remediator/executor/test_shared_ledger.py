@@ -73,8 +73,8 @@ def test_a_job_whose_executor_died_after_the_fence_is_queued_by_a_sweep_and_its_
     ledger: Ledger, store: JobStore
 ) -> None:
     world = fenced_and_gone(ledger, store)
-    assert store.reclaim_expired(now=store.now() + FENCE_S - 10) == []
-    assert store.reclaim_expired(now=store.now() + FENCE_S + 1) == [1]
+    assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S - 10) == []
+    assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S + 1) == [1]
 
     assert world.boxes["w1"].calls == []
     assert (store.job(1).state, store.job(1).reclaims, store.job(1).watchdog_retries) == (State.QUEUED, 1, 0)
