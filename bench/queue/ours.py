@@ -6,7 +6,7 @@ from typing import ClassVar, Final, Self
 
 from bench.figures import BenchError
 from bench.queue.worker import QUEUE_NAME, Chore, Worker, execute
-from gpuwarden.db.engine import Changes
+from gpuwarden.db.changes import Changes
 from gpuwarden.job import Trip
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.schema import JOBS, METADATA

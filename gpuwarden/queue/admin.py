@@ -2,7 +2,8 @@
 
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
-from gpuwarden.db.engine import reading, tell, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import FRESH_S, JobId, Kind, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
@@ -28,7 +29,7 @@ class Admin(QueueBase):
             if run_id is not None and ids:
                 runs.cancel_what_needs(connection, ids, now)
                 runs.close(connection, run_id, job_id, now)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return bool(ids)
 
     def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
@@ -39,7 +40,7 @@ class Admin(QueueBase):
             last = connection.scalar(select(func.max(JOBS.c.job_id)).where(JOBS.c.run_id == run_id))
             # One without jobs ends without an event: there is nobody whose it would be.
             runs.end(connection, run_id, Kind.RUN_CANCELLED, ids[0] if ids else last, now)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return ids
 
     def block(self, job_id: int, *, because: str) -> bool:
@@ -70,7 +71,7 @@ class Admin(QueueBase):
             freed = sql.transition(Move.UNBLOCK, this, JOBS.c.pending == 0, **values)
             waits = sql.transition(Move.DEFER, this, JOBS.c.pending > 0, **values)
             done = connection.execute(freed).rowcount == 1 or connection.execute(waits).rowcount == 1
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return done
 
     def workers(self, *, now: float) -> list[WorkerRow]:
@@ -101,7 +102,7 @@ class Admin(QueueBase):
             locked = update(WORKERS).where(_slot(host, worker), WORKERS.c.locked_at.is_not(None))
             free = dict.fromkeys(("locked_at", "locked_by", "locked_because"))
             done = connection.execute(locked.values(**free, unlocked_at=now, unlocked_by=who)).rowcount == 1
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return done
 
     def drain(self, *, host: str, worker: str) -> bool:
@@ -112,7 +113,7 @@ class Admin(QueueBase):
         with writing(self._engine) as connection:
             drained = update(WORKERS).where(_slot(host, worker)).values(draining=WORKERS.c.incarnation)
             done = connection.execute(drained).rowcount == 1
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return done
 
 

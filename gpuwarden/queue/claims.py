@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.engine import at_once, reading, writing
+from gpuwarden.db.transactions import autocommit, reading, writing
 from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
@@ -136,7 +136,9 @@ class Claims(QueueBase):
         `loaded` is what it keeps loaded for the jobs to come. False when this incarnation is over, and then the worker
         must stop.
         """
-        with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
+        with autocommit(
+            self._engine
+        ) as connection:  # the thread that calls it may stand still anywhere: see autocommit
             accepted = sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             if accepted:
                 connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
@@ -146,7 +148,9 @@ class Claims(QueueBase):
         """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         until = now + lease_s
-        with at_once(self._engine) as connection:  # the thread that calls it may stand still anywhere: see at_once
+        with autocommit(
+            self._engine
+        ) as connection:  # the thread that calls it may stand still anywhere: see autocommit
 
             def renewed() -> bool:
                 return connection.execute(*_renew(**claim, until=until)).rowcount == 1

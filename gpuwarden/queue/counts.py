@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Executable, Row, Select, String, and_, case, func, literal_column, or_, select
 
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import FRESH_S, ItemOutcome, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase

@@ -4,7 +4,8 @@ from typing import Final
 
 from sqlalchemy import Connection, and_, case, delete, select, update
 
-from gpuwarden.db.engine import reading, tell, upsert, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
@@ -44,7 +45,7 @@ class Fencing(QueueBase):
                 _flag(
                     connection, slot.host, slot.worker, slot.queue, incarnation, f"job {job_id} was taken from it", now
                 )
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return True
 
     def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
@@ -95,7 +96,7 @@ class Fencing(QueueBase):
                     kept = upsert(connection, AVOIDED).values(**row, until=now + avoid_s)
                     keys = [AVOIDED.c.job_id, AVOIDED.c.host, AVOIDED.c.worker, AVOIDED.c.gpu]
                     connection.execute(kept.on_conflict_do_update(index_elements=keys, set_={"until": now + avoid_s}))
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return True
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:

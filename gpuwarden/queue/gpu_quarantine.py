@@ -5,7 +5,8 @@ from typing import Final
 
 from sqlalchemy import delete, exists, or_, select
 
-from gpuwarden.db.engine import reading, tell, upsert, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Quarantine, to_quarantine
@@ -28,7 +29,7 @@ class GpuQuarantine(QueueBase):
         """Put a GPU back to use, whoever held it; false when it was not in quarantine."""
         with writing(self._engine) as connection:
             released = connection.execute(delete(QUARANTINED_GPUS).where(QUARANTINED_GPUS.c.gpu == gpu)).rowcount > 0
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return released
 
     def keeps_anyone_from(self, gpu: str, *, host: str, worker: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 from sqlalchemy import ColumnElement, and_, case, literal, select
 
-from gpuwarden.db.engine import reading, writing
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import LEASE_S, JobId, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase

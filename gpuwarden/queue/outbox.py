@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Executable, case, func, literal, select, update
 
-from gpuwarden.db.engine import only_one, reading, upsert, writing
+from gpuwarden.db.locks import try_advisory_lock
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import Event, to_event
 from gpuwarden.queue.schema import CONSUMERS, DISPATCH_EVENTS
@@ -66,7 +67,7 @@ class Outbox(QueueBase):
                 if connection.scalar(*_unplaced(limit=1)) is None:
                     return
             with writing(self._engine) as connection:
-                if not only_one(connection, "placing of dispatch events"):
+                if not try_advisory_lock(connection, "placing of dispatch events"):
                     return
                 ids = list(connection.scalars(*_unplaced(limit=BATCH)))
                 last = connection.scalar(*_last_place()) or 0

@@ -5,7 +5,7 @@ from typing import Final
 
 from sqlalchemy import ColumnElement, func, literal_column, select
 
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase

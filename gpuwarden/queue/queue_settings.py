@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from sqlalchemy import delete, select
 
-from gpuwarden.db.engine import reading, upsert, writing
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import QueueSettings, SubmissionError, to_settings
 from gpuwarden.queue.schema import QUEUES

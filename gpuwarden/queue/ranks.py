@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
 
-from gpuwarden.db.engine import reading, tell
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import MOVES, REQUEUE_PRIORITY, Kind, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
@@ -84,7 +85,7 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
     again = {"priority": _again(), **sql.UNCLAIMED}
     move = sql.transition(Move.RECALL, JOBS.c.job_id.in_(back), **values, **again)
     connection.execute(move)
-    tell(connection, QUEUE.channel)
+    notify_after_commit(connection, QUEUE.channel)
 
 
 def begin(connection: Connection, gang: int) -> None:

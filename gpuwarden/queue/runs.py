@@ -13,7 +13,8 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func, insert, or_, select, update
 
-from gpuwarden.db.engine import reading, tell, upsert, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -40,7 +41,7 @@ class Runs(QueueBase):
             if submission.run_id is not None:
                 open_run(connection, submission.run_id, now)
             job_id = _insert(connection, submission, submission.needs, now)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
         return job_id
 
     def submit_run(
@@ -83,7 +84,7 @@ class Runs(QueueBase):
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
                     raise SubmissionError(f"{name!r}: its run and its needs are said for the run as a whole")
                 ids[name] = _insert(connection, submissions[name], [ids[each] for each in graph[name]], now, run_id)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
         return {name: ids[name] for name in submissions}
 
     def get(self, run_id: str) -> Run | None:
@@ -245,7 +246,7 @@ def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
     if connection.execute(freed.values(pending=JOBS.c.pending - 1, queued_at=since)).rowcount:
         ready = sql.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0)
         if connection.execute(ready).rowcount:
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
     close(connection, run_id, job_id, now)
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import (
     text,
 )
 
-from gpuwarden.db.engine import Schema
+from gpuwarden.db.migrate import Schema
 from gpuwarden.job import ATTEMPTS_MAX
 
 METADATA = MetaData()

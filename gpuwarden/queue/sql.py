@@ -29,7 +29,8 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.engine import tell, upsert
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import upsert
 from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId, Kind, Move, State
 from gpuwarden.queue.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
@@ -197,7 +198,7 @@ def give_away(connection: Connection, move: Move, where: ColumnElement[bool], wh
         values |= {"priority": least(JOBS.c.priority, REQUEUE_PRIORITY), "reclaims": JOBS.c.reclaims + 1}
     if back:
         connection.execute(transition(move, JOBS.c.job_id.in_(back), **values))
-        tell(connection, QUEUE.channel)
+        notify_after_commit(connection, QUEUE.channel)
     return sorted(back + spent)
 
 

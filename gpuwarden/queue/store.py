@@ -4,7 +4,11 @@ from typing import Self
 
 from sqlalchemy import Engine, select
 
-from gpuwarden.db.engine import Changes, DatabaseClock, is_shared, open_database, reading, watch, writing
+from gpuwarden.db.changes import Changes, watch
+from gpuwarden.db.clock import DatabaseClock
+from gpuwarden.db.engine import is_shared
+from gpuwarden.db.migrate import open_database
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import State
 from gpuwarden.queue.admin import Admin
 from gpuwarden.queue.claims import Claims
@@ -80,7 +84,7 @@ class JobStore:
 
     def changes(self) -> Changes:
         """A cheap watch on the queue, for one thread."""
-        return watch(self._engine, QUEUE)
+        return watch(self._engine, QUEUE.channel)
 
     def job(self, job_id: int) -> Job:
         """One job.

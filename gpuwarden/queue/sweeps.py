@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from sqlalchemy import Executable, String, and_, delete, literal_column, select, tuple_, update
 
-from gpuwarden.db.engine import only_one, reading, writing
+from gpuwarden.db.locks import try_advisory_lock
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import INGEST, JobId, Kind, Move
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
@@ -45,7 +46,7 @@ class Sweeps(QueueBase):
         if among is not None:
             expired = and_(expired, JOBS.c.job_id.in_(sorted(among)))
         with writing(self._engine) as connection:
-            if not only_one(connection, "sweep of ingest leases" if ingest else "sweep of leases"):
+            if not try_advisory_lock(connection, "sweep of ingest leases" if ingest else "sweep of leases"):
                 return []
             ranks.lock_runs_of(connection, and_(expired, sql.from_sources(Move.RECLAIM)))
             reclaimed = sql.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
@@ -59,7 +60,7 @@ class Sweeps(QueueBase):
     def consume_events(self, *, now: float) -> int:
         """Do what unread `failed` events ask, once each: fail the run, cancel its other jobs (A10). How many."""
         with writing(self._engine) as connection:
-            if not only_one(connection, "consumer of dispatch events"):
+            if not try_advisory_lock(connection, "consumer of dispatch events"):
                 return 0
             events = connection.execute(*_unheeded()).all()
             runs.lock_all(connection, [event.run_id for event in events if event.run_id is not None])

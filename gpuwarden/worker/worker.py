@@ -39,7 +39,8 @@ import structlog
 from gpuwarden import clock, logs
 from gpuwarden.argparse_help import Help
 from gpuwarden.cli import worker as workers
-from gpuwarden.db.engine import BUSY_TIMEOUT_S, Changes, DatabaseError, NoAnswerError
+from gpuwarden.db.changes import Changes
+from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.format import kept

@@ -19,7 +19,10 @@ from typing import Any, Final
 import structlog
 
 from gpuwarden import clock
-from gpuwarden.db.engine import Changes, DatabaseError, LockHeldElsewhereError, NewerTablesError, ProcessLock
+from gpuwarden.db.changes import Changes
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.locks import LockHeldElsewhereError, ProcessLock
+from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.job import HEARTBEAT_S, State

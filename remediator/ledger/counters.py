@@ -11,7 +11,7 @@ from typing import Final
 
 from sqlalchemy import Connection, func, or_, select
 
-from gpuwarden.db.engine import upsert
+from gpuwarden.db.transactions import upsert
 from remediator.ledger.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENTS, JOURNAL
 from remediator.plan import OVER, Kind, Outcome, Stage
 from remediator.remedies.guards import Orders

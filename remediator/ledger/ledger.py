@@ -32,24 +32,12 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.engine import (
-    Changes,
-    DatabaseClock,
-    DatabaseError,
-    ProcessLock,
-    at_once,
-    in_turn,
-    is_shared,
-    lock_for_one,
-    only_one,
-    open_database,
-    reading,
-    refuse_other_revisions,
-    tell,
-    upsert,
-    watch,
-    writing,
-)
+from gpuwarden.db.changes import Changes, notify_after_commit, watch
+from gpuwarden.db.clock import DatabaseClock
+from gpuwarden.db.engine import DatabaseError, is_shared
+from gpuwarden.db.locks import ProcessLock, advisory_lock, lock_for_one, try_advisory_lock
+from gpuwarden.db.migrate import open_database, refuse_other_revisions
+from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal, subject
@@ -242,7 +230,7 @@ class Ledger:
 
     def changes(self) -> Changes:
         """A cheap watch on the ledger, for one thread."""
-        return watch(self._engine, LEDGER)
+        return watch(self._engine, LEDGER.channel)
 
     def lock_executor(self, host: str) -> ProcessLock:
         """Be the one executor of a host, and on SQLite of the whole ledger.
@@ -261,7 +249,7 @@ class Ledger:
         if not rows:
             return
         # One row that nothing else is written with needs no transaction around it: two round trips less.
-        with at_once(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
+        with autocommit(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
             self._insert(connection, rows)
 
     def newest_alert(self) -> int:
@@ -318,7 +306,7 @@ class Ledger:
         if refused:
             retention.keep_newest(connection, "refused")
         tally.keep(connection)
-        tell(connection, LEDGER.channel)
+        notify_after_commit(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
         """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
@@ -330,8 +318,8 @@ class Ledger:
         """
         tally = Tally()
         with writing(self._engine) as connection:
-            in_turn(connection, f"alerts of {host}")
-            new = _NEW_OF_ANYBODY if only_one(connection, "alerts about hosts") else _NEW
+            advisory_lock(connection, f"alerts of {host}")
+            new = _NEW_OF_ANYBODY if try_advisory_lock(connection, "alerts about hosts") else _NEW
             rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
             taken: list[Row[Any]] = []
             for row in rows:
@@ -586,7 +574,7 @@ class Ledger:
         about += [] if order.episode_id is None else [EPISODES.c.episode_id == order.episode_id]
         for episode_id in connection.scalars(select(EPISODES.c.episode_id).where(*about)).all():
             self._write(connection, episode_id, "ordered", order.act, f"by {who}: {because}", order.at)
-        tell(connection, LEDGER.channel)
+        notify_after_commit(connection, LEDGER.channel)
         return order_id
 
     def advance(
@@ -748,7 +736,7 @@ class Ledger:
             if handed_back and row.subject != Subject.HOST:  # who had taken those up is not known: they count again
                 tally.taken(row.host, -handed_back)
             tally.keep(connection)
-            tell(connection, LEDGER.channel)
+            notify_after_commit(connection, LEDGER.channel)
 
     def _write(
         self,
@@ -793,7 +781,7 @@ class Ledger:
             if not retention.is_due(connection, before=before):
                 return False
         with writing(self._engine) as connection:
-            return only_one(connection, "forgetting") and retention.forget_some(connection, before=before) > 0
+            return try_advisory_lock(connection, "forgetting") and retention.forget_some(connection, before=before) > 0
 
     # --- for people and metrics
 

@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.engine import upsert
+from gpuwarden.db.transactions import upsert
 from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, RUN_DECISIONS, SPENT
 from remediator.plan import OVER
 from remediator.reasons import Reason

@@ -14,7 +14,7 @@ from sqlalchemy import (
     Table,
 )
 
-from gpuwarden.db.engine import Schema
+from gpuwarden.db.migrate import Schema
 
 METADATA = MetaData()
 

@@ -22,7 +22,7 @@ from deploy.standalone import debian_packages
 from deploy.standalone.docker_socket import NoEngine, ask
 from deploy.standalone.stack import CHECKOUT
 from gpuwarden import state_file
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import JobId, State
 from gpuwarden.queue import JobStore, Submission
 from remediator.commands import status

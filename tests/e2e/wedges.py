@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from deploy.standalone import debian_packages
 from deploy.standalone.stack import CHECKOUT, Chain, Plan
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import FINAL, JobId, Trip
 from gpuwarden.queue import Job, JobStore, Submission

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psycopg
 from sqlalchemy import Engine, event
 
-from gpuwarden.db.engine import Schema, open_database
+from gpuwarden.db.migrate import Schema, open_database
 from gpuwarden.queue.schema import QUEUE
 from remediator.ledger.schema import LEDGER
 

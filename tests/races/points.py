@@ -94,7 +94,7 @@ class Points:
 
 def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
     """Make every commit of `engine` a point, and tell after each that wrote whose it was; what is returned ends it."""
-    stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_at_once)]
+    stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_autocommit)]
 
     def stop() -> None:
         for each in reversed(stops):
@@ -110,7 +110,7 @@ def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any]
     def begun(connection: Connection) -> None:
         options = connection.get_execution_options()
         connection.connection.info["writes"] = options.get("writes", False)
-        connection.connection.info["at_once"] = options.get("at_once", False)
+        connection.connection.info["autocommit"] = options.get("autocommit", False)
 
     def do_commit(borrowed: Any) -> None:
         writes: bool = borrowed.info.get("writes", False)
@@ -120,7 +120,7 @@ def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any]
             if writes:
                 on_write(points.actor)
 
-        if borrowed.info.get("at_once", False):
+        if borrowed.info.get("autocommit", False):
             commit(borrowed)  # of nothing
         else:
             points.around("write" if writes else "read", act, _refusal(engine))
@@ -135,15 +135,15 @@ def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any]
     return stop
 
 
-def _watch_at_once(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
+def _watch_autocommit(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
     """The statements that are transactions of their own."""
 
     def comes(connection: Connection, *_: Any) -> None:
-        if connection.get_execution_options().get("at_once", False):
+        if connection.get_execution_options().get("autocommit", False):
             connection.info["harm"] = points.before("write", _refusal(engine))
 
     def is_done(connection: Connection, *_: Any) -> None:
-        if connection.get_execution_options().get("at_once", False):
+        if connection.get_execution_options().get("autocommit", False):
             on_write(points.actor)
             points.after(connection.info["harm"], _refusal(engine))
 

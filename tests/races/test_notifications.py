@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.db.engine import DatabaseClock
+from gpuwarden.db.clock import DatabaseClock
 from remediator.executor import executor
 from remediator.webhook import app, reconcile
 from testbed.postgres import Postgres

@@ -7,7 +7,8 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import select, update
 
-from gpuwarden.db.engine import DatabaseError, writing
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.transactions import writing
 from remediator import alert as alerts
 from remediator.alert import Alert, Refusal
 from remediator.ledger import ledger

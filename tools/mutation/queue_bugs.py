@@ -9,7 +9,8 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select, update
 
-from gpuwarden.db.engine import tell, upsert, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import upsert, writing
 from gpuwarden.job import FINAL, JobId, Kind, Move, State
 from gpuwarden.queue import Event, claims, runs, sql
 from gpuwarden.queue.admin import Admin
@@ -215,7 +216,7 @@ def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
             **sql.UNCLAIMED,
         }
         with writing(self._engine) as connection:
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return connection.execute(sql.transition(Move.REQUEUE, *this, **values)).rowcount == 1
 
     monkeypatch.setattr(Fencing, "requeue", requeue)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import and_, select, true, update
 
-from gpuwarden.db.engine import writing
+from gpuwarden.db.transactions import writing
 from gpuwarden.job import MOVES, Move, State, Trip
 from gpuwarden.queue import sql
 from gpuwarden.queue.claims import Claims

@@ -28,7 +28,8 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db.engine import reading, tell, writing
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import FINAL, HEARTBEAT_S, RECLAIMS_MAX, ItemOutcome, JobId, Move, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase
@@ -90,7 +91,7 @@ class ItemFailures(QueueBase):
             its = and_(ITEM_OUTCOMES.c.host == host, ITEM_OUTCOMES.c.worker == worker)
             items.try_again(connection, run_id, its, now)
             items.forgive(connection, run_id, its)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return True
 
     def migrate_run(
@@ -120,7 +121,7 @@ class ItemFailures(QueueBase):
                 connection.execute(insert(BARRED), rows)
             _take_from(connection, run_id, host, worker, because, now)
             items.try_again(connection, run_id, true(), now)
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return True
 
     def block_run(self, run_id: str, *, still: Still, because: str, now: float) -> list[JobId]:
@@ -143,7 +144,7 @@ class ItemFailures(QueueBase):
                 "lease_expires_at": _may_run_until(now),
             }
             connection.execute(sql.transition(Move.HALT, its, **halted))
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return ids
 
     def forgive_run(self, run_id: str, *, who: str, because: str, now: float) -> int:
@@ -177,7 +178,7 @@ class ItemFailures(QueueBase):
             waits = sql.transition(Move.DEFER, its, JOBS.c.pending > 0, **values)
             freed = sql.transition(Move.UNBLOCK, its, JOBS.c.pending == 0, **values)
             count = connection.execute(waits).rowcount + connection.execute(freed).rowcount
-            tell(connection, QUEUE.channel)
+            notify_after_commit(connection, QUEUE.channel)
             return count
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Update, and_, exists, func, insert, not_, or_, select, update
 
-from gpuwarden.db.engine import reading, upsert, writing
+from gpuwarden.db.transactions import reading, upsert, writing
 from gpuwarden.job import ITEM_MOVES, ITEM_TRIES_MAX, ItemMove, ItemOutcome, ItemState, State
 from gpuwarden.queue import runs, sql
 from gpuwarden.queue.base import QueueBase

@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from deploy.standalone import debian_packages, package_data
 from deploy.standalone.config_files import alertmanager_config, prometheus_config
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import JobId, State
 from remediator.ledger.schema import ALERTS, INTENTS
 from remediator.plan import Kind

@@ -25,7 +25,7 @@ import pytest
 
 from deploy.standalone.stack import CHECKOUT
 from gpuwarden import __version__
-from gpuwarden.db.engine import newest_revision
+from gpuwarden.db.migrate import newest_revision
 from gpuwarden.job import JobId, State
 from gpuwarden.queue.schema import QUEUE as QUEUE_TABLES
 from remediator.ledger.ledger import Story

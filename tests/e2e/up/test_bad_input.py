@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import State
 from remediator.ledger.schema import ALERTS
 from testbed.demo.job_body import Script

@@ -12,7 +12,8 @@ import pytest
 
 from gpuwarden.cli.main import main
 from gpuwarden.cli.run import parse
-from gpuwarden.db.engine import OlderTablesError, writing
+from gpuwarden.db.migrate import OlderTablesError
+from gpuwarden.db.transactions import writing
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.reporter import Reporter

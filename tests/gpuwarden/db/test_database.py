@@ -28,19 +28,13 @@ from sqlalchemy import (
     update,
 )
 
-from gpuwarden.db import engine as database_module
-from gpuwarden.db.engine import (
-    Changes,
-    DatabaseError,
-    LockHeldElsewhereError,
-    NoAnswerError,
-    lock_for_one,
-    open_database,
-    reading,
-    tell,
-    watch,
-    writing,
-)
+from gpuwarden.db import changes as db_changes
+from gpuwarden.db import engine as db_engine
+from gpuwarden.db.changes import Changes, notify_after_commit, watch
+from gpuwarden.db.engine import DatabaseError, NoAnswerError
+from gpuwarden.db.locks import LockHeldElsewhereError, lock_for_one
+from gpuwarden.db.migrate import open_database
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.queue import JobStore, Submission
 from gpuwarden.queue.schema import QUEUE
 from testbed.postgres import Postgres
@@ -80,7 +74,7 @@ def postgres_engine(postgres_url: str) -> Iterator[Engine]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers give up after a tenth of a second."""
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
 
 
 def count(engine: Engine, name: str = "a") -> int | None:
@@ -291,7 +285,7 @@ def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
 def test_a_row_that_another_holds_is_waited_for_within_a_bound(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 1)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1)
     again = open_database(postgres_url, QUEUE)
     with writing(postgres_engine) as holder:
         holder.execute(update(COUNTS).values(n=1))
@@ -362,7 +356,7 @@ def test_a_server_is_reached_through_a_socket_which_has_no_keepalives(postgres: 
 
 @pytest.fixture
 def changes(engine: Engine) -> Iterator[Changes]:
-    watching = watch(engine, QUEUE)
+    watching = watch(engine, QUEUE.channel)
     yield watching
     watching.close()
 
@@ -370,14 +364,14 @@ def changes(engine: Engine) -> Iterator[Changes]:
 def change(engine: Engine) -> None:
     with writing(engine) as connection:
         connection.execute(update(COUNTS).values(n=COUNTS.c.n + 1))
-        tell(connection, QUEUE.channel)
+        notify_after_commit(connection, QUEUE.channel)
 
 
 def test_nothing_changed_until_somebody_commits(engine: Engine, changes: Changes) -> None:
     assert not changes.any()
     with writing(engine) as connection:
         connection.execute(update(COUNTS).values(n=1))
-        tell(connection, QUEUE.channel)
+        notify_after_commit(connection, QUEUE.channel)
         assert not changes.any()
 
     assert changes.wait(10)
@@ -412,7 +406,7 @@ def test_what_changed_before_the_wait_began_ends_it(engine: Engine, changes: Cha
 
 
 def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: Engine, spawn: Spawn) -> None:
-    watching = watch(sqlite_engine, QUEUE)
+    watching = watch(sqlite_engine, QUEUE.channel)
     lines = "import sqlite3, sys\nwith sqlite3.connect(sys.argv[1]) as c: c.execute('UPDATE counts SET n = 3')"
     writer = spawn("-c", lines, str(database))
     writer.wait()
@@ -423,7 +417,7 @@ def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: 
 
 
 def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> None:
-    watching: Any = watch(sqlite_engine, QUEUE)
+    watching: Any = watch(sqlite_engine, QUEUE.channel)
     watching._connection.driver_connection.close()
 
     with pytest.raises(DatabaseError, match="closed database"):
@@ -434,7 +428,7 @@ def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> 
 def test_a_watch_outlives_its_server_and_takes_everything_for_changed(
     postgres_engine: Engine, postgres: Postgres
 ) -> None:
-    watching = watch(postgres_engine, QUEUE)
+    watching = watch(postgres_engine, QUEUE.channel)
     assert not watching.any()
     postgres.stop()
 
@@ -529,7 +523,7 @@ def test_a_program_that_is_interrupted_while_it_tells_of_a_change_hears_of_that_
     postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as hanging:
-        hanging.setattr(database_module, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
+        hanging.setattr(db_changes, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
         with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
             change(postgres_engine)
 
@@ -558,7 +552,8 @@ def test_a_database_that_is_not_there_is_named(postgres: Postgres) -> None:
 
 LOCKER = """
 import sys
-from gpuwarden.db.engine import lock_for_one, open_database
+from gpuwarden.db.locks import lock_for_one
+from gpuwarden.db.migrate import open_database
 from gpuwarden.queue.schema import QUEUE
 lock = lock_for_one(open_database(sys.argv[1], QUEUE), "sweeping the floor")
 print("held", flush=True)

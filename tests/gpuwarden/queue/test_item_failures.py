@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select, update
 
-from gpuwarden.db.engine import reading, writing
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, ItemOutcome, ItemState, State, Trip
 from gpuwarden.queue import BlockedError, Job, JobStore, Slot, SpentError, Submission, SubmissionError
 from gpuwarden.queue.items.failures import HAND_OVER_S

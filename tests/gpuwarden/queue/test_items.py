@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gpuwarden.db.engine import reading
+from gpuwarden.db.transactions import reading
 from gpuwarden.job import ITEM_MOVES, LEASE_S, ItemMove, ItemState, State, Trip
 from gpuwarden.queue import Item, Job, JobStore, Submission, SubmissionError
 from gpuwarden.queue.schema import ITEM_OUTCOMES

@@ -14,7 +14,9 @@ import pytest
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from gpuwarden.db.engine import CLOCK_TRUSTED_S, DatabaseError, reading, writing
+from gpuwarden.db.clock import CLOCK_TRUSTED_S
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import (
     AVOID_S,
     FENCE_S,
@@ -1298,7 +1300,7 @@ def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
 ) -> None:
     before = shared_store.now()
     fresh = JobStore(shared_store._engine)
-    monkeypatch.setattr("gpuwarden.db.engine.CLOCK_TRUSTED_S", 0.0)
+    monkeypatch.setattr("gpuwarden.db.clock.CLOCK_TRUSTED_S", 0.0)
     postgres.stop()
 
     assert before <= shared_store.now() <= before + 30

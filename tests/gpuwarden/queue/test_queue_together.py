@@ -14,7 +14,8 @@ from typing import Any, Final
 import pytest
 from sqlalchemy import Connection, select, text
 
-from gpuwarden.db.engine import DatabaseError, reading, writing
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.transactions import reading, writing
 from gpuwarden.job import State, Trip
 from gpuwarden.queue import (
     DrainedError,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-import gpuwarden.db.engine
 from gpuwarden.cli.main import main
+from gpuwarden.db import engine as db_engine
 from gpuwarden.queue import JobStore
 from remediator.commands import open_ledger, status
 from remediator.ledger.ledger import Ledger
@@ -407,7 +407,7 @@ def test_a_locked_database_is_told_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.05)
     queue = tmp_path / "the-queue.db"
     JobStore.open(f"sqlite:///{queue}").close()
     file = {"ledger": ledger_file, "queue": queue}[name]
@@ -435,7 +435,7 @@ def test_what_the_ledger_answers_is_told_with_what_to_do(
     ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
     def refuse(_: Ledger) -> None:
-        raise gpuwarden.db.engine.DatabaseError(f"sqlite:///l.db: {error}")
+        raise db_engine.DatabaseError(f"sqlite:///l.db: {error}")
 
     monkeypatch.setattr(Ledger, "check_writable", refuse)
 

@@ -21,8 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, text
 
-import gpuwarden.db.engine
-from gpuwarden.db.engine import DatabaseError, NewerTablesError
+from gpuwarden.db import engine as db_engine
+from gpuwarden.db import transactions as db_transactions
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import JobStore, Submission
@@ -103,7 +105,7 @@ def turn(works: Executor, ledger: Ledger) -> None:
 
 def sql(store: JobStore | Ledger, statement: str) -> list[tuple[Any, ...]]:
     """Run a statement in its database; the rows that it returns."""
-    with gpuwarden.db.engine.writing(store._engine) as connection:
+    with db_transactions.writing(store._engine) as connection:
         found = connection.exec_driver_sql(statement)
         return [tuple(row) for row in found] if found.returns_rows else []
 
@@ -1040,7 +1042,7 @@ def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_
 ) -> None:
     """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store)
     ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
     world = World(Box(worker="w1", job_id=job_id))
@@ -1089,7 +1091,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store, **submission)
     reported: dict[str, Any] = {"alertname": "GpuwardenJobGpuLost", "trip": "health"} if lost else {}
     ledger.accept([alert(job_id=str(job_id), **reported)], [], now=time.time())
@@ -1124,7 +1126,7 @@ def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was refused at a stage that is over counts no more; here the queue refuses on."""
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store)
     ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
     world = World(Box(worker="w1", job_id=job_id))
@@ -1164,7 +1166,7 @@ def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_
 def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and_is_once_armed(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store)
     ledger.accept([alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time())
     world = World(Box(worker="w1", job_id=job_id, unkillable=True))
@@ -1213,7 +1215,7 @@ def test_patience_comes_to_an_end_while_the_queue_is_locked(
 ) -> None:
     """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
     monkeypatch.setattr("remediator.executor.executor.PAUSE_MAX_S", 2.0)
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
     monkeypatch.setattr("remediator.executor.executor.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
     world = wedged(ledger, store)
@@ -1550,7 +1552,7 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, sto
 def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
     ledger_file: Path, ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger.open(ledger_url, host=HOST)
     world = wedged(ledger, store)
     refused = threading.Event()
@@ -1595,7 +1597,7 @@ def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_i
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is locked can be read all the time."""
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
     steady_s = 1000.0
     monkeypatch.setattr("remediator.clients.job_queue_sql.time", SimpleNamespace(monotonic=lambda: steady_s))
     job_id = running(store)

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-import gpuwarden.db.engine
+from gpuwarden.db import engine as db_engine
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
@@ -73,7 +73,7 @@ def test_a_quarantine_that_the_queue_refuses_is_told_until_it_is_taken(
     tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queue's file is locked from the stop on, and the GPU of what was stopped is lost."""
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
     with (
         serving(tmp_path / "serve") as (served, _),

@@ -182,7 +182,7 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
     with looping(works):
         eventually(lambda: rounds > 3, "it goes round")
         with monkeypatch.context() as patched:
-            patched.setattr("remediator.ledger.ledger.tell", lambda *_: None)
+            patched.setattr("remediator.ledger.ledger.notify_after_commit", lambda *_: None)
             ledger_b.accept([alert()], [], now=time.time())
         silent_since = rounds
         eventually(lambda: rounds > silent_since + 5, "it goes round, and nobody has told it anything")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import gpuwarden.db.engine
+from gpuwarden.db import engine as db_engine
 from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
 from remediator.executor.executor import PAUSE_MAX_S, Executor
@@ -192,7 +192,7 @@ def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_st
     ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each stop of a fenced worker fails for half an hour, and what it keeps locked refuses the requeue meanwhile."""
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
     world = wedged(ledger, store)
     box = world.boxes["w1"]
     box.unkillable = True

@@ -18,7 +18,8 @@ from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuwarden.db.engine import DatabaseError, connect, writing
+from gpuwarden.db.engine import DatabaseError, connect
+from gpuwarden.db.transactions import writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
 from remediator.ledger.ledger import TAKE_MAX, Ledger, Story, _open_episode, _row

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Connection, update
 from structlog.testing import capture_logs
 
-from gpuwarden.db.engine import is_shared, writing
+from gpuwarden.db.engine import is_shared
+from gpuwarden.db.transactions import writing
 from gpuwarden.queue import JobStore
 from remediator.capture.capture import Captured
 from remediator.ledger import retention

@@ -22,10 +22,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import make_url, text
 
-import gpuwarden.db.engine
+import gpuwarden
 import remediator.webhook.app
 from deploy.standalone import debian_packages
-from gpuwarden.db.engine import writing
+from gpuwarden.db import engine as db_engine
+from gpuwarden.db.transactions import writing
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
 from remediator.ledger.ledger import Ledger
@@ -470,7 +471,7 @@ def test_a_caller_that_never_sends_its_body_is_cut_off(in_process: Served, monke
 def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
     monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
     served: Served = request.getfixturevalue("in_process")
     with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -578,7 +579,7 @@ def test_it_is_ready_while_the_ledger_can_be_read_and_written_and_healthy_whatev
 def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_of_is(
     monkeypatch: pytest.MonkeyPatch, ledger_file: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(readiness, "STANDS_S", 0.0)
     served: Served = request.getfixturevalue("in_process")
     with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
@@ -595,7 +596,7 @@ def test_a_ledger_that_can_be_read_and_not_written_is_not_ready_and_once_let_go_
 def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
     ledger_file: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(gpuwarden.db.engine, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 60.0)  # the one look lasts for as long as they ask
     monkeypatch.setattr(readiness, "READY_S", 0.3)
     in_process: Served = request.getfixturevalue("in_process")
     looks: list[float] = []

@@ -19,13 +19,12 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import gpuwarden
-from gpuwarden.db import migrate as revisions
-from gpuwarden.db.engine import (
-    DatabaseError,
+from gpuwarden.db import migrate as db_migrate
+from gpuwarden.db.engine import DatabaseError, connect
+from gpuwarden.db.migrate import (
     NewerTablesError,
     OlderTablesError,
     Schema,
-    connect,
     newest_revision,
     open_database,
     refusal,
@@ -55,7 +54,7 @@ def upgrade() -> None:
 '''
 
 NEXT_SCHEMA: Final = """
-from gpuwarden.db.engine import Schema
+from gpuwarden.db.migrate import Schema
 from gpuwarden.queue.schema import METADATA
 
 SCHEMA = Schema(name="queue", tables=METADATA, migrations="next_release:migrations")
@@ -245,7 +244,7 @@ def test_a_program_that_only_asks_changes_no_tables(empty_url: str, next_schema:
 OPENER: Final = """
 import sys, time
 from pathlib import Path
-from gpuwarden.db.engine import open_database
+from gpuwarden.db.migrate import open_database
 from next_release import SCHEMA
 url, name, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 (folder / f"{name}.ready").touch()
@@ -297,7 +296,7 @@ def test_an_upgrade_lets_a_transaction_through_that_goes_on_to_another_table(
 def test_a_transaction_that_has_read_the_revision_goes_on_before_an_upgrade(
     empty_url: str, engine: Engine, next_schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "IN_USE_S", 0.6)
+    monkeypatch.setattr(db_migrate, "IN_USE_S", 0.6)
     with engine.connect() as other:
         refuse_other_revisions(other, QUEUE)
 
@@ -310,7 +309,7 @@ def test_a_transaction_that_has_read_the_revision_goes_on_before_an_upgrade(
 def test_tables_that_a_program_does_not_release_are_not_upgraded(
     empty_url: str, engine: Engine, next_schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revisions, "IN_USE_S", 0.6)
+    monkeypatch.setattr(db_migrate, "IN_USE_S", 0.6)
     with engine.connect() as other:
         other.execute(text("UPDATE workers SET last_seen_at = 0"))
 

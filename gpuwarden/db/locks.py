@@ -1,0 +1,125 @@
+"""Locks of one transaction, and the lock of a process that is the only one to do something."""
+
+import fcntl
+import hashlib
+import os
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from sqlalchemy import Connection, Engine, func, select
+
+from gpuwarden.db.engine import DatabaseError, is_shared, own_connection, translated
+from gpuwarden.errors import GpuwardenError
+
+
+class LockHeldElsewhereError(GpuwardenError):
+    """Another process does what only one may do at a time; the message says which, where that is known."""
+
+
+def try_advisory_lock(connection: Connection, what: str) -> bool:
+    """Whether this transaction is the one that does `what` now; false while another does it.
+
+    Writers of SQLite take turns anyway.
+    """
+    if connection.dialect.name != "postgresql":
+        return True
+    return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(lock_number(what)))))
+
+
+def advisory_lock(connection: Connection, what: str) -> None:
+    """Wait until no other transaction does `what`; nobody else begins it before this one is over.
+
+    Of two that lock the same rows, each in an order of its own, PostgreSQL breaks one off. Writers of SQLite take turns
+    anyway.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(func.pg_advisory_xact_lock(lock_number(what))))
+
+
+class ProcessLock(Protocol):
+    """What one process alone may hold."""
+
+    def held(self) -> bool:
+        """Whether it is still ours: a lost connection loses it."""
+
+    def close(self) -> None:
+        """Let go."""
+
+
+def lock_for_one(engine: Engine, what: str) -> ProcessLock:
+    """Be the one process that does `what` on this database, until the lock is closed or the process ends.
+
+    On SQLite a file beside the database is locked, whatever its URL spells it like; on PostgreSQL an advisory lock.
+
+    Raises:
+        LockHeldElsewhereError: another process is.
+        DatabaseError: the lock cannot be asked for.
+    """
+    return _AdvisoryLock(engine, what) if is_shared(engine) else _FileLock(engine, what)
+
+
+class _FileLock:
+    def __init__(self, engine: Engine, what: str) -> None:
+        database = Path(engine.url.database or "").resolve()  # one file, one lock, however the URL spells it
+        path = database.with_name(f"{database.name}.{what.split(maxsplit=1)[0]}.lock")
+        try:
+            self._file: IO[str] = path.open("a+", encoding="ascii")
+        except OSError as error:
+            raise DatabaseError(f"the lock {path} cannot be opened ({error}): let this user write it") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise LockHeldElsewhereError(f"pid {holder} holds {path}") from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def held(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _AdvisoryLock:
+    def __init__(self, engine: Engine, what: str) -> None:
+        self._engine = engine
+        self._what = what
+        with translated(engine), ExitStack() as undo:
+            self._connection: Any = own_connection(engine)
+            undo.callback(self.close)
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (lock_number(what),)).fetchone()
+            if not row[0]:
+                raise LockHeldElsewhereError(f"{self._holder()} holds the lock for {what}")
+            undo.pop_all()
+
+    def held(self) -> bool:
+        try:
+            self._connection.execute("SELECT 1")
+        except Exception:  # noqa: BLE001 - whatever broke the connection, the server lets go of its locks
+            return False
+        return True
+
+    def close(self) -> None:
+        with suppress(Exception):  # it is being let go of, however broken it is
+            self._connection.close()
+
+    def _holder(self) -> str:
+        number = lock_number(self._what)
+        # How pg_locks shows a lock of one 64-bit number: its halves, and objsubid 1.
+        row = self._connection.execute(
+            "SELECT a.pid, a.client_addr, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+            " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s AND l.objsubid = 1"
+            " AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            ((number >> 32) & 0xFFFFFFFF, number & 0xFFFFFFFF),
+        ).fetchone()
+        return "another process" if row is None else f"{row[2] or 'a program'} at {row[1] or 'a local socket'}"
+
+
+def lock_number(what: str) -> int:
+    """A name as PostgreSQL's advisory locks want it: a signed 64-bit number."""
+    return int.from_bytes(hashlib.sha256(f"gpuwarden {what}".encode()).digest()[:8], "big", signed=True)
