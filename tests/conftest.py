@@ -89,6 +89,22 @@ class _NoSkips:
                 terminalreporter.line(line)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that is marked `both_databases` on SQLite and on PostgreSQL."""
+    named = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    chooses = any("backend" in (names.split(",") if isinstance(names, str) else names) for names in named)
+    if "backend" in metafunc.fixturenames and metafunc.definition.get_closest_marker("both_databases") and not chooses:
+        both = ["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)]
+        metafunc.parametrize("backend", both, indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> str:
+    """Which database: SQLite, but for what `both_databases` or the test itself says."""
+    kind: str = getattr(request, "param", "sqlite")
+    return kind
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
     """One PostgreSQL for the whole run, started by the first test that asks; each test creates databases of its own."""

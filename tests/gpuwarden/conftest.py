@@ -86,10 +86,10 @@ def postgres_url(postgres: Postgres, queue_template: str) -> Iterator[str]:
     postgres.drop(name)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
-def url(request: pytest.FixtureRequest) -> str:
-    """Where the queue is: each test runs on both databases."""
-    if request.param == "sqlite":
+@pytest.fixture
+def url(backend: str, request: pytest.FixtureRequest) -> str:
+    """Where an empty queue is."""
+    if backend == "sqlite":
         return copied(request.getfixturevalue("queue_file"), request.getfixturevalue("database"))
     found: str = request.getfixturevalue("postgres_url")
     return found

@@ -14,13 +14,6 @@ from tests.remediator.builders import HOST, NOW
 from tests.templates import Files, copied, empty_file
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
-def backend(request: pytest.FixtureRequest) -> str:
-    """Which database: each test that asks for a ledger or a queue runs on both."""
-    kind: str = request.param
-    return kind
-
-
 @pytest.fixture(scope="session")
 def template(postgres: Postgres) -> str:
     """A PostgreSQL database with the tables of ledger and queue, to be copied."""

@@ -1,4 +1,4 @@
-"""The commands about jobs, runs, queues and events, as a person and as a program read them, on both databases."""
+"""The commands about jobs, runs, queues and events, as a person and as a program read them."""
 
 import json
 import signal

@@ -40,6 +40,8 @@ from gpuwarden.queue.schema import QUEUE
 from testbed.postgres import Postgres
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.both_databases
+
 Spawn = Callable[..., subprocess.Popen[str]]
 
 TABLES = MetaData()

@@ -35,6 +35,8 @@ from gpuwarden.queue.schema import METADATA, QUEUE
 from testbed.postgres import Postgres
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.both_databases
+
 NOW: Final = 1000.0
 OLDER: Final = "0001"
 NEWER: Final = "9999"
@@ -82,10 +84,10 @@ def next_schema(next_folder: Path) -> Schema:
     return found
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.needs_postgres)])
-def empty_url(request: pytest.FixtureRequest, database: Path) -> Iterator[str]:
+@pytest.fixture
+def empty_url(backend: str, request: pytest.FixtureRequest, database: Path) -> Iterator[str]:
     """A database in which nothing is."""
-    if request.param == "sqlite":
+    if backend == "sqlite":
         yield f"sqlite:///{database}"
         return
     postgres: Postgres = request.getfixturevalue("postgres")
@@ -103,7 +105,7 @@ def engine(empty_url: str) -> Iterator[Engine]:
 
 
 only_postgresql = pytest.mark.parametrize(
-    "empty_url", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True
+    "backend", [pytest.param("postgresql", marks=pytest.mark.needs_postgres)], indirect=True
 )
 
 

@@ -16,6 +16,8 @@ from tests.conftest import Cli
 from tests.gpuwarden.queue.test_queue import NOW
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.both_databases
+
 HOST = "box1"
 
 

@@ -15,6 +15,8 @@ from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from gpuwarden.queue.schema import BARRED, ITEM_OUTCOMES, ITEMS, JOBS, METADATA, WORKERS
 from tests.waiting import eventually, together
 
+pytestmark = pytest.mark.both_databases
+
 NOW = 1_000_000.0
 LATER = NOW + HAND_OVER_S + 1
 W1: dict[str, Any] = {"host": "box1", "worker": "w1"}

@@ -11,6 +11,8 @@ from gpuwarden.queue import Item, Job, JobStore, Submission, SubmissionError
 from gpuwarden.queue.schema import ITEM_OUTCOMES
 from tests.waiting import together
 
+pytestmark = pytest.mark.both_databases
+
 NOW = 1_000_000.0
 
 

@@ -43,6 +43,8 @@ from remediator.clients.job_queue_sql import RENEWAL_S
 from testbed.postgres import Postgres
 from tests.waiting import eventually, together
 
+pytestmark = pytest.mark.both_databases
+
 Spawn = Callable[..., subprocess.Popen[str]]
 
 NOW = 1_000_000.0

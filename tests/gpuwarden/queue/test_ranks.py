@@ -11,6 +11,8 @@ from gpuwarden.job import LEASE_S, WATCHDOG_RETRIES_MAX, JobId, State, Trip
 from gpuwarden.queue import Job, JobStore, Submission, SubmissionError
 from tests.waiting import eventually, together
 
+pytestmark = pytest.mark.both_databases
+
 NOW = 1_000_000.0
 
 

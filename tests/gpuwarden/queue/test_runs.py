@@ -19,6 +19,8 @@ from gpuwarden.queue import (
 )
 from tests.waiting import together
 
+pytestmark = pytest.mark.both_databases
+
 NOW = 1_000_000.0
 
 

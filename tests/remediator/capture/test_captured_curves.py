@@ -30,12 +30,6 @@ NAMES = "beat age, heartbeat age, GPU use, GPU memory, RAM"
 
 
 @pytest.fixture
-def backend() -> str:
-    """What is asked, and what is kept of it, is the same on both databases."""
-    return "sqlite"
-
-
-@pytest.fixture
 def asking() -> Iterator[Callable[[str], Curves]]:
     """Clients of a Prometheus at an address, to the end of the test."""
     with ExitStack() as stack:

@@ -165,7 +165,6 @@ def test_what_takes_long_says_how_far_it_is(
     assert len(captured.out.splitlines()) == 3
 
 
-@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_long_history_takes_no_more_memory_than_a_short_one(ledger: Ledger) -> None:
     def peak() -> int:
         tracemalloc.start()

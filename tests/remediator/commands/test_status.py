@@ -29,8 +29,6 @@ from tests.gpuwarden.http.test_web_config import tls, users
 from tests.remediator.builders import HOST, alert
 from tests.remediator.ledger.test_ledger import accept
 
-sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-
 RULE: dict[str, Any] = {"name": "GpuwardenJobStalled", "labels": {"remedy": "restart_worker"}, "health": "ok"}
 
 
@@ -204,7 +202,6 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
         ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus does not answer"),
     ],
 )
-@sqlite_only
 def test_a_part_that_is_not_well_is_named_with_what_to_do(
     ask: Callable[..., Said], parts: Parts, path: str, answer: tuple[int, str], says: str
 ) -> None:
@@ -217,7 +214,6 @@ def test_a_part_that_is_not_well_is_named_with_what_to_do(
     assert any(says in line for line in needs), lines
 
 
-@sqlite_only
 def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
     ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +236,6 @@ def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
     assert any("not valid for 'box-2.test'" in line for line in named)
 
 
-@sqlite_only
 def test_a_part_that_does_not_answer_is_named_and_one_that_there_is_none_of_is_not_asked(
     ask: Callable[..., Said],
 ) -> None:
@@ -364,7 +359,6 @@ def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
     assert "queue         ok        can be read and written" in lines
 
 
-@sqlite_only
 @pytest.mark.parametrize(
     ("url", "says"),
     [
@@ -398,7 +392,6 @@ def test_an_executor_that_never_ran_or_was_given_up_is_told_apart(ledger: Ledger
     assert line_with(lines[-1:], "executor:", "box3", "`gpuwarden up`")
 
 
-@sqlite_only
 @pytest.mark.parametrize("name", ["ledger", "queue"])
 def test_a_locked_database_is_told_in_a_sentence(
     ledger_file: Path,
@@ -421,7 +414,6 @@ def test_a_locked_database_is_told_in_a_sentence(
     assert [each for each in (f"- {name}: ", "write lock", f"`fuser {file}`") if each not in need] == []
 
 
-@sqlite_only
 @pytest.mark.parametrize(
     ("error", "says"),
     [
@@ -445,7 +437,6 @@ def test_what_the_ledger_answers_is_told_with_what_to_do(
     assert says in lines[-1]
 
 
-@sqlite_only
 def test_a_disk_that_is_almost_full_is_told_before_it_is(
     ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -372,7 +372,6 @@ def test_a_bad_worker_among_good_ones_is_locked_and_its_items_are_done_by_others
 
 
 @pytest.mark.behaviour("B5")
-@pytest.mark.parametrize("backend", ["sqlite"])
 def test_a_bad_job_is_tried_by_four_workers_one_after_the_other_and_blocked(
     store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
 ) -> None:

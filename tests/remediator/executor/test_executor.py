@@ -59,8 +59,6 @@ BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
 PACE = Pace(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
 
-sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-
 
 def running(store: JobStore, *, worker: str = "w1", incarnation: str = "i1", **submission: Any) -> int:
     """A job that a worker has claimed; its id."""
@@ -1036,7 +1034,6 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
     assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
 
 
-@sqlite_only
 def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1209,7 +1206,6 @@ def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and
     assert ledger.totals(HOST).quarantines_refused == 0
 
 
-@sqlite_only
 def test_patience_comes_to_an_end_while_the_queue_is_locked(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1548,7 +1544,6 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, sto
     assert found[2] == 2
 
 
-@sqlite_only
 def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
     ledger_file: Path, ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1592,7 +1587,6 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
 
 
-@sqlite_only
 def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_its_worker_could_renew_it(
     store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1689,7 +1683,6 @@ def lock(url: str) -> None:
         ExecutorLock(ledger, host=HOST).close()
 
 
-@sqlite_only
 @pytest.mark.parametrize("spelling", ["sqlite:///{folder}/ledger.db", "sqlite:///{link}/ledger.db"])
 def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(
     ledger: Ledger, tmp_path: Path, spelling: str
@@ -1706,7 +1699,6 @@ def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(
     lock(url)
 
 
-@sqlite_only
 def test_another_process_is_refused_and_the_lock_ends_with_its_holder(ledger: Ledger, ledger_url: str) -> None:
     script = (
         "import sys; from remediator.executor.executor import ExecutorLock\n"

@@ -26,11 +26,6 @@ OVERDUE_S = 5
 """As little as may be set."""
 
 
-@pytest.fixture
-def backend() -> str:
-    return "sqlite"
-
-
 def alerts(prometheus_url: str, name: str) -> Callable[[], set[str]]:
     """Where an alert is, and its kind and stage where it has them; not one that is only kept for lost scrapes."""
 

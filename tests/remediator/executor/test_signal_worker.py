@@ -54,12 +54,6 @@ SEEN_S_AGO = 0.3
 """As the played exporter has it."""
 
 
-@pytest.fixture
-def backend() -> str:
-    """What a warning does is the same on both databases."""
-    return "sqlite"
-
-
 Starts = Callable[[str], "subprocess.Popen[str]"]
 
 

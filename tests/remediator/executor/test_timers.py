@@ -18,7 +18,7 @@ from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.executor.test_executor import LIMITS, PACE, executor, sqlite_only, story, told, turn, wedged
+from tests.remediator.executor.test_executor import LIMITS, PACE, executor, story, told, turn, wedged
 from tests.remediator.world import Box, World
 
 BOUND_S = PACE.limits.settle_bound_s
@@ -187,7 +187,6 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     assert store.sweeps.expired(now=later) == frozenset()
 
 
-@sqlite_only
 def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_stays_short(
     ledger: Ledger, store: JobStore, clocks: Clocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:

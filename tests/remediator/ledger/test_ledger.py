@@ -30,6 +30,8 @@ from remediator.remedies.guards import Act, Order, Safeguards, may_begin, wish
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.both_databases
+
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)

@@ -35,6 +35,8 @@ from tests.remediator.ledger.test_ledger import (
 from tests.remediator.world import World
 from tests.waiting import eventually, together
 
+pytestmark = pytest.mark.both_databases
+
 LATER: Final = NOW + 1000.0
 TABLES: Final = ("episodes", "alerts", "journal", "intents", "captures", "run_decisions")
 

@@ -24,6 +24,8 @@ from tests.remediator.builders import HOST, NOW, REBORN, alert
 from tests.remediator.ledger.test_ledger import BEGIN, REFUSAL, accept, advance, begins, begun, opened, read
 from tests.waiting import together
 
+pytestmark = pytest.mark.both_databases
+
 TOOK = "received_to_outcome_seconds"
 
 

@@ -26,6 +26,8 @@ from tests.remediator.builders import HOST
 from tests.remediator.webhook.test_app import serving
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.both_databases
+
 Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 

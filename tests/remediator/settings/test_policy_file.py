@@ -24,12 +24,6 @@ from tests.remediator.executor.test_timers import BOUND_S, Clocks, clocks, linge
 __all__ = ["clocks"]  # a fixture, for its name's sake
 
 
-@pytest.fixture
-def backend() -> str:
-    """What a file says is the same on both databases."""
-    return "sqlite"
-
-
 @pytest.fixture(autouse=True)
 def _looks_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)

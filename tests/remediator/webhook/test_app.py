@@ -144,12 +144,6 @@ def webhook(request: pytest.FixtureRequest) -> Served:
 
 
 @pytest.fixture
-def backend() -> str:
-    """What serves in a file and what serves in PostgreSQL differ in the last tests only."""
-    return "sqlite"
-
-
-@pytest.fixture
 def in_process(ledger: Ledger, ledger_file: Path) -> Iterator[Served]:
     """The same application through uvicorn in a thread, so that a test can change its constants."""
     with served_here(ledger, ledger_file) as found:

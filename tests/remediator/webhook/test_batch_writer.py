@@ -13,7 +13,7 @@ from remediator.webhook import batch_writer
 from remediator.webhook.batch_writer import AT_ONCE, Joined
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert
-from tests.remediator.ledger.test_ledger import rows, sqlite_only
+from tests.remediator.ledger.test_ledger import rows
 from tests.waiting import eventually, together
 
 
@@ -160,7 +160,6 @@ def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
     assert rows(ledger, "SELECT count(*), count(DISTINCT fingerprint) FROM alerts") == [(240, 240)]
 
 
-@sqlite_only
 def test_while_the_file_is_kept_locked_each_is_refused_and_later_each_is_kept(
     ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

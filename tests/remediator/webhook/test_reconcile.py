@@ -24,12 +24,6 @@ WORKERS = [{**LABELS, "worker": f"w{number}"} for number in range(5)]
 NOWHERE = "http://127.0.0.1:9/"
 
 
-@pytest.fixture
-def backend() -> str:
-    """How alerts come in is the same on both databases."""
-    return "sqlite"
-
-
 def taken(served: Served) -> set[str]:
     """The workers whose episodes are open once all that was accepted is taken."""
     while served.ledger.take_new(HOST, now=1.0):
