@@ -13,7 +13,7 @@ import psycopg
 from bench.chaos.log import Effect, effects_of
 from bench.chaos.player import LEASE_S, Played, Stop
 from gpuwarden.db.engine import BUSY_TIMEOUT_S
-from gpuwarden.worker.worker import OWNERSHIP_S
+from gpuwarden.worker.lease import OWNERSHIP_S
 
 LATE_S: Final = OWNERSHIP_S + LEASE_S + BUSY_TIMEOUT_S
 """For how long an attempt may leave anything after the next one began: its worker's look at its claim, a lease, and the

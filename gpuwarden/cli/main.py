@@ -18,7 +18,7 @@ Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
 
 _OWN: Final[Mapping[str, str]] = {
-    "worker": "gpuwarden.worker.worker:command",
+    "worker": "gpuwarden.cli.worker:command",
     "job": "gpuwarden.cli.job:command",
     "run": "gpuwarden.cli.run:command",
     "queue": "gpuwarden.cli.queue:command",

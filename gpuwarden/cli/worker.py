@@ -6,18 +6,24 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from gpuwarden.format import ago, plain, who
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import add_store, current, existing
 from gpuwarden.reporter import host_key, state_directory
 
+ACTS: Final = ("list", "lock", "unlock", "drain", "dead")
+
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker list|lock|unlock|drain|dead`."""
+    """`gpuwarden worker list|lock|unlock|drain|dead`; with anything else, `gpuwarden worker` runs one."""
+    if not argv or argv[0] not in ACTS:
+        from gpuwarden.worker import main  # noqa: PLC0415 - what only asks needs no worker
+
+        return main.command(argv)
     arguments = _parser().parse_args(argv)
     asks = arguments.act in (_list, _dead)
     with closing((existing if asks else current)(arguments.store)) as store:

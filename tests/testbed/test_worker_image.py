@@ -115,7 +115,7 @@ def test_a_worker_in_a_container_has_migrations_and_a_driver_for_each_queue(clie
         client,
         name,
         *("python3", "-c"),
-        "import alembic.command, alembic.config, gpuwarden.worker.worker, sqlalchemy; print(alembic.__version__);"
+        "import alembic.command, alembic.config, gpuwarden.worker.main, sqlalchemy; print(alembic.__version__);"
         "print(sqlalchemy.create_engine('sqlite://').connect().execute(sqlalchemy.text('SELECT 41 + 1')).scalar())",
         user="nobody",
     )

@@ -22,7 +22,7 @@ from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import Reporter
 from gpuwarden.tasks import JobFailedError, JobTimeoutError, Queue, TaskError, current
 from gpuwarden.worker import job_logs
-from gpuwarden.worker.worker import BodyError, find_body
+from gpuwarden.worker.main import BodyError, find_body
 from tests.waiting import eventually
 
 TASKS = """
@@ -404,7 +404,7 @@ def test_a_folder_keeps_so_many_logs_and_the_oldest_go_first(tmp_path: Path, mon
 def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
     tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuwarden.worker.worker.logs.configure", lambda **_: None)
+    monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
     tasks.paint.submit(prompt="a")
     (tmp_path / "file").touch()
 

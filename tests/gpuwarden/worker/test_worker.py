@@ -19,17 +19,12 @@ from gpuwarden.db.engine import DatabaseError, NoAnswerError
 from gpuwarden.job import JobId, State, Trip
 from gpuwarden.queue import Job, JobStore, ReplacedError, Submission
 from gpuwarden.reporter import Reporter
+from gpuwarden.worker import lease as lease_module
+from gpuwarden.worker import main as main_module
 from gpuwarden.worker import worker as worker_module
-from gpuwarden.worker.worker import (
-    BodyError,
-    DisownedError,
-    Settings,
-    Stop,
-    Worker,
-    WorkerStopping,
-    find_body,
-    gpus_named,
-)
+from gpuwarden.worker.main import BodyError, find_body, gpus_named
+from gpuwarden.worker.settings import Settings
+from gpuwarden.worker.worker import DisownedError, Stop, Worker, WorkerStopping
 from testbed.postgres import Postgres
 from tests.waiting import eventually
 
@@ -569,8 +564,8 @@ def refused(
     (tmp_path / "bodies.py").write_text("def load(job, report): ...\nnot_callable = 3\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "bodies", raising=False)
-    monkeypatch.setattr("gpuwarden.worker.worker.signal.signal", lambda *_: None)
-    monkeypatch.setattr("gpuwarden.worker.worker.logs.configure", lambda **_: None)
+    monkeypatch.setattr("gpuwarden.worker.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
 
     def run(**changed: str) -> tuple[int, str]:
         good = {"name": "w1", "body": "bodies:load", "store": f"sqlite:///{database}", "dir": str(host_dir)}
@@ -660,7 +655,7 @@ def test_a_worker_with_nothing_to_do_starts_and_ends(refused: Callable[..., tupl
 
 def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        worker_module.command(["--help"])
+        main_module.command(["--help"])
 
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
@@ -690,8 +685,8 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         threads.append(threading.current_thread().name)
         raise SystemExit
 
-    monkeypatch.setattr(worker_module, "_stop_at_once", stop)
-    monkeypatch.setattr(worker_module, "OWNERSHIP_S", 0.005)
+    monkeypatch.setattr(lease_module, "stop_at_once", stop)
+    monkeypatch.setattr(lease_module, "OWNERSHIP_S", 0.005)
     return threads
 
 
@@ -880,7 +875,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
         renewed.set()
         return accepted
 
-    monkeypatch.setattr(worker_module, "OWNERSHIP_S", 0.005)
+    monkeypatch.setattr(lease_module, "OWNERSHIP_S", 0.005)
     monkeypatch.setattr(store.claims, "renew", at_last)
     in_time: list[bool] = []
 

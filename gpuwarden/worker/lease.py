@@ -1,0 +1,136 @@
+"""A worker's lease on its job: renews it, watches the claim, and ends the process at once when the job is lost."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from gpuwarden import clock
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import EXIT_DISOWNED
+from gpuwarden.queue import Job, JobStore
+from gpuwarden.reporter import Reporter
+from gpuwarden.worker.settings import Settings
+
+OWNERSHIP_S: Final = 1.0
+"""How often a running worker checks that the job is still its own, seconds."""
+
+TRIP_S: Final = 1.0
+"""How long a worker that lost its job asks for what, before it ends without knowing, seconds."""
+
+DISOWNED: Final = "this worker no longer owns its job"
+
+log: Final = structlog.get_logger("worker")
+
+
+class Lease:
+    """The lease of the job that a worker runs, and the worker's row in the queue."""
+
+    def __init__(
+        self, settings: Settings, *, store: JobStore, reporter: Reporter, loaded: Callable[[], str | None]
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._reporter = reporter
+        self._loaded = loaded
+        # When the renewal of the lease that was last accepted was sent, CLOCK_BOOTTIME.
+        self._renewed_s = 0.0
+
+    def claiming(self) -> None:
+        """A claim is about to be sent: a lease that it brings counts from now."""
+        self._renewed_s = clock.boottime_s()
+
+    def start(self, job: Job, over: threading.Event) -> threading.Thread:
+        """Renew the lease of a job in a thread, until `over`; that thread."""
+        keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)
+        keeper.start()
+        if self._store.shared:
+            bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
+            threading.Thread(target=self._time, args=(bound, over), name="gpuwarden-lease-time", daemon=True).start()
+        return keeper
+
+    def _keep(self, job: Job, over: threading.Event) -> None:
+        """Renew the lease and watch the claim. That the database does not answer is no reason to stop working yet."""
+        bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
+        incarnation = self._reporter.incarnation
+        next_renewal_s = 0.0
+        while not over.wait(OWNERSHIP_S):
+            try:
+                now_s = time.monotonic()
+                if now_s >= next_renewal_s:
+                    owned = self._renew(job)
+                    # Set only now: a renewal that failed is due at the next look, or the lease might end first.
+                    next_renewal_s = now_s + self._settings.heartbeat_s
+                else:
+                    owned = self._store.claims.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
+            except DatabaseError as error:
+                bound.warning("queue does not answer; working on", because=str(error))
+                continue
+            except Exception:  # noqa: BLE001 - told; without this thread nobody renews, nor sees that the job is lost
+                bound.exception("unexpected error; working on")
+                continue
+            if not owned and not over.is_set():
+                stop_at_once(bound, DISOWNED, self.exit_code())
+
+    def exit_code(self) -> int:
+        """The exit code of a worker whose job was taken: that of the trip, where the queue tells it at once."""
+        codes = [EXIT_DISOWNED]
+
+        def ask() -> None:
+            host, name, incarnation = self._settings.host, self._settings.name, self._reporter.incarnation
+            with suppress(Exception):  # whatever it is, it must not keep this worker from its end
+                trip = self._store.claims.retired_for(host=host, worker=name, incarnation=incarnation)
+                if trip is not None:
+                    codes.append(trip.exit_code)
+
+        asking = threading.Thread(target=ask, name="gpuwarden-trip", daemon=True)
+        asking.start()
+        asking.join(TRIP_S)
+        return codes[-1]
+
+    def _renew(self, job: Job) -> bool:
+        sent_s = clock.boottime_s()
+        owned = self._store.claims.renew(
+            job.job_id,
+            attempt=job.attempt,
+            incarnation=self._reporter.incarnation,
+            now=self._store.now(),
+            lease_s=self._settings.lease_s,
+        )
+        if owned:
+            self._renewed_s = sent_s
+        return owned and self.see(model=job.model or job.job_class)
+
+    def _time(self, bound: structlog.typing.FilteringBoundLogger, over: threading.Event) -> None:
+        """Stop the process when its lease has run out unrenewed. Asks no database, which could keep it waiting."""
+        while not over.wait(OWNERSHIP_S):
+            if clock.boottime_s() - self._renewed_s >= self._settings.lease_s and not over.is_set():
+                stop_at_once(bound, f"the lease could not be renewed for {self._settings.lease_s:g} s")
+
+    def see(self, *, model: str | None) -> bool:
+        """Refresh the worker's row; false when this incarnation is over. A queue that does not answer says nothing."""
+        with suppress(DatabaseError):
+            return self.heartbeat(model=model)
+        return True
+
+    def heartbeat(self, *, model: str | None) -> bool:
+        """Refresh the worker's row; false when this incarnation is over."""
+        return self._store.claims.heartbeat(
+            host=self._settings.host,
+            worker=self._settings.name,
+            queue=self._settings.queue,
+            incarnation=self._reporter.incarnation,
+            model=model,
+            now=self._store.now(),
+            loaded=self._loaded(),
+        )
+
+
+def stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str, exit_code: int = EXIT_DISOWNED) -> None:
+    """End this process without another instruction of the job: the job may belong to someone else now."""
+    bound.error("stopping at once", because=because, exit_code=exit_code)
+    os._exit(exit_code)

@@ -1,0 +1,20 @@
+"""What one worker is told."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuwarden.job import HEARTBEAT_S, LEASE_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What one worker is told."""
+
+    name: str
+    queue: str
+    host: str
+    gpus: tuple[str, ...] = ()
+    lease_s: float = LEASE_S
+    heartbeat_s: float = HEARTBEAT_S
+    jobs_max: int | None = None
+    logs: Path | None = None
