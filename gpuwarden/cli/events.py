@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Final
 
+from gpuwarden.cli.acts import add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import ago, plain, when
 from gpuwarden.queue import Event, JobStore
@@ -55,6 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("consumer", metavar="CONSUMER", help="any name; each sees every event, from the first on")
     parser.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(parser)
     add_store(parser)
     return parser

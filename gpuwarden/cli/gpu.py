@@ -10,8 +10,9 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.queue import JobStore, is_gpu
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
 
 
@@ -68,24 +69,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden gpu",
         description="GPUs in quarantine: the workers that have one claim nothing, and finish what they run.",
     )
-    common = argparse.ArgumentParser(add_help=False)
-    add_store(common)
     acts = parser.add_subparsers(required=True, metavar="list | quarantine | release")
 
-    listing = acts.add_parser("list", parents=[common], help="the GPUs in quarantine, the longest first, and why")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line; times are Unix seconds")
-    listing.set_defaults(act=_list)
+    listing = add_act(acts, "list", _list, "the GPUs in quarantine, the longest first, and why")
+    add_json(listing, "one JSON object a line; times are Unix seconds")
 
-    taking = acts.add_parser(
-        "quarantine", parents=[common], help="take a GPU out of use; what is there already stays as it is"
-    )
+    taking = add_act(acts, "quarantine", _quarantine, "take a GPU out of use; what is there already stays as it is")
     taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as `nvidia-smi -L` names it")
     taking.add_argument("--host", help="its host's key; this host's when not given")
     taking.add_argument("--worker", help="a worker that has it and was not told so by --gpus: it claims nothing either")
-    taking.add_argument("--because", default="taken out of use by a person", help="why, for whoever looks later")
-    taking.set_defaults(act=_quarantine)
+    add_because(taking, default="taken out of use by a person")
 
-    releasing = acts.add_parser("release", parents=[common], help="put a GPU back to use; exit 1 if it was in use")
+    releasing = add_act(acts, "release", _release, "put a GPU back to use; exit 1 if it was in use")
     releasing.add_argument("gpu", metavar="UUID", help="the GPU, as `gpuwarden gpu list` names it")
-    releasing.set_defaults(act=_release)
     return parser

@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.format import ago, plain, stamp, when, who
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import state_directory
 from gpuwarden.state_file import JobFile
 from gpuwarden.worker import job_logs
@@ -291,7 +292,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden job", description=_DESCRIPTION)
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
-    submit = _act(acts, "submit", _submit, "put a job in a queue; prints its id")
+    submit = add_act(acts, "submit", _submit, "put a job in a queue; prints its id")
     submit.add_argument("--queue", default="gpu", help="which queue (default: %(default)s)")
     submit.add_argument(
         "--class", dest="job_class", choices=list(JobClass), help="decides the budget; what its queue says if not given"
@@ -320,7 +321,7 @@ def _parser() -> argparse.ArgumentParser:
         "--no-steps", action="store_true", help="it reports no steps: the stall condition leaves it alone"
     )
 
-    listing = _act(acts, "list", _list, "the newest jobs, oldest of them first")
+    listing = add_act(acts, "list", _list, "the newest jobs, oldest of them first")
     listing.add_argument("--queue", help="this queue's only")
     listing.add_argument("--run", help="this run's only")
     listing.add_argument(
@@ -329,27 +330,27 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("--watch", action="store_true", help="again at every change, until Ctrl-C")
     _dir(listing)
     listing.add_argument("--state", action="append", choices=list(State), help="only these states; may be repeated")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(listing)
 
-    show = _act(acts, "show", _show, "one job, and how far it is where it runs on this host")
+    show = add_act(acts, "show", _show, "one job, and how far it is where it runs on this host")
     show.add_argument("job", type=int, metavar="JOB")
     _dir(show)
-    show.add_argument("--json", action="store_true", help="one JSON object")
+    add_json(show, "one JSON object")
 
-    wait = _act(acts, "wait", _wait, "wait until jobs are over; 0 completed, 1 failed or cancelled, 2 timeout")
+    wait = add_act(acts, "wait", _wait, "wait until jobs are over; 0 completed, 1 failed or cancelled, 2 timeout")
     wait.add_argument("job", type=int, metavar="JOB", nargs="+")
     wait.add_argument("--timeout-s", type=float, help="for how long, seconds; for ever when not given")
 
-    cancel = _act(acts, "cancel", _cancel, "end jobs that are not over; who runs one stops within a second")
+    cancel = add_act(acts, "cancel", _cancel, "end jobs that are not over; who runs one stops within a second")
     cancel.add_argument("job", type=int, metavar="JOB", nargs="*")
     cancel.add_argument("--run", help="every job of a run, and the run")
-    _because(cancel)
+    add_because(cancel)
 
-    requeue = _act(acts, "requeue", _requeue, "do a job that is over once more, as another one; prints its id")
+    requeue = add_act(acts, "requeue", _requeue, "do a job that is over once more, as another one; prints its id")
     requeue.add_argument("job", type=int, metavar="JOB")
     requeue.add_argument("--run", help="the run the new one belongs to; none when not given")
 
-    logs = _act(acts, "logs", _logs, "what an attempt printed, where it ran on this host and its worker keeps logs")
+    logs = add_act(acts, "logs", _logs, "what an attempt printed, where it ran on this host and its worker keeps logs")
     logs.add_argument("job", type=int, metavar="JOB")
     logs.add_argument("--attempt", type=int, help="which attempt; the latest that is kept when not given")
     logs.add_argument("--follow", action="store_true", help="go on with what comes, until the attempt is over")
@@ -357,19 +358,12 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("--logs", type=Path, metavar="DIR", default=None if kept is None else Path(kept),
                       help="where its worker keeps them, or $GPUWARDEN_LOGS")  # fmt: skip
 
-    block = _act(acts, "block", _block, "let nobody claim jobs that wait, until they are unblocked")
+    block = add_act(acts, "block", _block, "let nobody claim jobs that wait, until they are unblocked")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")
-    _because(block)
+    add_because(block)
 
-    unblock = _act(acts, "unblock", _unblock, "let blocked jobs be claimed again")
+    unblock = add_act(acts, "unblock", _unblock, "let blocked jobs be claimed again")
     unblock.add_argument("job", type=int, metavar="JOB", nargs="+")
-    return parser
-
-
-def _act(acts: Any, name: str, act: _Act, what: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    parser.set_defaults(act=act)
-    add_store(parser)
     return parser
 
 
@@ -383,10 +377,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no number: 0, 1 and so on are")
     return int(text)
-
-
-def _because(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import ago, plain, when, who
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 
 _Act = Callable[[argparse.Namespace], int]
 
@@ -124,10 +125,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
-    listing = _act(acts, "list", _list, "every queue: jobs that are not over, the oldest, workers, settings")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing = add_act(acts, "list", _list, "every queue: jobs that are not over, the oldest, workers, settings")
+    add_json(listing)
 
-    setting = _act(acts, "set", _set, "set what is to differ in a queue; what is not named stays as it is")
+    setting = add_act(acts, "set", _set, "set what is to differ in a queue; what is not named stays as it is")
     setting.add_argument("queue", metavar="QUEUE")
     setting.add_argument(
         "--class", dest="job_class", type=_class, metavar="CLASS",
@@ -141,15 +142,8 @@ def _parser() -> argparse.ArgumentParser:
         f"whose end its worker stops itself; or {NOTHING}: until the host is back",
     )
 
-    unsetting = _act(acts, "unset", _unset, "forget all that is set for a queue")
+    unsetting = add_act(acts, "unset", _unset, "forget all that is set for a queue")
     unsetting.add_argument("queue", metavar="QUEUE")
-    return parser
-
-
-def _act(acts: Any, name: str, act: _Act, what: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    parser.set_defaults(act=act)
-    add_store(parser)
     return parser
 
 

@@ -23,11 +23,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import ago, plain, when, who
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 
 _Act = Callable[[argparse.Namespace], int]
 
@@ -229,10 +230,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden run", description="Jobs that belong together.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
-    submit = _act(acts, "submit", _submit, "submit a run from a file: all of it, or nothing; prints each job's id")
+    submit = add_act(acts, "submit", _submit, "submit a run from a file: all of it, or nothing; prints each job's id")
     submit.add_argument("file", metavar="FILE", help="JSON, as docs/queue-commands.md says; - is the standard input")
     submit.add_argument("--run", help="the run's name, whatever the file says")
-    submit.add_argument("--json", action="store_true", help="one JSON object")
+    add_json(submit, "one JSON object")
     submit.add_argument(
         "--wrangle",
         action=argparse.BooleanOptionalAction,
@@ -240,26 +241,19 @@ def _parser() -> argparse.ArgumentParser:
         "0) when not given, and as it was, or not, when neither is",
     )
 
-    listing = _act(acts, "list", _list, "the runs submitted last, with their jobs by state")
+    listing = add_act(acts, "list", _list, "the runs submitted last, with their jobs by state")
     listing.add_argument("--state", choices=("running", "completed", "failed", "cancelled"), help="only these")
     listing.add_argument(
         "--limit", type=int, default=LIST_MAX, metavar="N", help="how many; 0 is all (default: %(default)s)"
     )
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    add_json(listing)
 
-    show = _act(acts, "show", _show, "one run, its jobs that are not over or have failed, and its items")
+    show = add_act(acts, "show", _show, "one run, its jobs that are not over or have failed, and its items")
     show.add_argument("run", metavar="RUN")
     show.add_argument("--all", action="store_true", help="those that have completed or were cancelled too")
-    show.add_argument("--json", action="store_true", help="one JSON object, with every job and item")
+    add_json(show, "one JSON object, with every job and item")
 
-    cancel = _act(acts, "cancel", _cancel, "end a run, and its jobs that are not over")
+    cancel = add_act(acts, "cancel", _cancel, "end a run, and its jobs that are not over")
     cancel.add_argument("run", metavar="RUN")
-    cancel.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
-    return parser
-
-
-def _act(acts: Any, name: str, act: _Act, what: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    parser.set_defaults(act=act)
-    add_store(parser)
+    add_because(cancel)
     return parser

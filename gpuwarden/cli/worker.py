@@ -6,11 +6,12 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
+from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.format import ago, plain, who
 from gpuwarden.queue import JobStore, WorkerRow
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
 
 ACTS: Final = ("list", "lock", "unlock", "drain", "dead")
@@ -115,25 +116,22 @@ def _unknown(worker: str, host: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden worker", description="Who serves the queues, and a hand on them.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
-    listing = _act(acts, "list", _list, "every worker, what it runs, and whether it is there", host="this host's only")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    listing = add_act(acts, "list", _list, "every worker, what it runs, and whether it is there")
+    listing.add_argument("--host", help="this host's only")
+    add_json(listing)
     mine = "the worker's host; this one when not given"
-    lock = _act(acts, "lock", _lock, "have a worker claim nothing until it is unlocked", host=mine)
+    lock = add_act(acts, "lock", _lock, "have a worker claim nothing until it is unlocked")
+    lock.add_argument("--host", help=mine)
     lock.add_argument("worker", metavar="WORKER")
-    lock.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
-    unlock = _act(acts, "unlock", _unlock, "let a worker claim again", host=mine)
+    add_because(lock)
+    unlock = add_act(acts, "unlock", _unlock, "let a worker claim again")
+    unlock.add_argument("--host", help=mine)
     unlock.add_argument("worker", metavar="WORKER")
-    drain = _act(acts, "drain", _drain, "have a worker end once it has finished what it runs", host=mine)
+    drain = add_act(acts, "drain", _drain, "have a worker end once it has finished what it runs")
+    drain.add_argument("--host", help=mine)
     drain.add_argument("worker", metavar="WORKER")
-    dead = _act(acts, "dead", _dead, "the workers that were found dead and have not come back", host="this host's only")
+    dead = add_act(acts, "dead", _dead, "the workers that were found dead and have not come back")
+    dead.add_argument("--host", help="this host's only")
     dead.add_argument("--queue", help="this queue's only")
-    dead.add_argument("--json", action="store_true", help="one JSON object a line")
-    return parser
-
-
-def _act(acts: Any, name: str, act: _Act, what: str, *, host: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    parser.set_defaults(act=act)
-    add_store(parser)
-    parser.add_argument("--host", help=host)
+    add_json(dead)
     return parser

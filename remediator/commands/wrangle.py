@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
+from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import plain, stamp, who
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.items.tally import RunTally
-from gpuwarden.queue.open import add_store, current, existing
+from gpuwarden.queue.open import current, existing
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
 from remediator.remedies.wrangle import (
@@ -119,17 +120,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden wrangle", description="Is it the worker that is faulty, or the job? See docs/wrangling.md."
     )
     acts = parser.add_subparsers(required=True, metavar="ACT")
-    listing = _act(acts, "list", _list, "what is found of each run that asked for it; nothing is done")
-    listing.add_argument("--json", action="store_true", help="one JSON object a line, with the counts")
-    do = _act(acts, "do", _do, "do what is found for one run, if it is still so")
+    listing = add_act(acts, "list", _list, "what is found of each run that asked for it; nothing is done")
+    add_json(listing, "one JSON object a line, with the counts")
+    do = add_act(acts, "do", _do, "do what is found for one run, if it is still so")
     for each in (listing, do):
         _add_rules(each)
     do.add_argument("run", metavar="RUN")
     for name, wrangled, what in (("on", True, "have a run judged"), ("off", False, "have a run judged no more")):
-        asking = _act(acts, name, _ask, what)
+        asking = add_act(acts, name, _ask, what)
         asking.set_defaults(wrangled=wrangled)
         asking.add_argument("run", metavar="RUN")
-    forgive = _act(
+    forgive = add_act(
         acts,
         "forgive",
         _forgive,
@@ -170,10 +171,3 @@ def _seconds(text: str) -> float:
     if not 0 <= value <= 604800:
         raise argparse.ArgumentTypeError(f"{text!r} will not do: seconds, from 0 to 604800")
     return value
-
-
-def _act(acts: Any, name: str, act: _Act, what: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
-    parser.set_defaults(act=act)
-    add_store(parser)
-    return parser

@@ -1,0 +1,32 @@
+"""The acts of a command, as `list` of `gpuwarden job`, and the options that many of them share."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from gpuwarden.queue.open import add_store
+
+
+def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argparse.ArgumentParser:
+    """Add an act of a queue, with `--store`; `arguments.act` is what it calls.
+
+    Args:
+        acts: what `add_subparsers` gave.
+        name: as it is typed.
+        act: what is called.
+        what: what it does, for `--help`.
+    """
+    parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+    parser.set_defaults(act=act)
+    add_store(parser)
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object a line") -> None:
+    """Add the option `--json`."""
+    parser.add_argument("--json", action="store_true", help=what)
+
+
+def add_because(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Add the option `--because`."""
+    parser.add_argument("--because", default=default, metavar="TEXT", help="why, for whoever looks later")
