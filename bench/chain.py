@@ -138,11 +138,11 @@ def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
         nonlocal last_beat_at
         scene.chain.check()
         last_beat_at = max(last_beat_at, _beat_at(path, job_id))
-        return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes()
+        return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.episodes.list_open()
 
     until(mended, within_s=silence_s + ROUND_S, what=f"job {job_id} is mended and done")
-    story = next((each for each in scene.ledger.stories() if each.job_id == job_id), None)
-    whole = scene.ledger.story(story.episode_id) if story else None
+    story = next((each for each in scene.ledger.reports.newest() if each.job_id == job_id), None)
+    whole = scene.ledger.reports.get(story.episode_id) if story else None
     if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
         raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
     first = {f"{entry.act} {entry.what}": entry.at for entry in reversed(whole.entries)}

@@ -14,7 +14,9 @@ from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.exporter import Witness, WitnessError
-from remediator.ledger.ledger import Entry, Ledger, Story
+from remediator.ledger.journal import Entry
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
 from remediator.plan import Outcome
 from testbed.demo import job_body
 from testbed.docker_engine import Engine, NoEngine
@@ -85,7 +87,11 @@ class Stage:
 
     def account(self, worker: str) -> list[Entry]:
         """Everything on record about a worker's episodes, in order."""
-        stories = [self.ledger.story(story.episode_id) for story in self.ledger.stories() if story.worker == worker]
+        stories = [
+            self.ledger.reports.get(story.episode_id)
+            for story in self.ledger.reports.newest()
+            if story.worker == worker
+        ]
         return [entry for story in stories if story for entry in story.entries]
 
     def start_workers(self) -> dict[str, str]:
@@ -97,7 +103,7 @@ class Stage:
         return before
 
 
-def of_consequence(stories: Sequence[Story]) -> list[Story]:
+def of_consequence(stories: Sequence[EpisodeHistory]) -> list[EpisodeHistory]:
     """The episodes that are open, or of which something came, in their order.
 
     One wedge may leave others, which touch nothing. Where a scrape is late its alert ends and comes again, and what was

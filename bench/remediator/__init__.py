@@ -166,7 +166,7 @@ def _sent(server: Server, bodies: Sequence[bytes]) -> Answered:
 
 def _accepted(chain: Chain) -> int:
     with closing(Ledger.open(chain.ledger_url, host=HOST)) as ledger:
-        return ledger.totals(HOST).alerts.get(("accepted", ""), 0)
+        return ledger.reports.totals(HOST).alerts.get(("accepted", ""), 0)
 
 
 def _answers(chain: Chain) -> bool:

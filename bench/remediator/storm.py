@@ -34,8 +34,8 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
     progress(f"remediator, {hosts} hosts fail at once")
     with closing(Ledger.open(chain.ledger_url, host=names[0])) as ledger:
         for name in names:
-            ledger.beat(host=name, pid=1, armed=True, started_at=0.0, errors=0, workers=1, now=ledger.now())
-        ledger.order(Order(act=Act.ARM, at=ledger.now(), who="bench", because="all of them"))
+            ledger.executors.beat(host=name, pid=1, armed=True, started_at=0.0, errors=0, workers=1, now=ledger.now())
+        ledger.orders.give(Order(act=Act.ARM, at=ledger.now(), who="bench", because="all of them"))
         answered = send(list(_bodies(names)))
         what = f"{hosts} hosts at once, PostgreSQL"
         yield figure("remediator", f"{what}: {ALERTS_A_CALL} alerts to 202", "ms", answered.latencies_ms)
@@ -43,7 +43,7 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
         with ThreadPoolExecutor(THREADS) as pool:
             outcomes = Counter(pool.map(lambda name: _try_to_begin(ledger, name), names))
         took_s = time.perf_counter() - began_s
-        if ledger.orders().brake() is None:
+        if ledger.orders.current().brake() is None:
             raise BenchError(f"the brake is not latched after {hosts} hosts: {outcomes}")
     yield figure("remediator", f"{what}: begun before the brake latched", "", [float(outcomes["begun"])])
     yield figure("remediator", f"{what}: held by it", "", [float(outcomes[Reason.CIRCUIT_BREAKER])])
@@ -60,9 +60,9 @@ def peak_mib(pid: int) -> float:
 
 def _try_to_begin(ledger: Ledger, host: str) -> str:
     """What an executor does that has seen its alert confirmed; what came of it."""
-    while ledger.take_new(host, now=ledger.now()):
+    while ledger.inbox.take_new(host, now=ledger.now()):
         pass
-    (episode,) = ledger.open_episodes(host)
+    (episode,) = ledger.episodes.list_open(host)
     step = Begin(
         trip=Trip.STALL,
         free_key=f"{host} incarnation",
@@ -73,7 +73,7 @@ def _try_to_begin(ledger: Ledger, host: str) -> str:
         worker_incarnation="",
         message="measured",
     )
-    instead = ledger.begin(episode, step, safeguards=Safeguards(), now=ledger.now())
+    instead = ledger.intents.begin(episode, step, safeguards=Safeguards(), now=ledger.now())
     match instead:
         case Wait(reason=reason):
             return reason

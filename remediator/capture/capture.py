@@ -25,7 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -35,6 +35,7 @@ from gpuwarden.evidence import ContainerFacts
 from gpuwarden.worker import job_logs as joblogs
 from remediator.capture import probe
 from remediator.clients.prometheus_range import Curves, Found
+from remediator.ledger.captures import Captured
 from remediator.plan import ContainerState, Episode
 
 log: Final = structlog.get_logger("capture")
@@ -48,27 +49,6 @@ REAP_S: Final = 0.2
 _LOOK: Final = (sys.executable, "-IS", str(Path(probe.__file__)))
 
 _Line = dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """What was seen before one stop, or before one that a dry run would have made. `document` is as the module says."""
-
-    armed: bool
-    took_s: float
-    document: Mapping[str, Any]
-
-    @property
-    def message(self) -> str:
-        """In one sentence."""
-        of = self.document
-        threads = [thread for process in of["processes"] for thread in process["seen"]]
-        stacks = sum("python" in thread for thread in threads)
-        seen = f"{len(of['processes'])} processes, {len(threads)} threads, {stacks} Python stacks"
-        drawn = f"{len(of['curves'])} curves"
-        return "; ".join(
-            [f"{seen}, {drawn}", f"took {self.took_s:.1f} s", *([of["cut_short"]] if of["cut_short"] else [])]
-        )
 
 
 def find_py_spy() -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpuwarden.format import plain, when
 from remediator.clients.prometheus_range import POINTS_MAX, named
-from remediator.ledger.ledger import Kept
+from remediator.ledger.captures import SavedCapture
 
 THREADS_SHOWN: Final = 16
 FRAMES_SHOWN: Final = 3
@@ -26,7 +26,7 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _Fields = Mapping[str, Any]
 
 
-def in_short(kept: Kept, *, since: float) -> Iterator[str]:
+def in_short(kept: SavedCapture, *, since: float) -> Iterator[str]:
     """Each thread with its wait and its innermost Python frames, and each curve, a line each."""
     document = kept.document
     yield f"  {kept.at - since:+7.1f} s  captured {_aim(document)}:"
@@ -41,7 +41,7 @@ def in_short(kept: Kept, *, since: float) -> Iterator[str]:
     yield from (f"    {line}" for line in _missing(document))
 
 
-def in_full(kept: Kept) -> Iterator[str]:
+def in_full(kept: SavedCapture) -> Iterator[str]:
     """All of it."""
     document = kept.document
     on = "" if kept.host is None else f" on {plain(kept.host)}"

@@ -40,7 +40,7 @@ _WHEN: Final = "how long ago, as 12h or 7d, or a local time, as 2026-01-31 or 20
 
 def export(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """`gpuwarden ledger export`."""
-    episodes = ledger.whole(since=arguments.since, until=arguments.until, captures=arguments.captures)
+    episodes = ledger.reports.export(since=arguments.since, until=arguments.until, captures=arguments.captures)
     if arguments.output is None:
         _write(_told(episodes), sys.stdout)
         return 0

@@ -13,7 +13,9 @@ from remediator.capture import render
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
 from remediator.commands.open_ledger import add_ledger, existing
-from remediator.ledger.ledger import Entry, Ledger, Story
+from remediator.ledger.journal import Entry
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
 
 _EXPORT: Final = "every episode with all that the ledger holds of it"
 
@@ -28,7 +30,7 @@ def command(argv: list[str]) -> int:
         ledger.close()
 
 
-def lines(story: Story) -> list[str]:
+def lines(story: EpisodeHistory) -> list[str]:
     """One episode as text: a heading, then a line an entry with its time since the episode opened.
 
     What another host's remediator wrote names that host.
@@ -47,12 +49,12 @@ def lines(story: Story) -> list[str]:
     ]
 
 
-def _elsewhere(entry: Entry, story: Story) -> str:
+def _elsewhere(entry: Entry, story: EpisodeHistory) -> str:
     return "" if entry.host in (None, story.host) else f"({plain(str(entry.host))}) "
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    stories = ledger.stories(last=arguments.last)
+    stories = ledger.reports.newest(last=arguments.last)
     if arguments.json:
         for story in stories:
             print(json.dumps(asdict(story)))
@@ -70,7 +72,7 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(story)))
         return 0
     print("\n".join(lines(story)))
-    for kept in ledger.captures(arguments.episode):
+    for kept in ledger.captures.of_episode(arguments.episode):
         print("\n".join(render.in_short(kept, since=story.opened_at)))
     return 0
 
@@ -78,7 +80,7 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def _evidence(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """What the processes were doing right before they were stopped, whole."""
     story = _story(ledger, arguments.episode)
-    captures = ledger.captures(arguments.episode)
+    captures = ledger.captures.of_episode(arguments.episode)
     if arguments.json:
         for kept in captures:
             print(json.dumps(asdict(kept)))
@@ -90,15 +92,15 @@ def _evidence(ledger: Ledger, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _story(ledger: Ledger, episode_id: int) -> Story:
-    story = ledger.story(episode_id)
+def _story(ledger: Ledger, episode_id: int) -> EpisodeHistory:
+    story = ledger.reports.get(episode_id)
     if story is None:
         raise GpuwardenError(f"the ledger has no episode {episode_id}: `gpuwarden ledger list` names them")
     return story
 
 
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    for at, reason, message, labels in ledger.refused(last=arguments.last):
+    for at, reason, message, labels in ledger.inbox.refused(last=arguments.last):
         if arguments.json:
             print(json.dumps({"at": at, "reason": reason, "message": message, "labels": dict(labels)}))
         else:
@@ -109,7 +111,7 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     now = time.time()
     since = now - arguments.since
-    told = summary.summarize(ledger.stories_since(since, host=arguments.host), since=since, now=now)
+    told = summary.summarize(ledger.reports.since(since, host=arguments.host), since=since, now=now)
     if arguments.json:
         print(json.dumps(told.figures()))
         return 0
@@ -130,7 +132,7 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """Who armed, approved, paused, maintained or released, and when the brake latched."""
-    for order in ledger.orders_given(since=time.time() - arguments.since):
+    for order in ledger.orders.given_since(since=time.time() - arguments.since):
         if arguments.json:
             print(json.dumps(asdict(order)))
         else:

@@ -15,7 +15,8 @@ from typing import Any, Final
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.format import ago, duration_s, plain, when, who
 from remediator.commands.open_ledger import add_ledger, existing
-from remediator.ledger.ledger import Held, Ledger
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Episode
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
@@ -56,7 +57,7 @@ def arm(argv: list[str]) -> int:
         if not wanted.yes and not _agreed(f"arm {order.scope}{mode}?"):
             print("gpuwarden arm: nothing was armed", file=sys.stderr)
             return 1
-        ledger.order(order)
+        ledger.orders.give(order)
     print(f"armed{mode}: {order.scope}, by {order.who}; `gpuwarden disarm` takes it back")
     return 0
 
@@ -90,7 +91,7 @@ def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None)
     with closing(existing(wanted.ledger)) as ledger:
         now = ledger.now()
         until = None if for_s is None else now + for_s
-        return ledger.answer(wanted.episode, act, who=who(), because=wanted.because, until=until, now=now)
+        return ledger.orders.answer(wanted.episode, act, who=who(), because=wanted.because, until=until, now=now)
 
 
 def disarm(argv: list[str]) -> int:
@@ -101,7 +102,7 @@ def disarm(argv: list[str]) -> int:
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
         order = _order(Act.DISARM, ledger, wanted, remedy=wanted.remedy)
-        ledger.order(order)
+        ledger.orders.give(order)
         begun = [each for each in _open(ledger, order) if each.free is not None]
     print(f"disarmed: {order.scope}, by {order.who}; it is a dry run within a second")
     for each in begun:
@@ -121,7 +122,7 @@ def pause(argv: list[str]) -> int:
             parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
         _check_host(ledger, wanted.host)
         order = _order(Act.PAUSE, ledger, wanted, until=until)
-        ledger.order(order)
+        ledger.orders.give(order)
         begun = [each for each in _open(ledger, order) if each.free is not None]
     print(f"paused: {order.host or 'every host'} until {when(until)}, by {order.who}; nothing new is begun")
     for each in begun:
@@ -134,14 +135,14 @@ def resume(argv: list[str]) -> int:
     wanted = _parser("resume", "End a pause before its time.").parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         _check_host(ledger, wanted.host)
-        pauses = ledger.orders().pauses(host=wanted.host, now=ledger.now())
+        pauses = ledger.orders.current().pauses(host=wanted.host, now=ledger.now())
         ending = [each for each in pauses if wanted.host in (None, each.host)]
         if not ending:
             everywhere = "; every host is paused: resume without --host" if pauses else ""
             print(f"gpuwarden resume: {wanted.host or 'no host'} is not paused by itself{everywhere}", file=sys.stderr)
             return 1
         order = _order(Act.RESUME, ledger, wanted)
-        ledger.order(order)
+        ledger.orders.give(order)
     print(f"resumed: {order.host or 'every host'}, by {order.who}")
     return 0
 
@@ -170,7 +171,7 @@ def maintenance(argv: list[str]) -> int:
             return _maintain(start, ledger, wanted)
         if wanted.act == "end":
             return _end_maintenance(ledger, wanted)
-        for window in ledger.orders().maintenances(host=wanted.host, now=ledger.now()):
+        for window in ledger.orders.current().maintenances(host=wanted.host, now=ledger.now()):
             print(span(window))
     return 0
 
@@ -191,10 +192,10 @@ def _maintain(parser: argparse.ArgumentParser, ledger: Ledger, wanted: argparse.
     if not since < until <= since + PAUSE_MAX_S:
         parser.error(f"a maintenance ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
     _check_host(ledger, wanted.host)
-    if len(ledger.orders().maintenances(host=None, now=ledger.now())) >= MAINTENANCES_MAX:
+    if len(ledger.orders.current().maintenances(host=None, now=ledger.now())) >= MAINTENANCES_MAX:
         raise GpuwardenError(f"{MAINTENANCES_MAX} are planned already: `gpuwarden maintenance list` names them")
     order = _order(Act.MAINTAIN, ledger, wanted, until=until, since=None if wanted.since is None else since)
-    order = replace(order, order_id=ledger.order(order))
+    order = replace(order, order_id=ledger.orders.give(order))
     print(f"{span(order)}; `gpuwarden maintenance end {order.order_id}` ends it or calls it off")
     for each in _open(ledger, order):
         if each.free is not None and since <= now:
@@ -204,7 +205,9 @@ def _maintain(parser: argparse.ArgumentParser, ledger: Ledger, wanted: argparse.
 
 def _end_maintenance(ledger: Ledger, wanted: argparse.Namespace) -> int:
     found = [
-        each for each in ledger.orders().maintenances(host=None, now=ledger.now()) if each.order_id == wanted.number
+        each
+        for each in ledger.orders.current().maintenances(host=None, now=ledger.now())
+        if each.order_id == wanted.number
     ]
     if not found:
         says = f"no maintenance {wanted.number} runs or is planned: `gpuwarden maintenance list` names those there are"
@@ -213,7 +216,7 @@ def _end_maintenance(ledger: Ledger, wanted: argparse.Namespace) -> int:
     (window,) = found
     wanted.host = window.host
     order = _order(Act.MAINTAINED, ledger, wanted, until=window.until, ends=window.order_id)
-    ledger.order(order)
+    ledger.orders.give(order)
     print(f"ended: {span(window)}; what waited for it and is still true is taken up now")
     return 0
 
@@ -230,13 +233,13 @@ def brake(argv: list[str]) -> int:
     release.add_argument("--because", default="", metavar="TEXT", help="why, for whoever looks later")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
-        latched = ledger.orders().brake()
+        latched = ledger.orders.current().brake()
         if latched is None:
             print("gpuwarden brake: it is not latched", file=sys.stderr)
             return 1
         order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.because)
-        ledger.order(order)
-        waiting = [each for each in ledger.held() if each.reason == Reason.CIRCUIT_BREAKER]
+        ledger.orders.give(order)
+        waiting = [each for each in ledger.reports.held() if each.reason == Reason.CIRCUIT_BREAKER]
     print(f"released, by {order.who}; it was latched {ago(order.at - latched.at)} ago: {plain(latched.because)}")
     for each in waiting:
         print(f"  {_line(each, 'waited for this, and is looked at again now')}")
@@ -245,9 +248,9 @@ def brake(argv: list[str]) -> int:
 
 def preview(ledger: Ledger, order: Order) -> list[str]:
     """What an arming will act on at once, for whoever is about to agree, and what still holds it."""
-    orders = ledger.orders()
+    orders = ledger.orders.current()
     its = {each.episode_id: each for each in _open(ledger, order)}
-    held = [each for each in ledger.held(host=order.host) if each.episode_id in its]
+    held = [each for each in ledger.reports.held(host=order.host) if each.episode_id in its]
     # Armed without approval, what waits for one is done without it.
     waits = (Reason.DRY_RUN,) if order.act is Act.ASK else (Reason.DRY_RUN, Reason.APPROVAL)
     ready = [each for each in held if each.reason in waits]
@@ -269,23 +272,23 @@ def _order(act: Act, ledger: Ledger, wanted: argparse.Namespace, **more: Any) ->
 
 
 def _open(ledger: Ledger, order: Order) -> list[Episode]:
-    return [each for each in ledger.open_episodes(order.host) if order.remedy in (None, each.remedy)]
+    return [each for each in ledger.episodes.list_open(order.host) if order.remedy in (None, each.remedy)]
 
 
-def _line(held: Held, message: str) -> str:
+def _line(held: HeldEpisode, message: str) -> str:
     return f"episode {held.episode_id}: {plain(held.worker)} on {held.host}: {plain(message)}"
 
 
-def _would(ledger: Ledger, held: Held) -> str:
+def _would(ledger: Ledger, held: HeldEpisode) -> str:
     """What a dry run said it would do; one that was begun before a disarming says how far it came."""
-    story = ledger.story(held.episode_id)
+    story = ledger.reports.get(held.episode_id)
     would = [entry.message for entry in story.entries if entry.act == "would"] if story else []
     return would[-1] if would else held.message
 
 
 def _check_host(ledger: Ledger, host: str | None) -> None:
     """A mistyped host would be armed for nobody, and disarmed for nobody."""
-    known = ledger.executors()
+    known = ledger.executors.last_beats()
     if host is not None and host not in known:
         raise GpuwardenError(
             f"no executor of a host {host!r} has ever worked this ledger; known: {', '.join(sorted(known)) or 'none'}"

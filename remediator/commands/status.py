@@ -29,7 +29,9 @@ from remediator.clients import http as answers
 from remediator.clients.exporter import Access
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
-from remediator.ledger.ledger import Executing, Held, Ledger
+from remediator.ledger.executors import ExecutorHeartbeat
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
@@ -122,7 +124,7 @@ class Report:
     at: float
     parts: list[Part] = field(default_factory=list)
     armed: list[Armed] = field(default_factory=list)
-    episodes: list[Held] = field(default_factory=list)
+    episodes: list[HeldEpisode] = field(default_factory=list)
     brake: Order | None = None
     pauses: list[Order] = field(default_factory=list)
     maintenances: list[Order] = field(default_factory=list)
@@ -231,9 +233,12 @@ def page(report: Report) -> Iterator[str]:
 
 
 def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> None:
-    report.parts.append(_database("ledger", wanted.ledger, ledger))
-    orders, executing = ledger.orders(), [each for each in ledger.executing() if wanted.host in (None, each.host)]
-    report.episodes = ledger.held(host=wanted.host)
+    report.parts.append(_database("ledger", wanted.ledger, ledger.health.check_writable))
+    orders, executing = (
+        ledger.orders.current(),
+        [each for each in ledger.executors.list_all() if wanted.host in (None, each.host)],
+    )
+    report.episodes = ledger.reports.held(host=wanted.host)
     report.hosts = [each.host for each in executing if report.at - each.beat_at <= BEAT_MAX_S]
     # What it still owes keeps a host from being taken for given up, and so does being the only one.
     owing = {each.host for each in report.episodes} if report.hosts else {each.host for each in executing}
@@ -242,16 +247,16 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         host = f" of {wanted.host}" if wanted.host else ""
         todo = "start `gpuwarden up`, or `gpuwarden remediator execute`"
         report.parts.append(Part(name="executor", ok=False, says=f"none{host} has ever run", todo=todo))
-    alert_at = ledger.last_alert_at()
+    alert_at = ledger.inbox.last_alert_at()
     told = "none yet" if alert_at is None else f"the last came {ago(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
     report.maintenances = orders.maintenances(host=wanted.host, now=report.at)
-    report.freed_lately = ledger.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
+    report.freed_lately = ledger.orders.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
         (each.episode_id, each.worker, each.host, each.message or "")
-        for each in ledger.stories_since(report.at - LATELY_S, host=wanted.host)
+        for each in ledger.reports.since(report.at - LATELY_S, host=wanted.host)
         if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
     ]
 
@@ -265,7 +270,7 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
             yield Armed(host=host, remedy=remedy, armed=armed, approval=asks, by=by)
 
 
-def _database(name: str, url: str, database: Ledger | JobStore) -> Part:
+def _database(name: str, url: str, check: Callable[[], None]) -> Part:
     """Whether there is room for it, and nobody keeps its write lock."""
     path = _file(url)
     if path is not None:
@@ -274,7 +279,7 @@ def _database(name: str, url: str, database: Ledger | JobStore) -> Part:
             says = f"only {free / 2**20:.0f} MiB are free on the disk of {path}"
             return Part(name=name, ok=False, says=says, todo="make room: without it nothing is recorded, so done")
     try:
-        database.check_writable()
+        check()
     except DatabaseError as error:
         return _unwell(name, url, error)
     return Part(name=name, ok=True, says="can be read and written")
@@ -320,12 +325,12 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
             report.quarantined = [
                 each for each in store.gpu_quarantine.quarantined() if wanted.host in (None, each.host)
             ]
-            return _database("queue", wanted.queue, store)
+            return _database("queue", wanted.queue, store.check_writable)
     except GpuwardenError as error:
         return _unwell("queue", wanted.queue, error)
 
 
-def _executor(executing: Executing, *, now: float, owing: bool) -> Part:
+def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
     name, silent_s = f"executor {executing.host}", now - executing.beat_at
     if silent_s > GONE_S and not owing:
         return Part(name=name, ok=None, says=f"silent for {ago(silent_s)}: taken for given up")

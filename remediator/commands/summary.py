@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Summary:
         return asdict(self)
 
 
-def summarize(stories: Sequence[Story], *, since: float, now: float) -> Summary:
+def summarize(stories: Sequence[EpisodeHistory], *, since: float, now: float) -> Summary:
     """The summary of the episodes that were open since then, each with its whole account."""
     did, failed, waiting = Counter[str](), Counter[str](), Counter[str]()
     would: list[Would] = []

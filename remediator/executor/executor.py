@@ -35,7 +35,8 @@ from remediator.clients.alertmanager import Silences
 from remediator.clients.exporter import Witness, WorkerUnseenError
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
-from remediator.ledger.ledger import WRANGLING, Ledger
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.recent import WRANGLING
 from remediator.plan import (
     ContainerState,
     Episode,
@@ -314,12 +315,12 @@ class Executor:
         """
         self._look_on()
         self._collect()
-        while self._ledger.take_new(self._host, now=self._ledger.now()):
+        while self._ledger.inbox.take_new(self._host, now=self._ledger.now()):
             pass
-        episodes = [each for each in self._ledger.open_episodes(self._host) if each.subject is not Subject.HOST]
+        episodes = [each for each in self._ledger.episodes.list_open(self._host) if each.subject is not Subject.HOST]
         looks_for = time.monotonic() >= self._next_look_for_s
         if looks_for:
-            self._silent = self._ledger.silent_hosts()
+            self._silent = self._ledger.episodes.about_silent_hosts()
             self._said_s = {
                 each.episode_id: self._said_s.get(each.episode_id, time.monotonic())
                 for each in self._silent
@@ -356,7 +357,7 @@ class Executor:
 
     def _see_executors(self, now_s: float) -> None:
         """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
-        for host, beat_at in self._ledger.executors().items():
+        for host, beat_at in self._ledger.executors.last_beats().items():
             before = self._signs.get(host)
             if before is None or before[0] != beat_at:
                 self._signs[host] = (beat_at, now_s)
@@ -433,13 +434,13 @@ class Executor:
                     log.error("unexpected error", episode=episode_id, exc_info=error)
 
     def _beat(self) -> None:
-        orders = self._ledger.orders()
+        orders = self._ledger.orders.current()
         acts = tuple(remedy for remedy in REMEDIES if orders.armed(host=self._host, remedy=remedy))
         asks = tuple(remedy for remedy in acts if orders.asks(host=self._host, remedy=remedy))
         if (acts, asks) != self._acts:
             self._acts = (acts, asks)
             self._say_what_acts(orders)
-        self._ledger.beat(
+        self._ledger.executors.beat(
             host=self._host,
             pid=os.getpid(),
             armed=bool(acts),
@@ -501,10 +502,10 @@ class Executor:
         if boot_s < self._forgets_from_s:
             return
         until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
-        for host, count in self._ledger.abandon(before=before, now=now).items():
+        for host, count in self._ledger.inbox.abandon(before=before, now=now).items():
             message = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
             log.error("accepted alerts abandoned", host=host, count=count, because=message)
-        while self._ledger.forget(before=before) and time.monotonic() < until_s:
+        while self._ledger.episodes.forget(before=before) and time.monotonic() < until_s:
             pass
 
     def _work(self, episode: Episode | None) -> None:
@@ -525,7 +526,7 @@ class Executor:
                     return
                 self._waits[episode.episode_id] = ""
                 if self._captured(facts, step):
-                    episode = self._ledger.episode(episode.episode_id)
+                    episode = self._ledger.episodes.get_open(episode.episode_id)
                     continue  # that took its time: what was decided before it is decided anew
                 if not isinstance(step, plan.Advance):
                     if acted is type(step):
@@ -534,7 +535,7 @@ class Executor:
                     acted = type(step)
                 if self._may_act(read_at_s):
                     self._perform(episode, step)
-                episode = self._ledger.episode(episode.episode_id)
+                episode = self._ledger.episodes.get_open(episode.episode_id)
         except GpuwardenError as error:
             log.warning("step failed; looking again", episode=episode and episode.episode_id, because=str(error))
 
@@ -551,7 +552,7 @@ class Executor:
         if not (isinstance(step, plan.Begin) or guards.is_first(step)):
             return step
         safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
-        orders, recent = self._ledger.standing(guards.wish(facts.episode, step), safeguards, now=now)
+        orders, recent = self._ledger.orders.standing(guards.wish(facts.episode, step), safeguards, now=now)
         held = guards.hold(step, facts, orders, recent, safeguards, now=now)
         begins = held is step and (isinstance(step, plan.Begin) or guards.is_untouched(facts))
         asks = isinstance(held, plan.Wait) and held.asks is not None
@@ -574,18 +575,18 @@ class Executor:
             return False
         intent_id = None if episode.free is None else episode.free.intent_id
         tried = self._watches.setdefault(episode.episode_id, _Watch()).captured
-        if intent_id in tried or self._ledger.is_captured(episode):
+        if intent_id in tried or self._ledger.captures.has(episode):
             return False
         tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
         armed = not isinstance(step, plan.WouldAct)
         captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
         log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.message)
-        self._ledger.keep(episode, captured, now=self._ledger.now())
+        self._ledger.captures.save(episode, captured, now=self._ledger.now())
         return True
 
     def _armed(self, remedy: str) -> bool:
         """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
-        return self._ledger.orders().armed(host=self._host, remedy=remedy)
+        return self._ledger.orders.current().armed(host=self._host, remedy=remedy)
 
     def _look_for(self, episode: Episode, accused: int) -> None:
         """Decide about a host that is said to be silent, as every host's executor does. Only its jobs are moved."""
@@ -608,7 +609,9 @@ class Executor:
         """Decide about a run whose items fail on a worker of this host. Only the queue is changed."""
         read_at_s = clock.boottime_s()
         try:
-            episode = self._ledger.episode(before.episode_id)  # it may have waited for other runs to be counted
+            episode = self._ledger.episodes.get_open(
+                before.episode_id
+            )  # it may have waited for other runs to be counted
             if episode is None or self._closing.is_set():
                 return
             step: plan.Step | None = self._held_uncounted(episode)
@@ -631,7 +634,7 @@ class Executor:
 
         Not in a dry run, which tells what it would do, nor where the alert has ended: then it may be over.
         """
-        orders = self._ledger.orders()
+        orders = self._ledger.orders.current()
         if not (episode.firing and orders.armed(host=self._host, remedy=episode.remedy)):
             return None
         return guards.may_go_on(orders, host=self._host, now=self._ledger.now())
@@ -645,7 +648,7 @@ class Executor:
             return step
         safeguards, now = self._pace.safeguards, self._ledger.now()
         wanted = guards.wish(facts.episode, step)
-        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        orders, recent = self._ledger.orders.standing(wanted, safeguards, now=now)
         held = guards.may_wrangle(wanted, orders, recent, safeguards, now=now)
         waits = held if isinstance(held, plan.Wait) else None
         if waits is not None and waits.asks is None:
@@ -661,7 +664,7 @@ class Executor:
     def _facts_of_run(self, episode: Episode) -> Facts:
         queue, unknown, run = self._hands.queue, "", None
         try:
-            decided, done = self._ledger.run_decisions(episode)
+            decided, done = self._ledger.run_decisions.state_of(episode)
             run = RunFacts(tally=queue.tally(episode.worker, now=queue.now()), decided=decided, done=done)
         except GpuwardenError as error:
             unknown = str(error)
@@ -697,13 +700,13 @@ class Executor:
             return step
         safeguards, now = self._pace.safeguards, self._ledger.now()
         wanted = guards.wish(facts.episode, step)
-        orders, recent = self._ledger.standing(wanted, safeguards, now=now)
+        orders, recent = self._ledger.orders.standing(wanted, safeguards, now=now)
         held = guards.may_hold(wanted, orders, recent, by=self._host, now=now)
         return held or self._silenced(facts) or step
 
     def _facts_of_host(self, episode: Episode, accused: int) -> Facts:
         """A host acts for another where both are armed for it: whoever disarmed either wants nothing moved."""
-        orders, queue, unknown, host = self._ledger.orders(), self._hands.queue, "", None
+        orders, queue, unknown, host = self._ledger.orders.current(), self._hands.queue, "", None
         now_s = time.monotonic()
         try:
             host = HostFacts(
@@ -712,7 +715,7 @@ class Executor:
                 silent_for_s=self._silent_s(episode.host, now_s),
                 accused=accused,
                 alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
-                taken=self._ledger.has_decided(episode.episode_id, _LOSE),
+                taken=self._ledger.journal.has_decided(episode.episode_id, _LOSE),
             )
         except GpuwardenError as error:
             unknown = str(error)
@@ -733,7 +736,7 @@ class Executor:
             self._waits[episode.episode_id] = told
             self._watches.setdefault(episode.episode_id, _Watch()).waited = told
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.message)
-            self._ledger.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
+            self._ledger.journal.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
     # --- facts
 
@@ -870,13 +873,13 @@ class Executor:
         log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.message)
         match step:
             case plan.Close(outcome=outcome, reason=reason, message=message):
-                self._ledger.close_episode(episode.episode_id, outcome, reason, message, now=self._ledger.now())
+                self._ledger.episodes.close(episode.episode_id, outcome, reason, message, now=self._ledger.now())
             case plan.WouldAct(message=message):
-                self._ledger.would_act(episode.episode_id, message, now=self._ledger.now())
+                self._ledger.journal.would_act(episode.episode_id, message, now=self._ledger.now())
             case plan.Begin():
                 self._begin(episode, step)
             case plan.Withdraw(reason=reason, message=message):
-                self._ledger.withdraw(episode.episode_id, reason, message, now=self._ledger.now())
+                self._ledger.intents.withdraw(episode.episode_id, reason, message, now=self._ledger.now())
             case plan.Advance(kind=kind, stage=stage, reason=reason, message=message, unspent=unspent):
                 intent = episode.free if kind is Kind.FREE else episode.settle
                 if intent is not None:
@@ -895,7 +898,7 @@ class Executor:
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
         safeguards = self._safeguards(episode.remedy)
-        self._instead(episode, self._ledger.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
+        self._instead(episode, self._ledger.intents.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
 
     def _instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
         """What is done instead of what may not be begun."""
@@ -949,7 +952,7 @@ class Executor:
             log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
             if step not in watch.refusals:
                 message = f"the queue takes nothing, and it is tried again: {error}"
-                self._ledger.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
+                self._ledger.journal.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
                 watch.refusals.add(step)
             else:
                 self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
@@ -1023,18 +1026,22 @@ class Executor:
         """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
         losing, queue = isinstance(step, plan.Lose), self._hands.queue
         name, move = (_LOSE, queue.lose) if losing else ("return", queue.find)
-        if not self._ledger.announce(episode.episode_id, name, step.message, now=self._ledger.now(), for_s=ANNOUNCED_S):
+        if not self._ledger.journal.announce(
+            episode.episode_id, name, step.message, now=self._ledger.now(), for_s=ANNOUNCED_S
+        ):
             return  # another host is at it
         for job in step.jobs:
             if move(job.job_id, attempt=job.attempt, now=queue.now()):
                 message = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
-                self._ledger.record(episode.episode_id, "did", name, message, now=self._ledger.now())
+                self._ledger.journal.record(episode.episode_id, "did", name, message, now=self._ledger.now())
                 if losing:
                     log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
 
     def _carry_out(self, episode: Episode, step: plan.Wrangle) -> None:
         """Do it, on record before. Decided anew in the transaction that does it: what is so no more is not done."""
-        instead = self._ledger.set_about(episode, step, safeguards=self._pace.safeguards, now=self._ledger.now())
+        instead = self._ledger.run_decisions.begin(
+            episode, step, safeguards=self._pace.safeguards, now=self._ledger.now()
+        )
         if instead is not None:
             self._instead(episode, instead)
             return
@@ -1042,7 +1049,7 @@ class Executor:
         who = f"the executor of {self._host}, episode {episode.episode_id}"
         if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
             tell = f"; the {step.tell} is to be told" if step.tell else ""
-            self._ledger.run_done(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
+            self._ledger.run_decisions.finish(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
             log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.message)
 
     def _advance(
@@ -1061,7 +1068,7 @@ class Executor:
     ) -> bool:
         if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
             watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
-        return self._ledger.advance(
+        return self._ledger.intents.advance(
             intent,
             stage,
             episode_id=episode.episode_id,
@@ -1085,7 +1092,7 @@ class Executor:
         return "did", f"took {time.monotonic() - started_s:.1f} s"
 
     def _tell(self, episode: Episode, step: str, act: str, message: str) -> None:
-        self._ledger.record(episode.episode_id, act, step, message, now=self._ledger.now())
+        self._ledger.journal.record(episode.episode_id, act, step, message, now=self._ledger.now())
         if act == "failed":
             log.warning("act failed", episode=episode.episode_id, step=step, because=message)
             self._closing.wait(self._pace.look_again_s)

@@ -72,7 +72,7 @@ def execute(settings: ExecuteSettings) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
         if settings.armed:
-            ledger.arm_at_first(host=host, who=f"the executor of {host}, started with --armed", now=ledger.now())
+            ledger.orders.arm_at_first(host=host, who=f"the executor of {host}, started with --armed", now=ledger.now())
         log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
         executor.run()
     log.info("executor stopped")

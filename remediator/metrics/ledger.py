@@ -271,7 +271,7 @@ class LedgerCollector(Collector):
         info.add_metric((self._host, __version__), 1.0)
         yield info
         try:
-            totals = self._ledger.totals(self._host)
+            totals = self._ledger.reports.totals(self._host)
         except DatabaseError as error:
             log.warning("the ledger cannot be read", because=str(error))
             yield gauge("gpuwarden_remediator_ledger_up", 0.0)

@@ -52,7 +52,7 @@ class Inbox:
         Raises:
             DatabaseError: it cannot be read.
         """
-        return self._ledger.newest_alert()
+        return self._ledger.inbox.newest_alert()
 
     def take_listed(
         self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal], *, asked_after: int
@@ -67,7 +67,7 @@ class Inbox:
         if not accepted and not refused:
             return 0, 0
         now = self._ledger.now()
-        over = self._ledger.accept_listed(accepted, refused, asked_after=asked_after, now=now)
+        over = self._ledger.inbox.accept_listed(accepted, refused, asked_after=asked_after, now=now)
         if over:
             log.info("alerts that were listed are resolved by now", count=len(over))
         return len(accepted) - len(over), _told(refused)
@@ -78,7 +78,7 @@ class Inbox:
         judged = [self._judge(payload, hosts) for payload in payloads]
         accepted = [each for its, _ in judged for each in its]
         refused = [each for _, its in judged for each in its]
-        self._ledger.accept(accepted, refused, now=self._ledger.now())
+        self._ledger.inbox.accept(accepted, refused, now=self._ledger.now())
         _told(refused)
         return [(len(its), len(others)) for its, others in judged]
 
@@ -91,7 +91,7 @@ class Inbox:
         """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""
         if not self._ledger.shared or all(each.labels.get("host") == self._host for each in found):
             return {self._host}
-        return {self._host, *self._ledger.executors()}
+        return {self._host, *self._ledger.executors.last_beats()}
 
 
 def _told(refused: Sequence[alerts.Refusal]) -> int:

@@ -39,7 +39,7 @@ class Readiness:
     async def _ask(self) -> str | None:
         try:
             # Let go of at an end of the process, however long the database takes to answer.
-            await to_thread.run_sync(self._ledger.check_usable, abandon_on_cancel=True)
+            await to_thread.run_sync(self._ledger.health.check_usable, abandon_on_cancel=True)
         except DatabaseError as error:
             return str(error)
         else:

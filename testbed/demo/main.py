@@ -117,7 +117,7 @@ def _submit(scene: Stage) -> list[Case]:
 def _follow(scene: Stage, story: Story, console: Console) -> bool:
     def settled() -> bool:
         jobs_done = all(job.state in FINAL for job in scene.store.jobs())
-        return jobs_done and not scene.ledger.open_episodes()
+        return jobs_done and not scene.ledger.episodes.list_open()
 
     live = Live(_fleet(story), console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
 
@@ -170,8 +170,8 @@ def _conclude(console: Console, scene: Stage, found: list[Link], *, finished: bo
         job = link.job
     console.print(table)
     console.print("[bold]The ledger's account[/]")
-    for summary in scene.ledger.stories():
-        whole = scene.ledger.story(summary.episode_id)
+    for summary in scene.ledger.reports.newest():
+        whole = scene.ledger.reports.get(summary.episode_id)
         for line in ledger.lines(whole) if whole else []:
             console.print(_escape(line), highlight=False)
     broken = [link for link in found if not link.ok]

@@ -143,9 +143,9 @@ class Story:
                     )
 
     def _ledger(self) -> Iterator[Event]:
-        for summary in self._stage.ledger.stories():
+        for summary in self._stage.ledger.reports.newest():
             told = self._seen.entries.get(summary.episode_id, 0)
-            story = self._stage.ledger.story(summary.episode_id)
+            story = self._stage.ledger.reports.get(summary.episode_id)
             entries = story.entries if story else ()
             self._seen.entries[summary.episode_id] = len(entries)
             for entry in entries[told:]:

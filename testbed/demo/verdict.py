@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpuwarden.job import State
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo import job_body
 from testbed.demo.narration import ALERT
 from testbed.stage import Stage, of_consequence
@@ -46,7 +46,7 @@ class Case:
 def links(stage: Stage, cases: list[Case], before: dict[str, str]) -> Iterator[Link]:
     """Every link of every case. `before` holds each worker's container incarnation at the start."""
     for case in cases:
-        stories = [story for story in stage.ledger.stories() if story.job_id == case.job_id]
+        stories = [story for story in stage.ledger.reports.newest() if story.job_id == case.job_id]
         yield from (
             _mended(stage, case, of_consequence(stories), before)
             if case.mended
@@ -56,8 +56,8 @@ def links(stage: Stage, cases: list[Case], before: dict[str, str]) -> Iterator[L
         yield _output(stage, case)
 
 
-def _mended(stage: Stage, case: Case, stories: list[Story], before: dict[str, str]) -> Iterator[Link]:
-    story = stage.ledger.story(stories[0].episode_id) if stories else None
+def _mended(stage: Stage, case: Case, stories: list[EpisodeHistory], before: dict[str, str]) -> Iterator[Link]:
+    story = stage.ledger.reports.get(stories[0].episode_id) if stories else None
     worker = story.worker if story else "none"
     for series, name in (
         ("gpuwarden_job_beat_age_seconds", "exporter showed the silence"),
@@ -105,8 +105,8 @@ def ended_by_itself(script: job_body.Script, times: Mapping[str, float]) -> bool
     return not script.wedge_with_gil and "did stop" not in times and fenced_before
 
 
-def _left_alone(stage: Stage, case: Case, stories: list[Story], before: dict[str, str]) -> Iterator[Link]:
-    touched = {story.worker for story in stage.ledger.stories()}
+def _left_alone(stage: Stage, case: Case, stories: list[EpisodeHistory], before: dict[str, str]) -> Iterator[Link]:
+    touched = {story.worker for story in stage.ledger.reports.newest()}
     alone = [worker for worker in before if worker not in touched]
     suspected = {worker: _value(stage, f'max_over_time(gpuwarden_job_stall_suspected{{worker="{worker}"}}[{WINDOW}])')
                  for worker in alone}  # fmt: skip
@@ -148,7 +148,7 @@ def _link(case: Case, name: str, ok: bool, shown: str) -> Link:
     return Link(job=f"job {case.job_id} ({case.title})", link=name, ok=ok, shown=shown)
 
 
-def _at(story: Story | None, times: dict[str, float], step: str) -> str:
+def _at(story: EpisodeHistory | None, times: dict[str, float], step: str) -> str:
     return f"{times[step] - story.opened_at:+.1f} s" if story and step in times else "never"
 
 

@@ -204,13 +204,13 @@ class Site:
     def acts(self, worker: str) -> list[str]:
         """A worker's account: what was seen, decided and done, in order."""
         with closing(Ledger.open(self.url("ledger"))) as ledger:
-            stories = [ledger.story(each.episode_id) for each in ledger.stories() if each.worker == worker]
+            stories = [ledger.reports.get(each.episode_id) for each in ledger.reports.newest() if each.worker == worker]
             return [f"{entry.act} {entry.what}" for story in stories if story for entry in story.entries]
 
     def accused(self) -> set[str]:
         """The workers that there ever was an episode of."""
         with closing(Ledger.open(self.url("ledger"))) as ledger:
-            return {story.worker for story in ledger.stories()}
+            return {story.worker for story in ledger.reports.newest()}
 
     def database(self, name: str) -> Path:
         """The file of a database."""
@@ -313,7 +313,7 @@ class Host(Site):
 
         def over() -> bool:
             with closing(Ledger.open(self.url("ledger"))) as ledger:
-                return self.state(job_id) is State.COMPLETED and not ledger.open_episodes()
+                return self.state(job_id) is State.COMPLETED and not ledger.episodes.list_open()
 
         eventually(over, f"{worker} is mended", within_s=90, log=lambda: f"{self.acts(worker)}\n{_logs(run)}")
         with closing(JobStore.open(self.url("queue"))) as store:
@@ -323,7 +323,7 @@ class Host(Site):
         assert (history.count("die"), history.count("start")) == (1, known_starts), history
         assert history.count("stop") <= stops_asked, history
         with closing(Ledger.open(self.url("ledger"))) as ledger, reading(ledger._engine) as connection:
-            (story,) = of_consequence([each for each in ledger.stories() if each.worker == worker])
+            (story,) = of_consequence([each for each in ledger.reports.newest() if each.worker == worker])
             mine = select(INTENTS.c.stage).where(INTENTS.c.episode_id == story.episode_id)
             stages = [row.stage for row in connection.execute(mine)]
         assert (story.outcome, story.job_id, stages) == (Outcome.MENDED, job_id, ["done", "done"])

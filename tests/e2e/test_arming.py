@@ -114,7 +114,7 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
     gpuwarden(scene, "brake", "release", "--because", "a person has looked")
 
     until(scene, lambda: all(scene.store.job(job).state is State.COMPLETED for job in jobs.values()), "all are mended")
-    until(scene, lambda: not scene.ledger.open_episodes(), "every episode is closed")
+    until(scene, lambda: not scene.ledger.episodes.list_open(), "every episode is closed")
     assert {scene.store.job(job).watchdog_retries for job in jobs.values()} == {1}
 
     def nothing_is_left() -> bool:
@@ -134,11 +134,11 @@ def acts(scene: Stage, worker: str) -> list[str]:
 
 
 def held(scene: Stage) -> set[str]:
-    return {each.worker for each in scene.ledger.held() if each.reason == "brake"}
+    return {each.worker for each in scene.ledger.reports.held() if each.reason == "brake"}
 
 
 def closed(scene: Stage) -> set[str]:
-    mine = (story for story in of_consequence(scene.ledger.stories()) if story.worker in CROWD)
+    mine = (story for story in of_consequence(scene.ledger.reports.newest()) if story.worker in CROWD)
     return {story.worker for story in mine if story.closed_at is not None}
 
 

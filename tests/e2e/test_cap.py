@@ -45,7 +45,7 @@ def ended(work: Path, engine: Engine) -> Iterator[Stage]:
             lambda: (
                 # The sibling is cancelled by the next sweep, which may come when all else is over.
                 all(scene.store.job(each).state in FINAL for each in (job_id, sibling_id, ingest_id))
-                and not scene.ledger.open_episodes()
+                and not scene.ledger.episodes.list_open()
             ),
             within_s=180,
             what="the job ended",
@@ -61,9 +61,9 @@ def test_three_trips_requeue_and_the_fourth_fails(ended: Stage) -> None:
     assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 4, 3)
     settles = [
         entry.step
-        for story in ended.ledger.stories()
+        for story in ended.ledger.reports.newest()
         if story.worker == WORKER
-        for entry in ended.ledger.story(story.episode_id).entries  # type: ignore[union-attr]
+        for entry in ended.ledger.reports.get(story.episode_id).entries  # type: ignore[union-attr]
         if entry.act == "did" and entry.step in ("requeue", "fail")
     ]
     assert settles == ["requeue", "requeue", "requeue", "fail"]
@@ -84,12 +84,12 @@ def test_an_ingest_job_that_is_tripped_is_marked_failed_and_not_tried_again(ende
     assert (job.job_class, job.state, job.attempt, job.watchdog_retries) == (JobClass.INGEST_FETCH, State.FAILED, 1, 0)
     assert job.because is not None
     assert "jobs of its class are not retried" in job.because
-    (story,) = [story for story in of_consequence(ended.ledger.stories()) if story.worker == INGESTER]
+    (story,) = [story for story in of_consequence(ended.ledger.reports.newest()) if story.worker == INGESTER]
     assert (story.trip, story.outcome) == (Trip.BUDGET, "mended")
 
 
 def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:
-    stories = [story for story in of_consequence(ended.ledger.stories()) if story.worker == WORKER]
+    stories = [story for story in of_consequence(ended.ledger.reports.newest()) if story.worker == WORKER]
 
     assert [story.attempt for story in stories] == [1, 2, 3, 4]
     assert {story.outcome for story in stories} == {"mended"}

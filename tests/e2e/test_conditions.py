@@ -19,7 +19,7 @@ import pytest
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import JobClass, JobId, State
 from gpuwarden.queue import Submission
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -111,10 +111,10 @@ class Scene:
     def facts(self, case: str) -> WorkerFacts:
         return answered(lambda: self.stage.witness.about(worker_of(case), host=self.stage.chain.plan.host))
 
-    def stories(self, case: str) -> list[Story]:
-        return [story for story in self.stage.ledger.stories() if story.worker == worker_of(case)]
+    def stories(self, case: str) -> list[EpisodeHistory]:
+        return [story for story in self.stage.ledger.reports.newest() if story.worker == worker_of(case)]
 
-    def first(self, case: str) -> Story | None:
+    def first(self, case: str) -> EpisodeHistory | None:
         """The first episode of which something came, once it is closed."""
         found = [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
         return found[0] if found else None
@@ -138,7 +138,7 @@ class Scene:
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
-    def first_mended(self, case: str) -> Story:
+    def first_mended(self, case: str) -> EpisodeHistory:
         self.until(lambda: self.first(case), f"{case} is over")
         story = self.first(case)
         assert story is not None

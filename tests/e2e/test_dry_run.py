@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.job import State
-from remediator.ledger.ledger import Kept
+from remediator.ledger.captures import SavedCapture
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -39,8 +39,8 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
     )
     assert "did" not in {act.split()[0] for act in _acts(scene)}
     assert scene.fleet.incarnation(WORKER) == before[WORKER]
-    (story,) = of_consequence(scene.ledger.stories())
-    (capture,) = scene.ledger.captures(story.episode_id)
+    (story,) = of_consequence(scene.ledger.reports.newest())
+    (capture,) = scene.ledger.captures.of_episode(story.episode_id)
     assert next(each["python"]["name"] for each in _seen(capture) if "python" in each) == "MainThread"
     assert not any("native" in each for each in _seen(capture))
     assert (scene.store.job(job_id).state, scene.store.job(job_id).watchdog_retries) == (State.RUNNING, 0)
@@ -50,14 +50,14 @@ def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends
 
     eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="armed, it was mended")
     assert scene.store.job(job_id).attempt == 2
-    assert [each.episode_id for each in of_consequence(scene.ledger.stories())] == [story.episode_id]
-    assert [each.document["armed"] for each in scene.ledger.captures(story.episode_id)] == [False, True]
+    assert [each.episode_id for each in of_consequence(scene.ledger.reports.newest())] == [story.episode_id]
+    assert [each.document["armed"] for each in scene.ledger.captures.of_episode(story.episode_id)] == [False, True]
 
 
-def _seen(capture: Kept) -> list[dict[str, Any]]:
+def _seen(capture: SavedCapture) -> list[dict[str, Any]]:
     return [thread for process in capture.document["processes"] for thread in process["seen"]]
 
 
 def _acts(scene: Stage) -> list[str]:
-    stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories()]
+    stories = [scene.ledger.reports.get(story.episode_id) for story in scene.ledger.reports.newest()]
     return [f"{entry.act} {entry.what}" for story in stories if story for entry in story.entries]

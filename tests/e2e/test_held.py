@@ -48,7 +48,7 @@ def test_what_is_armed_with_approval_is_confirmed_and_waits_for_a_persons_yes(sc
     until(scene, lambda: "decided wait: approval" in acts(scene, APPROVED), "it waits for an approval")
     assert_untouched(scene, APPROVED, life, job_id)
     code, status = run(scene, "status")
-    (episode,) = scene.ledger.open_episodes()
+    (episode,) = scene.ledger.episodes.list_open()
     assert (code, f"`gpuwarden approve {episode.episode_id}` or" in status) == (1, True), status
     until(scene, lambda: held_by(scene, "approval"), "it is published as held")
 
@@ -56,7 +56,7 @@ def test_what_is_armed_with_approval_is_confirmed_and_waits_for_a_persons_yes(sc
 
     until(scene, lambda: mended(scene, job_id), "approved, it is mended")
     # The job can be done before the container has run for as long as it takes to believe in it.
-    until(scene, lambda: not scene.ledger.open_episodes(), "its episode is over")
+    until(scene, lambda: not scene.ledger.episodes.list_open(), "its episode is over")
     code, said = run(scene, "approve", str(episode.episode_id))
     assert code == 1
     assert f"episode {episode.episode_id} is over (mended: " in said
@@ -101,12 +101,12 @@ def test_a_silence_made_after_the_alert_was_delivered_holds_it_and_its_end_mends
 def test_one_container_that_is_freed_again_and_again_latches_the_brake(scene: Stage) -> None:
     gpuwarden(scene, "arm", "--yes")
     freed = 0
-    while not scene.ledger.orders().brake():
+    while not scene.ledger.orders.current().brake():
         life = scene.fleet.incarnation(AGAIN)
         job_id = wedge(scene, AGAIN)
         until(
             scene,
-            lambda job_id=job_id: mended(scene, job_id) or scene.ledger.orders().brake(),
+            lambda job_id=job_id: mended(scene, job_id) or scene.ledger.orders.current().brake(),
             "it is mended, or the brake is latched",
         )
         freed += mended(scene, job_id)

@@ -53,7 +53,7 @@ class Watched:
 
     def untouched(self, name: str) -> bool:
         worker = _worker(name)
-        episodes = [story for story in self.scene.ledger.stories() if story.worker == worker]
+        episodes = [story for story in self.scene.ledger.reports.newest() if story.worker == worker]
         job = self.scene.store.job(self.jobs[name])
         same = self.scene.fleet.incarnation(worker) == self.before[worker]
         fired = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}", alertstate="firing"}}[10m])')
@@ -86,7 +86,7 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
         before = scene.start_workers()
         watched = Watched(scene=scene, before=before, jobs=jobs)
         eventually(
-            lambda: scene.store.job(jobs["control"]).state is State.COMPLETED and not scene.ledger.open_episodes(),
+            lambda: scene.store.job(jobs["control"]).state is State.COMPLETED and not scene.ledger.episodes.list_open(),
             within_s=90,
             what="the control was mended",
             log=lambda: scene.chain.log_tail("execute"),
@@ -103,7 +103,9 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
 @pytest.mark.behaviour("A5")
 def test_the_control_in_the_same_set_up_is_mended(watched: Watched) -> None:
     job = watched.scene.store.job(watched.jobs["control"])
-    outcomes = [story.outcome for story in of_consequence(watched.scene.ledger.stories()) if story.worker == CONTROL]
+    outcomes = [
+        story.outcome for story in of_consequence(watched.scene.ledger.reports.newest()) if story.worker == CONTROL
+    ]
 
     assert (job.state, job.attempt) == (State.COMPLETED, 2)
     assert outcomes == ["mended"]

@@ -12,7 +12,8 @@ import pytest
 from dashboards.queries import queries
 from deploy.standalone.stack import CHECKOUT
 from gpuwarden.job import FINAL
-from remediator.ledger.ledger import Entry, Story
+from remediator.ledger.journal import Entry
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo import verdict
 from testbed.demo.job_body import Script
 from testbed.demo.main import JOBS, SILENCE_S
@@ -62,7 +63,7 @@ def played(work: Path, engine: Engine) -> Iterator[Played]:
             for title, script, mended in JOBS
         ]
         eventually(
-            lambda: all(job.state in FINAL for job in scene.store.jobs()) and not scene.ledger.open_episodes(),
+            lambda: all(job.state in FINAL for job in scene.store.jobs()) and not scene.ledger.episodes.list_open(),
             within_s=150,
             what="every job ended",
             log=lambda: scene.chain.log_tail("execute"),
@@ -123,7 +124,7 @@ def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job
 def test_what_a_wedged_worker_was_doing_is_kept_with_its_last_lines(
     played: Played, title: str, holds_the_lock: bool
 ) -> None:
-    (kept,) = played.scene.ledger.captures(_episode(played, title).episode_id)
+    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, title).episode_id)
 
     assert kept.document["cut_short"] is None
     (process,) = kept.document["processes"]
@@ -140,7 +141,7 @@ def test_what_a_wedged_worker_was_doing_is_kept_with_its_last_lines(
 
 
 def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(played: Played) -> None:
-    (kept,) = played.scene.ledger.captures(_episode(played, "wedges at step 5").episode_id)
+    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, "wedges at step 5").episode_id)
     values = {each["metric"]: each["values"] for each in kept.document["curves"]}
     beat, gpu, gpu_memory, ram = (
         [value for value in values[f"gpuwarden_{name}"] if value is not None]
@@ -159,7 +160,7 @@ def test_the_same_container_is_started_again_not_another_one(played: Played) -> 
     fleet = played.scene.fleet
     assert isinstance(fleet, DockerFleet)
 
-    for story in played.scene.ledger.stories():
+    for story in played.scene.ledger.reports.newest():
         container = fleet.container(story.worker)
         assert container.attrs["State"]["Running"]
         assert container.attrs["RestartCount"] == 0
@@ -212,12 +213,12 @@ def _broken(played: Played, title: str) -> list[Link]:
     return [link for link in links if not link.ok]
 
 
-def _episode(played: Played, title: str) -> Story:
+def _episode(played: Played, title: str) -> EpisodeHistory:
     job_id = played.of(title).job_id
-    return next(story for story in of_consequence(played.scene.ledger.stories()) if story.job_id == job_id)
+    return next(story for story in of_consequence(played.scene.ledger.reports.newest()) if story.job_id == job_id)
 
 
 def _entries(played: Played, title: str) -> tuple[Entry, ...]:
-    story = played.scene.ledger.story(_episode(played, title).episode_id)
+    story = played.scene.ledger.reports.get(_episode(played, title).episode_id)
     assert story is not None
     return story.entries

@@ -46,7 +46,7 @@ def options(shared: Room) -> tuple[str, ...]:
 
 def grace_s(patient: Wedge) -> float:
     """How long after its warning its job was fenced."""
-    found = patient.ledger.story(1)
+    found = patient.ledger.reports.get(1)
     assert found is not None
     at = {f"{entry.act} {entry.what}": entry.at for entry in found.entries}
     return at["did fence"] - at["did warn"]

@@ -101,7 +101,7 @@ class Farm:
 
     def until(self, holds: Callable[[], object], what: str) -> None:
         def log() -> str:
-            accounts = [str(self.ledger.story(each.episode_id)) for each in self.ledger.stories()]
+            accounts = [str(self.ledger.reports.get(each.episode_id)) for each in self.ledger.reports.newest()]
             logs = [each.read_text() for each in self.folder.glob("*.log")]
             return "\n".join([*accounts, *logs, self.chain.log_tail("execute"), self.chain.log_tail("serve")])
 
@@ -109,7 +109,9 @@ class Farm:
 
     def did(self, run_id: str) -> list[str]:
         """What was done about a run, by the ledger."""
-        found = [self.ledger.story(each.episode_id) for each in self.ledger.stories() if each.worker == run_id]
+        found = [
+            self.ledger.reports.get(each.episode_id) for each in self.ledger.reports.newest() if each.worker == run_id
+        ]
         return [entry.message for story in found if story for entry in story.entries if entry.act == "did"]
 
     def locked(self) -> list[str]:
@@ -153,7 +155,8 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
     farm.until(lambda: farm.store.items.counts("r1")[ItemState.DONE] >= done, "others do what it failed")
 
     farm.until(
-        lambda: [each.outcome for each in of_consequence(farm.ledger.stories())] == ["mended"], "its alert has ended"
+        lambda: [each.outcome for each in of_consequence(farm.ledger.reports.newest())] == ["mended"],
+        "its alert has ended",
     )
     assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
     assert farm.locked() == ["bad"]
@@ -190,7 +193,7 @@ def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_
     farm.until(lambda: farm.store.items.counts("r3")[ItemState.FAILED] == 40, "all of it has failed")
 
     assert farm.did("r3") == []
-    assert "r3" not in {each.worker for each in farm.ledger.stories()}
+    assert "r3" not in {each.worker for each in farm.ledger.reports.newest()}
     assert {"good", "fine"}.isdisjoint(farm.locked())
 
 

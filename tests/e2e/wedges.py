@@ -28,7 +28,9 @@ from gpuwarden.job import FINAL, JobId, Trip
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
 from remediator.clients.exporter import Witness, WitnessError
-from remediator.ledger.ledger import Kept, Ledger, Story
+from remediator.ledger.captures import SavedCapture
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
 from remediator.ledger.schema import INTENTS
 from remediator.remedies.restart_worker import confirm
 from testbed.demo.job_body import Script, write_picture
@@ -77,9 +79,9 @@ class Ending:
     run_state: str | None
     events: Sequence[str]
     intents: Sequence[tuple[str, str]]
-    stories: Sequence[Story]
+    stories: Sequence[EpisodeHistory]
     told: Sequence[str]
-    captures: Sequence[Kept]
+    captures: Sequence[SavedCapture]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +139,7 @@ class Wedge:
             "attempt": str(facts.attempt),
         }
         alert = Alert(fingerprint="f1", firing=True, labels=labels, annotations={}, starts_at="2026-01-01T00:00:00Z")
-        self.ledger.accept([alert], [], now=time.time())
+        self.ledger.inbox.accept([alert], [], now=time.time())
 
     @contextmanager
     def executor(self, *, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
@@ -193,7 +195,9 @@ class Wedge:
 
     def await_capture(self) -> None:
         """Wait until what the worker was doing is kept."""
-        eventually(lambda: bool(self.ledger.captures(1)), "what it was doing is kept", within_s=60, log=self.log)
+        eventually(
+            lambda: bool(self.ledger.captures.of_episode(1)), "what it was doing is kept", within_s=60, log=self.log
+        )
 
     def await_end(self) -> None:
         """Wait until it is over."""
@@ -201,7 +205,7 @@ class Wedge:
 
     def is_over(self) -> bool:
         """Whether the episode is closed, and the job and what hangs on it have come to their end."""
-        if not self.ledger.stories() or self.ledger.open_episodes():
+        if not self.ledger.reports.newest() or self.ledger.episodes.list_open():
             return False
         return self.store.job(JOB).state in FINAL and (self.retries_max > 0 or self.store.job(SIBLING).state in FINAL)
 
@@ -217,7 +221,7 @@ class Wedge:
         """What is found now."""
         with reading(self.ledger._engine) as connection:
             intents = connection.execute(select(INTENTS.c.kind, INTENTS.c.stage).order_by(INTENTS.c.kind)).all()
-        story = self.ledger.story(1)
+        story = self.ledger.reports.get(1)
         told = [f"{entry.act} {entry.what}" for entry in story.entries] if story else []
         return Ending(
             history=self._history(),
@@ -228,8 +232,8 @@ class Wedge:
             run_state=self.store.runs.state(RUN),
             events=self.store.outbox.dispatch_events(JOB),
             intents=[(kind, stage) for kind, stage in intents],
-            stories=self.ledger.stories(),
-            captures=self.ledger.captures(1),
+            stories=self.ledger.reports.newest(),
+            captures=self.ledger.captures.of_episode(1),
             told=[line for line in told if not line.startswith("decided wait")],
         )
 

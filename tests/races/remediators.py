@@ -162,7 +162,7 @@ class Remediator:
         host = self.acting.host
         act, now = Act.ARM if armed else Act.DISARM, self._world.clocks.wall(host)
         with self._points.program("person"):
-            Ledger(self._databases.ledger).order(
+            Ledger(self._databases.ledger).orders.give(
                 Order(act=act, at=now, who="a person", because="as the machine draws", host=host)
             )
 
@@ -182,7 +182,7 @@ def deliver(ledger: Ledger, alerts: list[Alert], *, hosts: tuple[str, ...], now:
     """The webhook: admit, then make durable."""
     judged = [(each, admit(each, hosts=hosts, remedies=REMEDIES)) for each in alerts]
     refusals = [refusal for _, refusal in judged if refusal is not None]
-    ledger.accept([each for each, refusal in judged if refusal is None], refusals, now=now)
+    ledger.inbox.accept([each for each, refusal in judged if refusal is None], refusals, now=now)
 
 
 def fake_time(clocks: Any) -> SimpleNamespace:

@@ -77,7 +77,7 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 def cli(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The commands, on this ledger, which an executor of box1 works."""
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_LEDGER", ledger_url)
-    ledger.beat(host=HOST, pid=1, armed=False, started_at=NOW, errors=0, now=NOW)
+    ledger.executors.beat(host=HOST, pid=1, armed=False, started_at=NOW, errors=0, now=NOW)
 
     def run(*argv: str) -> int:
         try:

@@ -69,7 +69,7 @@ def beats(house: Path) -> tuple[bool, float, int] | None:
         return None
     ledger = Ledger.open(f"sqlite:///{house}/ledger.db")
     try:
-        return ledger.totals(HOST).executor
+        return ledger.reports.totals(HOST).executor
     finally:
         ledger.close()
 

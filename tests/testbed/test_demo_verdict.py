@@ -2,7 +2,7 @@
 
 import pytest
 
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo import verdict
 from testbed.demo.job_body import Script
 from testbed.stage import of_consequence
@@ -37,8 +37,8 @@ def test_an_alert_that_ended_too_soon_or_came_too_late_adds_no_episode_to_those_
     assert of_consequence([_story("unconfirmed"), *its, _story("superseded")]) == its
 
 
-def _story(outcome: str | None) -> Story:
-    return Story(
+def _story(outcome: str | None) -> EpisodeHistory:
+    return EpisodeHistory(
         episode_id=1, remedy="restart_worker", trip="stall", host="box1", worker="w1", job_id=7, attempt=1,
         opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, reason=None, message=outcome,
     )  # fmt: skip

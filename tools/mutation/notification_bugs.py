@@ -11,10 +11,9 @@ from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.transactions import writing
 from remediator import alert as alerts
 from remediator.alert import Alert, Refusal
-from remediator.ledger import ledger
-from remediator.ledger.ledger import Ledger
+from remediator.ledger import inbox
 from remediator.ledger.schema import ALERTS
-from remediator.webhook.intake import Inbox
+from remediator.webhook.intake import Inbox as Intake
 from remediator.webhook.reconcile import Reconciler
 from tests.races import judge, notifications
 from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
@@ -22,45 +21,45 @@ from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
 
 def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload is answered at once and written with the next one."""
-    accept = Ledger.accept
+    accept = inbox.Inbox.accept
 
-    def later(self: Ledger, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
+    def later(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
         for each in vars(self).pop("waiting", []):
             accept(self, *each, now=now)
         vars(self)["waiting"] = [(found, refusals)]
 
-    monkeypatch.setattr(Ledger, "accept", later)
+    monkeypatch.setattr(inbox.Inbox, "accept", later)
 
 
 def kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alert of a payload is written by a transaction of its own."""
-    accept = Ledger.accept
+    accept = inbox.Inbox.accept
 
-    def one_by_one(self: Ledger, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
+    def one_by_one(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
         for each in found:
             accept(self, [each], [], now=now)
         for refusal in refusals:
             accept(self, [], [refusal], now=now)
 
-    monkeypatch.setattr(Ledger, "accept", one_by_one)
+    monkeypatch.setattr(inbox.Inbox, "accept", one_by_one)
 
 
 def failure_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger that cannot be written is logged, and the answer is 202."""
-    accept = Ledger.accept
+    accept = inbox.Inbox.accept
 
-    def careless(self: Ledger, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
+    def careless(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
         with suppress(DatabaseError):
             accept(self, found, refusals, now=now)
 
-    monkeypatch.setattr(Ledger, "accept", careless)
+    monkeypatch.setattr(inbox.Inbox, "accept", careless)
 
 
 def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alert is tied to its episode first, and taken out of the inbox by another transaction."""
-    take_new = Ledger.take_new
+    take_new = inbox.Inbox.take_new
 
-    def in_two(self: Ledger, host: str, *, now: float) -> int:
+    def in_two(self: inbox.Inbox, host: str, *, now: float) -> int:
         waiting = select(ALERTS.c.alert_id).where(ALERTS.c.state == "new", ALERTS.c.host == host)
         with writing(self._engine) as connection:
             found = list(connection.scalars(waiting))
@@ -70,15 +69,15 @@ def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
             connection.execute(again.values(state="new"))
         return take_new(self, host, now=now) and taken
 
-    monkeypatch.setattr(Ledger, "take_new", in_two)
+    monkeypatch.setattr(inbox.Inbox, "take_new", in_two)
 
 
 def hosts_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """An alert for a host that nobody here works for is taken for this one's, whose worker is called the same."""
-    hosts = Inbox._hosts
-    row = ledger._row
+    hosts = Intake._hosts
+    row = inbox._row
 
-    def everybodys(self: Inbox, found: Sequence[Alert]) -> Any:
+    def everybodys(self: Intake, found: Sequence[Alert]) -> Any:
         return {*hosts(self, found), *(each.labels["host"] for each in found)}
 
     def as_ours(found: Alert, now: float) -> dict[str, Any]:
@@ -86,18 +85,18 @@ def hosts_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         ours = host if host in ("box1", "box2") else "box1"
         return row(found, now) | {"host": ours, "labels": {**found.labels, "host": ours}}
 
-    monkeypatch.setattr(Inbox, "_hosts", everybodys)
-    monkeypatch.setattr(ledger, "_row", as_ours)
+    monkeypatch.setattr(Intake, "_hosts", everybodys)
+    monkeypatch.setattr(inbox, "_row", as_ours)
 
 
 def every_hosts_alerts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor takes the alerts of all hosts from the inbox."""
-    take_new = Ledger.take_new
+    take_new = inbox.Inbox.take_new
 
-    def all_of_them(self: Ledger, host: str, *, now: float) -> int:
+    def all_of_them(self: inbox.Inbox, host: str, *, now: float) -> int:
         return sum(take_new(self, each, now=now) for each in (host, *sorted({"box1", "box2"} - {host})))
 
-    monkeypatch.setattr(Ledger, "take_new", all_of_them)
+    monkeypatch.setattr(inbox.Inbox, "take_new", all_of_them)
 
 
 def left_out_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,7 @@ from gpuwarden.queue.sweeps import Sweeps
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor import executor
 from remediator.executor.executor import Executor
-from remediator.ledger import ledger
-from remediator.ledger.ledger import Ledger
+from remediator.ledger import intents
 from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
 from remediator.reasons import Finding, Reason
@@ -48,7 +47,7 @@ def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def stop_and_start(self: Executor, episode: Any, step: Any) -> None:
         free(self, episode, step)
-        now = self._ledger.episode(episode.episode_id)
+        now = self._ledger.episodes.get_open(episode.episode_id)
         if not isinstance(step, Start) and now is not None and now.free is not None:
             free(self, now, Start(message="in one breath"))
 
@@ -143,20 +142,20 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
     """A free is promised again for an incarnation that had one: the key of the old one makes room."""
-    begin = Ledger.begin
+    begin = intents.Intents.begin
 
-    def again(self: Ledger, episode: Episode, step: Begin, **how: Any) -> Any:
+    def again(self: intents.Intents, episode: Episode, step: Begin, **how: Any) -> Any:
         old = update(INTENTS).where(INTENTS.c.kind == Kind.FREE, INTENTS.c.key == step.free_key)
         with writing(self._engine) as connection:
             connection.execute(old.values(key=f"{step.free_key} (before {episode.episode_id})"))
         return begin(self, episode, step, **how)
 
-    monkeypatch.setattr(Ledger, "begin", again)
+    monkeypatch.setattr(intents.Intents, "begin", again)
 
 
 def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """A free is keyed by the container, not by its incarnation: its second wedge finds the key taken."""
-    promise = ledger._promise
+    promise = intents._promise
 
     def by_name(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
         if kind is Kind.FREE:
@@ -165,7 +164,7 @@ def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
                 return False
         return promise(connection, episode, kind, key, data, now)
 
-    monkeypatch.setattr(ledger, "_promise", by_name)
+    monkeypatch.setattr(intents, "_promise", by_name)
 
 
 def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +183,7 @@ def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
         armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=wish.host)
         return may_begin(wish, Orders(given=(*orders.given, armed)), *rest, now=now)
 
-    for module in (guards, ledger):
+    for module in (guards, intents):
         monkeypatch.setattr(module, "may_begin", as_if_armed)
 
 

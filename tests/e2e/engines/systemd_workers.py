@@ -38,7 +38,7 @@ def main(work: Path) -> None:
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+                and [story.outcome for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED]
                 == ["mended"]
             ),
             within_s=90,

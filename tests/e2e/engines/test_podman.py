@@ -48,7 +48,7 @@ def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
+                and [story.outcome for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED]
                 == ["mended"]
             ),
             within_s=90,
@@ -65,8 +65,10 @@ def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job
         assert scene.store.job(jobs[WEDGED]).attempt == 2
         assert fleet.history(WEDGED).count("start") == 2
         assert fleet.incarnation(WEDGED) != before[WEDGED]
-        (episode,) = [story.episode_id for story in of_consequence(scene.ledger.stories()) if story.worker == WEDGED]
-        (capture,) = scene.ledger.captures(episode)
+        (episode,) = [
+            story.episode_id for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED
+        ]
+        (capture,) = scene.ledger.captures.of_episode(episode)
         assert [log["source"] for log in capture.document["logs"]] == ["the container's log"]
         # The control: silent for as long, and not its owner's to give.
         assert facts.beat_age_s is not None

@@ -39,16 +39,16 @@ def test_a_wedged_process_is_killed_and_started_again_and_its_job_finished(
         before = scene.start_workers()
 
         eventually(
-            lambda: scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes(),
+            lambda: scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.episodes.list_open(),
             within_s=90,
             what="the job was mended",
             log=lambda: scene.chain.log_tail("execute"),
         )
         assert scene.store.job(job_id).attempt == 2
         assert scene.fleet.incarnation(WORKER) != before[WORKER]
-        (story,) = of_consequence(scene.ledger.stories())
+        (story,) = of_consequence(scene.ledger.reports.newest())
         assert story.outcome == "mended"
-        (capture,) = scene.ledger.captures(story.episode_id)
+        (capture,) = scene.ledger.captures.of_episode(story.episode_id)
         main = capture.document["processes"][0]["seen"][0]
         assert main["python"]["frames"][0]["function"] == "wedge"
         assert main["python"]["owns_gil"] is with_gil

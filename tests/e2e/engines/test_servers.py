@@ -24,7 +24,7 @@ from exporter.evidence.server_health import PROBE_LABEL, TIMEOUT_LABEL
 from gpuwarden.evidence import ServerFacts
 from remediator.actuators.docker import LABEL
 from remediator.clients.exporter import WitnessError
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.stage import IDLE, Stage, of_consequence, stage
@@ -139,10 +139,10 @@ class Scene:
     def facts(self, case: str) -> ServerFacts:
         return answered(lambda: self.stage.witness.about_server(named(case), host=self.stage.chain.plan.host))
 
-    def stories(self, case: str) -> list[Story]:
-        return [story for story in self.stage.ledger.stories() if story.worker == named(case)]
+    def stories(self, case: str) -> list[EpisodeHistory]:
+        return [story for story in self.stage.ledger.reports.newest() if story.worker == named(case)]
 
-    def freed(self, case: str) -> list[Story]:
+    def freed(self, case: str) -> list[EpisodeHistory]:
         """The episodes of which something came, once they are closed."""
         return [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
 

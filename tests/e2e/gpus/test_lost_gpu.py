@@ -77,12 +77,12 @@ def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_
     relay.lost = frozenset({LOST})
 
     until(lambda: scene.store.job(lost_job).state is State.COMPLETED, "its job is done")
-    until(lambda: not scene.ledger.open_episodes(), "all is settled")
+    until(lambda: not scene.ledger.episodes.list_open(), "all is settled")
     fired = scene.chain.query('max_over_time(ALERTS{alertstate="firing", remedy!=""}[10m])')
     assert {(each["metric"]["alertname"], each["metric"]["worker"]) for each in fired} == {
         ("GpuwardenJobGpuLost", LOSER)
     }
-    (story,) = of_consequence(scene.ledger.stories())
+    (story,) = of_consequence(scene.ledger.reports.newest())
     assert (story.worker, story.outcome) == (LOSER, "mended")
     told = {entry.step: entry.message for entry in scene.account(LOSER)}
     assert told["begin"].startswith("GPU lost ")

@@ -92,9 +92,9 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
             before = started_at(container)
             eventually(lambda: silent_s(WEDGES) > 3 * SILENCE_S, "one is silent for long", within_s=90, log=log)
             eventually(lambda: scene.chain.query(TOLD), "people are told of it", within_s=30, log=log)
-            going_on, none_yet = scene.store.job(jobs[GOES_ON]), scene.ledger.stories()
+            going_on, none_yet = scene.store.job(jobs[GOES_ON]), scene.ledger.reports.newest()
             eventually(
-                lambda: [story for story in of_consequence(scene.ledger.stories()) if story.closed_at],
+                lambda: [story for story in of_consequence(scene.ledger.reports.newest()) if story.closed_at],
                 "it is accused, and that comes to its end",
                 within_s=120,
                 log=log,
@@ -102,7 +102,7 @@ def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a
             after = started_at(container)
             name = container.name
         done, wedged = (scene.store.job(jobs[worker]) for worker in (GOES_ON, WEDGES))
-        (story,) = of_consequence(scene.ledger.stories())
+        (story,) = of_consequence(scene.ledger.reports.newest())
 
     assert (going_on.state, none_yet) == (State.RUNNING, [])
     assert done.ended_at is not None

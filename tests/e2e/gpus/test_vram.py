@@ -19,7 +19,7 @@ from deploy.standalone import debian_packages
 from exporter.evidence.vram_budgets import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from exporter.model.thresholds import Thresholds
 from gpuwarden.evidence import CardFacts
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from remediator.remedies.guards import Act, Order
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -85,8 +85,8 @@ class Scene:
     relay: Relay
     client: docker.DockerClient
 
-    def stories(self, name: str) -> list[Story]:
-        return [story for story in self.stage.ledger.stories() if story.worker == named(name)]
+    def stories(self, name: str) -> list[EpisodeHistory]:
+        return [story for story in self.stage.ledger.reports.newest() if story.worker == named(name)]
 
     def told(self, name: str) -> str:
         return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(named(name)))
@@ -216,7 +216,7 @@ def test_each_tenant_over_its_budget_on_a_gpu_that_is_short_is_named_and_no_othe
 def armed(observed: Scene) -> Scene:
     """Armed, and whoever goes is back."""
     ledger = observed.stage.ledger
-    ledger.order(Order(act=Act.ARM, at=time.time(), who="a test", because="", remedy="recycle_container"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="a test", because="", remedy="recycle_container"))
     observed.until(lambda: mended(observed, "arena"), "the arena is recycled")
     observed.until(lambda: any(mended(observed, name) for name in TIED), "and one of the two that are level")
     observed.until(lambda: not observed.firing("GpuwardenVramVictim", "container"), "nobody is to go any more")

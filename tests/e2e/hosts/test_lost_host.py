@@ -17,7 +17,7 @@ import yaml
 
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import Job, Submission
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -72,7 +72,7 @@ class Hosts:
         ledger = self.right.stage.ledger
 
         def log() -> str:
-            accounts = [str(ledger.story(each.episode_id)) for each in ledger.stories()]
+            accounts = [str(ledger.reports.get(each.episode_id)) for each in ledger.reports.newest()]
             return "\n".join(
                 [*accounts, self.right.stage.chain.log_tail("execute"), *map(self.left.fleet.logs, (HOLDER, FIRST))]
             )
@@ -144,7 +144,9 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
     store, ledger, until = right.stage.store, right.stage.ledger, hosts.until
 
     def told() -> list[str]:
-        found = [story for each in ledger.stories() if (story := ledger.story(each.episode_id)) is not None]
+        found = [
+            story for each in ledger.reports.newest() if (story := ledger.reports.get(each.episode_id)) is not None
+        ]
         return [f"{entry.act} {entry.what}" for story in found for entry in story.entries]
 
     seen_for = 'count_over_time(gpuwarden_exporter_info{host="left"}[10m])'
@@ -181,7 +183,9 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
 
     job = store.job(job_id)
     assert (job.attempt, job.reclaims, job.watchdog_retries) == (1, 0, 0)
-    until(lambda: [each.outcome for each in of_consequence(ledger.stories())] == ["mended"], "the episode is over")
+    until(
+        lambda: [each.outcome for each in of_consequence(ledger.reports.newest())] == ["mended"], "the episode is over"
+    )
     assert [each for each in told() if each.endswith(" lose")] == ["decided lose", "did lose"]
     assert left.fleet.pid(HOLDER) == process
 
@@ -193,8 +197,8 @@ def test_a_gang_over_two_hosts_that_deadlocks_is_queued_again_as_one_and_one_tha
     left, right, until = hosts.left, hosts.right, hosts.until
     store, ledger = right.stage.store, right.stage.ledger
 
-    def told() -> list[Story]:
-        return [each for each in of_consequence(ledger.stories()) if each.worker in GANGS]
+    def told() -> list[EpisodeHistory]:
+        return [each for each in of_consequence(ledger.reports.newest()) if each.worker in GANGS]
 
     # Whose job is taken from it ends by itself, and Docker starts it again.
     right.fleet.container(SECOND).update(restart_policy={"Name": "on-failure"})

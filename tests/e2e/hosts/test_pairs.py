@@ -152,7 +152,7 @@ def test_whatever_becomes_of_them_one_wedge_is_one_free_and_what_a_dead_promethe
 ) -> None:
     scene = pairs.scene
     assert isinstance(scene.fleet, DockerFleet)
-    scene.ledger.order(_order(scene, Act.PAUSE))
+    scene.ledger.orders.give(_order(scene, Act.PAUSE))
     scene.start_workers()
     life = scene.fleet.incarnation(WORKER)
     job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=3)
@@ -174,28 +174,28 @@ def test_whatever_becomes_of_them_one_wedge_is_one_free_and_what_a_dead_promethe
         pairs.kill(f"prometheus-{each}")
     eventually(lambda: not pairs.firing(), "all of it is told to be over", within_s=90, log=pairs.log)
     over_at = scene.ledger.now()
-    eventually(lambda: scene.ledger.executors()[HOST] > over_at + 2, "it was looked at since")
+    eventually(lambda: scene.ledger.executors.last_beats()[HOST] > over_at + 2, "it was looked at since")
 
-    (episode,) = scene.ledger.open_episodes()
-    assert (episode.worker, episode.free, scene.ledger.stories()[0].closed_at) == (WORKER, None, None)
+    (episode,) = scene.ledger.episodes.list_open()
+    assert (episode.worker, episode.free, scene.ledger.reports.newest()[0].closed_at) == (WORKER, None, None)
     assert (scene.store.job(job_id).state, scene.store.job(job_id).attempt) == (State.RUNNING, 1)
     assert scene.fleet.incarnation(WORKER) == life
 
     for each in PAIRS:
         shutil.rmtree(pairs.work / f"prometheus-{each}")
         pairs.start(f"prometheus-{each}")
-    scene.ledger.order(_order(scene, Act.RESUME))
+    scene.ledger.orders.give(_order(scene, Act.RESUME))
     eventually(lambda: _is_mended(scene, job_id), "it is mended", within_s=90, log=pairs.log)
     job = scene.store.job(job_id)
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
     history = scene.fleet.history(WORKER)
     assert [event for event in history if event in ("start", "die", "restart")] == ["start", "die", "start"], history
     assert pairs.frees() == ["done"]
-    assert [story.outcome for story in scene.ledger.stories()].count("mended") == 1
+    assert [story.outcome for story in scene.ledger.reports.newest()].count("mended") == 1
 
 
 def _is_mended(scene: Stage, job_id: JobId) -> bool:
-    return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.open_episodes()
+    return scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.episodes.list_open()
 
 
 def _order(scene: Stage, act: Act) -> Order:

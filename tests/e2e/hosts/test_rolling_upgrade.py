@@ -28,7 +28,7 @@ from gpuwarden import __version__
 from gpuwarden.db.migrate import newest_revision
 from gpuwarden.job import JobId, State
 from gpuwarden.queue.schema import QUEUE as QUEUE_TABLES
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from remediator.ledger.schema import LEDGER
 from remediator.plan import OVER
 from testbed.demo.job_body import Script
@@ -160,9 +160,9 @@ class Upgrade:
     mended_beside: bool = False
     """Whether the left host's newer executor mended while the right host was behind."""
 
-    def story(self, name: str) -> Story:
+    def story(self, name: str) -> EpisodeHistory:
         """How it was mended. An alert that comes again right afterwards opens another, which finds nothing to do."""
-        stories = self.places["left"].ledger.stories(last=10_000)
+        stories = self.places["left"].ledger.reports.newest(last=10_000)
         its = [each for each in stories if each.worker == worker(PLACES[name], name)]
         assert {each.outcome for each in its} <= {"mended", "superseded", "unconfirmed"}
         (found,) = [each for each in its if each.outcome == "mended"]
@@ -301,7 +301,7 @@ def upgraded(work: Path, postgres: Postgres) -> Iterator[Upgrade]:
             upgrade_host(places["right"], newer, upgrade)
             phase(upgrade, "both newer")
             upgrade.until(lambda: all(upgrade.done(name) for name in PLACES), "all are mended", within_s=90)
-        upgrade.until(lambda: not places["left"].ledger.open_episodes() and not waiting(upgrade), "all is over")
+        upgrade.until(lambda: not places["left"].ledger.episodes.list_open() and not waiting(upgrade), "all is over")
         yield upgrade
     postgres.drop(database.name)
 
@@ -457,7 +457,7 @@ def test_each_wedge_is_mended_once(upgraded: Upgrade, name: str) -> None:
 
 
 def test_what_was_being_stopped_as_the_tables_became_newer_is_stopped_once(upgraded: Upgrade) -> None:
-    story = upgraded.places["left"].ledger.story(upgraded.story(MIDST).episode_id)
+    story = upgraded.places["left"].ledger.reports.get(upgraded.story(MIDST).episode_id)
     assert story is not None
 
     told = [f"{entry.act} {entry.what}" for entry in story.entries]

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from gpuwarden.job import EXIT_DISOWNED, FENCE_S, REQUEUE_PRIORITY, JobId, State
-from remediator.ledger.ledger import Entry
+from remediator.ledger.journal import Entry
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -161,8 +161,8 @@ def test_a_job_whose_executor_died_after_the_fence_is_queued_by_the_other_hosts_
 def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts: Hosts) -> None:
     hosts.left.stage.chain.start_executor()
 
-    hosts.until(lambda: not hosts.left.stage.ledger.open_episodes(), "the episode is over")
-    assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.stories())] == ["mended"]
+    hosts.until(lambda: not hosts.left.stage.ledger.episodes.list_open(), "the episode is over")
+    assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.reports.newest())] == ["mended"]
     assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
     assert {entry.host for entry in hosts.entries()} == {"left"}
     hosts.right.fleet.container(RESCUER).stop(timeout=1)
@@ -187,4 +187,4 @@ def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes
     assert record.priority == REQUEUE_PRIORITY
     assert scene.store.job(hosts.left_behind) == record
     assert output.stat() == written
-    assert not [story for story in scene.ledger.stories() if story.worker == SLEEPER]
+    assert not [story for story in scene.ledger.reports.newest() if story.worker == SLEEPER]

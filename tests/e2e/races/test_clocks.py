@@ -56,7 +56,11 @@ class Resumed:
 
         What has a remedy counts as soon as it is pending; what people are told, once they are.
         """
-        found = [f"episode {story.outcome}" for story in self.stage.ledger.stories() if story.worker == worker_of(name)]
+        found = [
+            f"episode {story.outcome}"
+            for story in self.stage.ledger.reports.newest()
+            if story.worker == worker_of(name)
+        ]
         for counts in ('remedy!=""', 'remedy="", alertstate="firing"'):
             query = f'last_over_time(ALERTS{{worker="{worker_of(name)}", {counts}}}[10m])'
             found += [row["metric"]["alertname"] for row in self.stage.chain.query(query)]

@@ -53,12 +53,12 @@ def night(work: Path, engine: Engine) -> Iterator[Night]:
         scene.start_workers()
         now = time.time()
         jobs = {worker: scene.submit(WEDGE, now=now, stall_timeout_s=SILENCE_S, queue=worker) for worker in WORKERS}
-        eventually(lambda: bool(scene.ledger.stories()), "the first alert is taken up", within_s=60)
+        eventually(lambda: bool(scene.ledger.reports.newest()), "the first alert is taken up", within_s=60)
         kills = _kill_at_random(scene, random.Random(0))  # noqa: S311 - moments, no secret
         eventually(
             lambda: (
                 all(scene.store.job(job_id).state is State.COMPLETED for job_id in jobs.values())
-                and not scene.ledger.open_episodes()
+                and not scene.ledger.episodes.list_open()
             ),
             "all are mended",
             within_s=150,
@@ -72,7 +72,7 @@ def _kill_at_random(scene: Stage, draw: random.Random) -> list[str]:
     until_s = time.monotonic() + KILLED_FOR_S
     while time.monotonic() < until_s:
         part = draw.choice(("execute", "execute", "serve"))
-        if scene.ledger.open_episodes():
+        if scene.ledger.episodes.list_open():
             kills.append(part)
         scene.chain.kill(part)
         scene.chain.start(part)
@@ -100,6 +100,6 @@ def test_the_job_was_requeued_once_and_finished_by_its_second_attempt(night: Nig
 
 
 def test_each_was_mended_by_one_episode(night: Night) -> None:
-    mended = [story.worker for story in night.scene.ledger.stories(last=1000) if story.outcome == "mended"]
+    mended = [story.worker for story in night.scene.ledger.reports.newest(last=1000) if story.outcome == "mended"]
 
     assert sorted(mended) == sorted(WORKERS)

@@ -159,7 +159,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
     job_id, worker, other = scene.jobs["unkillable"], first("unkillable"), second("unkillable")
     scene.completed(job_id)
     scene.until(lambda: "did quarantine" in scene.acts(worker), "the GPU is in quarantine")
-    scene.until(lambda: not scene.stage.ledger.open_episodes(), "the episode is over")
+    scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode is over")
     assert [found["gpu"] for found in listed(scene)] == [gpu(worker)]
     assert [entry.message for entry in scene.stage.account(worker) if entry.step == "requeue"] == [
         f"stall: retry 1 of 3 (not seen dead within {BOUND_S:.0f} s)"

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.job import JobId, State
-from remediator.ledger.ledger import Story
+from remediator.ledger.reports import EpisodeHistory
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -54,14 +54,14 @@ class Scene:
     def submit(self, race: str, script: Script = WEDGE) -> JobId:
         return self.stage.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, queue=race)
 
-    def stories(self, race: str) -> list[Story]:
+    def stories(self, race: str) -> list[EpisodeHistory]:
         return of_consequence(self._told(race))
 
-    def superseded(self, race: str) -> list[Story]:
+    def superseded(self, race: str) -> list[EpisodeHistory]:
         return [story for story in self._told(race) if story.outcome == "superseded"]
 
-    def _told(self, race: str) -> list[Story]:
-        return [story for story in self.stage.ledger.stories() if story.worker == worker_of(race)]
+    def _told(self, race: str) -> list[EpisodeHistory]:
+        return [story for story in self.stage.ledger.reports.newest() if story.worker == worker_of(race)]
 
     def acts(self, race: str) -> list[str]:
         return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker_of(race))]

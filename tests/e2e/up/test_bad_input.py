@@ -52,12 +52,14 @@ def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not
     job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=4, queue="unmanaged")
 
     eventually(
-        lambda: any(story.worker == UNMANAGED and story.closed_at for story in of_consequence(scene.ledger.stories())),
+        lambda: any(
+            story.worker == UNMANAGED and story.closed_at for story in of_consequence(scene.ledger.reports.newest())
+        ),
         within_s=90,
         what="the episode was closed",
         log=lambda: scene.chain.log_tail("execute"),
     )
-    story = next(story for story in of_consequence(scene.ledger.stories()) if story.worker == UNMANAGED)
+    story = next(story for story in of_consequence(scene.ledger.reports.newest()) if story.worker == UNMANAGED)
     assert story.outcome == "refused"
     assert "did not opt in" in (story.message or "")
     assert scene.fleet.incarnation(UNMANAGED) == before
@@ -118,7 +120,9 @@ def test_an_alert_that_cannot_be_acted_on_is_refused_on_record_through_the_real_
     )
     assert answer.status_code == 200
 
-    eventually(lambda: reason in {found[1] for found in scene.ledger.refused()}, within_s=30, what="it was recorded")
+    eventually(
+        lambda: reason in {found[1] for found in scene.ledger.inbox.refused()}, within_s=30, what="it was recorded"
+    )
     eventually(
         lambda: bool(
             scene.chain.query(f'gpuwarden_remediator_alerts_total{{outcome="refused",reason="{reason}"}} > 0')
@@ -154,7 +158,7 @@ def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothi
     eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="the job ran to its end")
     assert scene.store.job(job_id).attempt == 1
     assert scene.fleet.incarnation(MANAGED) == before
-    eventually(lambda: not scene.ledger.open_episodes(), within_s=60, what="the episode was let go")
+    eventually(lambda: not scene.ledger.episodes.list_open(), within_s=60, what="the episode was let go")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +197,9 @@ def test_a_bad_webhook_call_gets_a_clear_answer_and_a_metric(
 
 
 def _account(scene: Stage, job_id: int) -> list[str]:
-    stories = [scene.ledger.story(story.episode_id) for story in scene.ledger.stories() if story.job_id == job_id]
+    stories = [
+        scene.ledger.reports.get(story.episode_id) for story in scene.ledger.reports.newest() if story.job_id == job_id
+    ]
     return [entry.message for story in stories if story for entry in story.entries]
 
 
@@ -201,7 +207,7 @@ def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, 
     """Through the webhook to an armed executor, which looks at every episode that they open."""
     canary = tmp_path / "owned"
     before = _lives(scene)
-    seen_before = {story.episode_id for story in scene.ledger.stories(last=1000)}
+    seen_before = {story.episode_id for story in scene.ledger.reports.newest(last=1000)}
     payloads = [*hostile.alerts(HOST, canary), _accusations_of_others(scene)]
 
     told = [(json.dumps({"alerts": each}).encode(), len(each)) for each in payloads]
@@ -220,10 +226,8 @@ def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, 
     eventually(
         lambda: not _waiting(scene), within_s=60, what="all was looked at", log=lambda: scene.chain.log_tail("execute")
     )
-    stories = [
-        story for each in scene.ledger.stories(last=1000) if (story := scene.ledger.story(each.episode_id)) is not None
-        and each.episode_id not in seen_before
-    ]  # fmt: skip
+    new = [each for each in scene.ledger.reports.newest(last=1000) if each.episode_id not in seen_before]
+    stories = [story for each in new if (story := scene.ledger.reports.get(each.episode_id)) is not None]
     assert len(stories) > 10
     assert {entry.act for story in stories for entry in story.entries} <= {"saw", "decided"}
     assert not {entry.step for story in stories for entry in story.entries} & {"begin", "stop", "start"}
@@ -262,4 +266,4 @@ def _called(scene: Stage, body: bytes) -> httpx.Response:
 def _waiting(scene: Stage) -> bool:
     with reading(scene.ledger._engine) as connection:
         new = connection.scalar(select(func.count()).where(ALERTS.c.state == "new"))
-    return bool(new) or bool(scene.ledger.open_episodes())
+    return bool(new) or bool(scene.ledger.episodes.list_open())

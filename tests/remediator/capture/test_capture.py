@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from remediator.capture import probe
-from remediator.capture.capture import Captor, Captured, find_py_spy
+from remediator.capture.capture import Captor, find_py_spy
+from remediator.ledger.captures import Captured
 from tests.remediator import builders as build
 from tests.waiting import eventually
 

@@ -45,7 +45,7 @@ def test_a_prometheus_that_is_stopped_costs_its_curves_alone_and_the_stop_comes(
     to_the_end(executor(ledger, store, world, by), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
-    document = ledger.captures(1)[0].document
+    document = ledger.captures.of_episode(1)[0].document
     why = f"{NOBODY} does not answer: All connection attempts failed"
     assert (document["curves"], noted(document)) == ([], f"no curve of {NAMES}: {why}")
     assert document["processes"][0]["pid"] == target
@@ -82,7 +82,7 @@ def test_a_prometheus_that_hangs_delays_the_stop_to_the_bound_and_no_longer(
         ends.set()
 
     assert box.calls == ["stop", "start"]
-    document = ledger.captures(1)[0].document
+    document = ledger.captures.of_episode(1)[0].document
     assert noted(document) == f"no curve of {NAMES}: {hangs.url} does not answer: no answer within 1.8 s"
     assert 1.8 <= document["took_s"] < 4.0
     assert document["processes"][0]["pid"] == target
@@ -103,7 +103,7 @@ def test_a_client_that_hangs_itself_is_not_waited_for_beyond_the_bound(
     client._loop.run(asyncio.sleep(0.05))  # what was asked in vain comes to its end
 
     assert box.calls == ["stop", "start"]
-    document = ledger.captures(1)[0].document
+    document = ledger.captures.of_episode(1)[0].document
     assert noted(document) == "no curves: no time was left"
     assert 2.0 <= document["took_s"] < 4.0
 
@@ -123,7 +123,7 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         by = captor(look=("sh", "-c", looks, "sh", *LOOK), curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
-    document = ledger.captures(1)[0].document
+    document = ledger.captures.of_episode(1)[0].document
     assert document["cut_short"] is None
     assert [each["metric"] for each in document["curves"]] == [
         "gpuwarden_job_beat_age_seconds",
@@ -142,6 +142,6 @@ def test_curves_that_are_more_than_may_be_kept_are_counted_with_what_was_left_ou
         by = captor(max_bytes=1000, curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
-    document = ledger.captures(1)[0].document
+    document = ledger.captures.of_episode(1)[0].document
     assert document["curves"] == []
     assert document["left_out_bytes"] > 1000

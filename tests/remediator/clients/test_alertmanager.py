@@ -95,7 +95,7 @@ def delivered(ledger: Ledger, store: JobStore, url: str, worker: str) -> World:
     """A wedge of a worker whose alert this Alertmanager has delivered."""
     job_id = running(store, worker=worker)
     labels: dict[str, Any] = {"worker": worker, "job_id": str(job_id)}
-    ledger.accept([alert(told_of(url, **labels), **labels)], [], now=time.time())
+    ledger.inbox.accept([alert(told_of(url, **labels), **labels)], [], now=time.time())
     return World(Box(worker=worker, job_id=job_id))
 
 
@@ -124,7 +124,7 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
         because = story(ledger).entries[-1].message
         assert because.startswith(f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; taken up again")
         assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
-        assert ledger.open_episodes()[0].free is None
+        assert ledger.episodes.list_open()[0].free is None
 
         expire(its, made)
         to_the_end(works, ledger)
@@ -137,22 +137,22 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
 ) -> None:
     labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
     faulty_worker(store)
-    ledger.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
-    ledger.take_new(HOST, now=time.time())
+    ledger.inbox.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
     made = silence(its, run="r1", comment="a known driver")
     with asking(its) as asks:
         works = with_silences(executor(ledger, store, World()), asks)
-        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
 
-        works._judge(*ledger.open_episodes(HOST))
+        works._judge(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "decided wait: silenced"
         assert [each.locked_at for each in store.admin.workers(now=store.now())] == [None, None]
 
         expire(its, made)
-        works._judge(*ledger.open_episodes(HOST))
+        works._judge(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "decided wait: approval"
-        ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
-        works._judge(*ledger.open_episodes(HOST))
+        ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+        works._judge(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "did lock"
 
 
@@ -161,8 +161,8 @@ def test_a_silence_made_before_the_fence_holds_what_is_only_promised(ledger: Led
     world = delivered(ledger, store, its, "w2")
     with asking(its) as asks:
         works = with_silences(executor(ledger, store, world), asks)
-        ledger.take_new(HOST, now=time.time())
-        (episode,) = ledger.open_episodes()
+        ledger.inbox.take_new(HOST, now=time.time())
+        (episode,) = ledger.episodes.list_open()
         works._perform(episode, decide(works._facts(episode)))
         made = silence(its, worker="w[23]", is_regex=True)
 
@@ -181,12 +181,12 @@ def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
 ) -> None:
     world = delivered(ledger, store, its, "w4")
     second: dict[str, Any] = {"worker": "w4", "job_id": "1", "alertname": "GpuwardenJobUnhealthy", "trip": "health"}
-    ledger.accept([alert(told_of(its, **second), **second)], [], now=time.time())
+    ledger.inbox.accept([alert(told_of(its, **second), **second)], [], now=time.time())
     silence(its, worker="w44")
     one = silence(its, worker="w4", alertname="GpuwardenJobStalled")
     with asking(its) as asks:
-        ledger.take_new(HOST, now=time.time())
-        (episode,) = ledger.open_episodes()
+        ledger.inbox.take_new(HOST, now=time.time())
+        (episode,) = ledger.episodes.list_open()
         assert len(episode.fingerprints) == 2
         assert asks.of(episode.fingerprints, host=HOST).silences == []
         other = silence(its, worker="w4", alertname="GpuwardenJobUnhealthy")
@@ -217,7 +217,7 @@ def test_nobody_is_asked_to_approve_what_is_silenced(ledger: Ledger, store: JobS
     made = silence(its, worker="w5")
     with asking(its) as asks:
         works = with_silences(executor(ledger, store, world), asks)
-        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
         turn(works, ledger)
         assert told(ledger)[-1] == "decided wait: silenced"
 
@@ -231,7 +231,7 @@ def test_nobody_is_asked_to_approve_what_is_silenced(ledger: Ledger, store: JobS
 
 def lost(ledger: Ledger, store: JobStore) -> World:
     job_id = running(store)
-    ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+    ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
     return World(Box(worker="w1", job_id=job_id))
 
 

@@ -73,7 +73,7 @@ def test_a_running_executor_obeys_a_yes_without_a_restart_and_says_that_it_asks(
     works = executor(ledger, store, world, armed=False)
     with capture_logs() as logged, looping(works):
         cli("arm", "--yes", "--approval")
-        eventually(lambda: ledger.stories() and "decided wait: approval" in told(ledger), "it asks")
+        eventually(lambda: ledger.reports.newest() and "decided wait: approval" in told(ledger), "it asks")
         assert world.boxes["w1"].calls == []
         assert cli("approve", "1") == 0
         eventually(lambda: story(ledger).outcome == "mended", "it is mended")
@@ -118,7 +118,7 @@ def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
 ) -> None:
     world = asked(ledger, store, cli)
     now = time.time()
-    ledger.answer(1, Act.APPROVE, who="ann", because="", until=now - 1, now=now - 3601)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", until=now - 1, now=now - 3601)
 
     go_on(ledger, store, world)
 
@@ -128,30 +128,30 @@ def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
 
 
 def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert())
-    (episode,) = ledger.open_episodes()
-    first = ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    (episode,) = ledger.episodes.list_open()
+    first = ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
     assert isinstance(first, Wait)
-    ledger.wait(1, first, now=NOW)
-    ledger.answer(1, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+    ledger.journal.wait(1, first, now=NOW)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
-    another = ledger.begin(episode, replace(BEGIN, free_key="reborn"), safeguards=BOUNDLESS, now=NOW + 1)
+    another = ledger.intents.begin(episode, replace(BEGIN, free_key="reborn"), safeguards=BOUNDLESS, now=NOW + 1)
 
     assert isinstance(another, Wait)
     assert (another.reason, another.asks) == ("approval", "reborn")
-    assert ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
-    assert ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 59) is None, "the control"
+    assert ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
+    assert ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 59) is None, "the control"
 
 
 def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ASK, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert("a"), alert("b", worker="w2"))
-    first, second = ledger.open_episodes()
-    ledger.wait(first.episode_id, Wait(reason=Reason.APPROVAL, message="asks", asks=BEGIN.free_key), now=NOW)
-    ledger.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
+    first, second = ledger.episodes.list_open()
+    ledger.journal.wait(first.episode_id, Wait(reason=Reason.APPROVAL, message="asks", asks=BEGIN.free_key), now=NOW)
+    ledger.orders.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
-    found = ledger.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    found = ledger.intents.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)
 
     assert isinstance(found, Wait)
     assert found.reason == "approval"
@@ -161,16 +161,16 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
 def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.take_new(HOST, now=time.time())
-    (episode,) = ledger.open_episodes()
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open()
     works._perform(episode, decide(works._facts(episode)))
-    ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
 
     turn(works, ledger)
     assert told(ledger)[-1] == "decided wait: approval"
     assert store.job(1).state is State.RUNNING
 
-    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
+    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
     to_the_end(works, ledger)
     assert story(ledger).outcome == "mended"
 
@@ -179,7 +179,7 @@ def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, sto
     world = wedged(ledger, store)
 
     def before_stop(_: Box) -> None:
-        ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
+        ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
 
     world.before_stop = before_stop
 
@@ -225,7 +225,7 @@ def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
     capsys.readouterr()
 
     assert "episode 1 is over (mended: " in said("1")
-    assert [each.act for each in ledger.orders_given(since=0.0)][-1] is Act.APPROVE
+    assert [each.act for each in ledger.orders.given_since(since=0.0)][-1] is Act.APPROVE
 
 
 def test_what_was_begun_asks_nothing_any_more(
@@ -249,7 +249,7 @@ def test_an_approval_is_bounded(
     assert cli("approve", "1", "--for", for_s) == 2
 
     assert "an approval holds for more than nothing, and for 1 day at most" in capsys.readouterr().err
-    assert ledger.orders_given(since=0.0) == []
+    assert ledger.orders.given_since(since=0.0) == []
 
 
 def test_arming_without_approval_shows_what_waits_for_one(
@@ -270,7 +270,7 @@ def test_the_audit_tells_of_answers(
 ) -> None:
     asked(ledger, store, cli)
     cli("approve", "1", "--for", "15m", "--because", "looked")
-    ledger.close_episode(1, Outcome.SUPERSEDED, Reason.DONE, "over", now=time.time())
+    ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "over", now=time.time())
     capsys.readouterr()
 
     assert cli("ledger", "orders") == 0

@@ -87,7 +87,7 @@ def test_of_a_time_come_the_episodes_that_were_open_in_it(
 
 
 def test_an_empty_ledger_is_no_lines(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ledger.stories() == []
+    assert ledger.reports.newest() == []
 
     assert exported(ledger_url, capsys) == ""
 
@@ -168,15 +168,15 @@ def test_what_takes_long_says_how_far_it_is(
 def test_a_long_history_takes_no_more_memory_than_a_short_one(ledger: Ledger) -> None:
     def peak() -> int:
         tracemalloc.start()
-        count = sum(1 for _ in ledger.whole())
+        count = sum(1 for _ in ledger.reports.export())
         _, found = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        assert count == len(ledger.stories(last=1000))
+        assert count == len(ledger.reports.newest(last=1000))
         return found
 
     for n in range(40):
         mended(ledger, worker=f"w{n}", key=f"key {n}", settle_key=f"{n}/1")
-    next(ledger.whole())
+    next(ledger.reports.export())
     short = peak()
 
     for n in range(40, 160):

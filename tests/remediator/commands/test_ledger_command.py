@@ -9,7 +9,7 @@ import pytest
 from gpuwarden.cli.main import main
 from gpuwarden.format import when
 from remediator.alert import Refusal
-from remediator.capture.capture import Captured
+from remediator.ledger.captures import Captured
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -17,10 +17,10 @@ from tests.remediator.builders import HOST, NOW, alert
 
 
 def filled(ledger: Ledger, **labels: str) -> None:
-    ledger.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
-    ledger.take_new(HOST, now=NOW)
-    ledger.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "all is well", now=NOW + 4)
+    ledger.inbox.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
+    ledger.inbox.take_new(HOST, now=NOW)
+    ledger.journal.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "all is well", now=NOW + 4)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ledger.stories() == []
+    assert ledger.reports.newest() == []
 
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 0
 
@@ -39,8 +39,8 @@ def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest
 
 def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
-    ledger.accept([alert("b", worker="w2", job_id=None)], [], now=NOW)
-    ledger.take_new(HOST, now=NOW)
+    ledger.inbox.accept([alert("b", worker="w2", job_id=None)], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
 
     lines = said(capsys, "--ledger", ledger_url, "list")
 
@@ -69,7 +69,7 @@ def test_what_another_host_wrote_names_that_host(
 ) -> None:
     filled(ledger)
     other = Ledger.open(ledger_url, host="box2")
-    other.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
+    other.journal.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
     other.close()
 
     told = said(capsys, "--ledger", ledger_url, "show", "1")
@@ -101,7 +101,7 @@ def test_refused_alerts_are_listed_with_why(
     ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal = Refusal(reason=Reason.NO_HOST, message="it names no host", fingerprint="f", labels={"worker": "w1"})
-    ledger.accept([], [refusal], now=NOW)
+    ledger.inbox.accept([], [refusal], now=NOW)
 
     (line,) = said(capsys, "--ledger", ledger_url, "refused")
     (found,) = said(capsys, "--ledger", ledger_url, "refused", "--json")
@@ -153,7 +153,7 @@ def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
 ) -> None:
     hostile = "w1\x1b[2J\n  +9.9 s  did  forged\r\x07\u202e"
     filled(ledger, worker=hostile, summary="é\x1b]0;owned\x07\nforged")
-    ledger.record(1, "decided", f"lock {hostile}", "", now=NOW)
+    ledger.journal.record(1, "decided", f"lock {hostile}", "", now=NOW)
 
     for arguments in (["list"], ["show", "1"]):
         lines = said(capsys, "--ledger", ledger_url, *arguments)
@@ -168,9 +168,9 @@ def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
 
 def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
     """An episode of which something was captured 3.2 s after it opened."""
-    ledger.accept([alert()], [], now=NOW)
-    ledger.take_new(HOST, now=NOW)
-    (episode,) = ledger.open_episodes(HOST)
+    ledger.inbox.accept([alert()], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
+    (episode,) = ledger.episodes.list_open(HOST)
     frames = [{"function": "forward", "file": "/jobs/train.py", "line": 12}]
     stack = {"name": "MainThread", "owns_gil": True, "frames": frames, "frames_cut": 3}
     waits = {
@@ -186,7 +186,7 @@ def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
         "notes": ["no Python stacks of process 9: it has ended"],
     }  # fmt: skip
     kept = Captured(armed=armed, took_s=0.25, document=document | changed)
-    assert ledger.keep(episode, kept, now=NOW + 3.25)
+    assert ledger.captures.save(episode, kept, now=NOW + 3.25)
 
 
 def test_show_tells_in_short_who_waited_where_and_in_which_frames(
@@ -302,7 +302,7 @@ def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, caps
 
     told = json.loads(line)
     assert (told["at"], told["host"]) == (NOW + 3.25, HOST)
-    assert told["document"] == ledger.captures(1)[0].document
+    assert told["document"] == ledger.captures.of_episode(1)[0].document
 
 
 def test_an_episode_of_which_nothing_was_captured_says_so(

@@ -24,7 +24,7 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(ledger: Ledger) -> list[int | None]:
-    return [each.order_id for each in ledger.orders().maintenances(host=None, now=ledger.now())]
+    return [each.order_id for each in ledger.orders.current().maintenances(host=None, now=ledger.now())]
 
 
 def local(in_s: float) -> str:
@@ -35,7 +35,7 @@ def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledge
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
     now = time.time()
-    ledger.order(
+    ledger.orders.give(
         Order(act=Act.MAINTAIN, at=now, who="ann", because="a new driver", host=HOST, since=now, until=now + 2.0)
     )
 
@@ -101,7 +101,7 @@ def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, c
 
     assert cli("maintenance", "start", "--from", local(7200), "--until", hour_before) == 0
 
-    (window,) = ledger.orders().maintenances(host=HOST, now=ledger.now())
+    (window,) = ledger.orders.current().maintenances(host=HOST, now=ledger.now())
     assert window.since is not None
     assert window.until is not None
     assert window.since == pytest.approx(time.time() + 7200, abs=30)
@@ -132,10 +132,10 @@ def test_several_stand_beside_one_another_and_each_is_ended_by_its_number(
 
 def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[..., int]) -> None:
     now = time.time()
-    ledger.order(Order(act=Act.MAINTAIN, at=now - 9, who="ann", because="", until=now - 1))
+    ledger.orders.give(Order(act=Act.MAINTAIN, at=now - 9, who="ann", because="", until=now - 1))
     cli("maintenance", "start", "--for", "1h")
 
-    assert [each.order_id for each in ledger.orders().given] == [2]
+    assert [each.order_id for each in ledger.orders.current().given] == [2]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     assert cli("maintenance", *argv) == code
 
     assert says in capsys.readouterr().err
-    assert ledger.orders().given == ()
+    assert ledger.orders.current().given == ()
 
 
 def test_so_many_may_be_planned_and_no_more(
@@ -181,7 +181,7 @@ def test_arming_shows_what_holds_it(
     ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli("maintenance", "start", "--for", "1h")
-    (window,) = ledger.orders().maintenances(host=None, now=ledger.now())
+    (window,) = ledger.orders.current().maintenances(host=None, now=ledger.now())
     capsys.readouterr()
 
     cli("arm", "--yes")

@@ -15,6 +15,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.format import ago, duration_s, plain, who
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
@@ -54,7 +55,7 @@ class Terminal(io.StringIO):
 
 
 def standing(ledger: Ledger) -> list[tuple[str, str | None, str | None]]:
-    return [(each.act, each.host, each.remedy) for each in ledger.orders().given]
+    return [(each.act, each.host, each.remedy) for each in ledger.orders.current().given]
 
 
 def dry(ledger: Ledger, store: JobStore) -> World:
@@ -86,11 +87,11 @@ def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
     assert first == "1 open episodes wait for every remedy on every host to be armed:"
     assert second.startswith("  episode 1: w1 on box1: would fence job 1, stop w1, settle and start: silent 130.0 s")
     assert "arm every remedy on every host? [y/N]" in said.out
-    assert not ledger.orders().armed(host=HOST, remedy=REMEDY)
+    assert not ledger.orders.current().armed(host=HOST, remedy=REMEDY)
 
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert cli("arm", "--because", "we read the ledger") == 0
-    (order,) = ledger.orders().given
+    (order,) = ledger.orders.current().given
     assert (order.act, order.because) == (Act.ARM, "we read the ledger")
     assert order.who.startswith("ann@")
 
@@ -102,7 +103,7 @@ def test_arm_without_a_terminal_wants_a_yes(
 
     assert cli("arm") == 1
     assert "say --yes" in capsys.readouterr().err
-    assert ledger.orders().given == ()
+    assert ledger.orders.current().given == ()
 
     assert cli("arm", "--yes") == 0
     assert capsys.readouterr().out.startswith("0 open episodes wait for every remedy on every host to be armed\narmed:")
@@ -139,7 +140,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     assert cli(*argv) == code
 
     assert says in capsys.readouterr().err
-    assert ledger.orders().given == ()
+    assert ledger.orders.current().given == ()
 
 
 def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
@@ -147,12 +148,12 @@ def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
 ) -> None:
     dry(ledger, store)
     accept(ledger, alert("b", host="box2"))
-    ledger.take_new("box2", now=NOW)
+    ledger.inbox.take_new("box2", now=NOW)
 
     cli("arm", "--yes", "--host", HOST, "--because", "we agree")
 
     assert told(ledger)[-1] == "ordered arm"
-    story = ledger.story(1)
+    story = ledger.reports.get(1)
     assert story is not None
     assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].message)
     assert told(ledger, 2) == ["saw alert: firing"]
@@ -187,14 +188,16 @@ def test_arming_mends_what_a_dry_run_waits_on_without_a_restart_and_disarming_ho
     world.boxes["w2"] = Box(worker="w2", job_id=second)
     works = executor(ledger, store, world, pace=replace(PACE, look_again_s=0.05), armed=False)
     with looping(works):
-        eventually(lambda: ledger.stories() and "decided wait: dry_run" in told(ledger), "it is recorded")
+        eventually(lambda: ledger.reports.newest() and "decided wait: dry_run" in told(ledger), "it is recorded")
         assert world.boxes["w1"].calls == []
         assert cli("arm", "--yes") == 0
         eventually(lambda: story_outcome(ledger) == "mended", "armed, it is mended")
 
         assert cli("disarm") == 0
-        ledger.accept([alert("b", worker="w2", job_id=str(second))], [], now=time.time())
-        eventually(lambda: len(ledger.stories()) == 2 and "would act" in told(ledger, 2), "the next is only recorded")
+        ledger.inbox.accept([alert("b", worker="w2", job_id=str(second))], [], now=time.time())
+        eventually(
+            lambda: len(ledger.reports.newest()) == 2 and "would act" in told(ledger, 2), "the next is only recorded"
+        )
         assert world.boxes["w2"].calls == []
         assert store.job(second).state is State.RUNNING
 
@@ -214,9 +217,9 @@ def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore,
 
 def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: Ledger) -> None:
     accept(ledger, alert())
-    (episode,) = ledger.open_episodes()
+    (episode,) = ledger.episodes.list_open()
 
-    found = ledger.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    found = ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
 
     assert isinstance(found, Wait)
     assert found.reason == "dry_run"
@@ -229,14 +232,14 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
 def test_a_pause_holds_what_is_new_ends_by_itself_and_uses_nothing_up(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 2.0))
+    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 2.0))
 
     turn(works, ledger)
     assert told(ledger)[-1] == "decided wait: paused"
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
-    eventually(lambda: not ledger.orders().pauses(host=HOST, now=time.time()), "it has ended")
+    eventually(lambda: not ledger.orders.current().pauses(host=HOST, now=time.time()), "it has ended")
     to_the_end(works, ledger)
     assert store.job(1).watchdog_retries == 1
     assert world.boxes["w1"].calls == ["stop", "start"]
@@ -261,16 +264,16 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
 def test_what_is_only_promised_when_a_pause_comes_is_not_fenced_before_it_ends(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.take_new(HOST, now=time.time())
-    (episode,) = ledger.open_episodes()
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open()
     works._perform(episode, decide(works._facts(episode)))
-    ledger.order(Order(act=Act.PAUSE, at=time.time(), who="ann", because="", until=time.time() + 3600))
+    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="ann", because="", until=time.time() + 3600))
 
     turn(works, ledger)
     assert told(ledger)[-1] == "decided wait: paused"
     assert store.job(1).state is State.RUNNING
 
-    ledger.order(Order(act=Act.RESUME, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="ann", because=""))
     to_the_end(works, ledger)
     assert story_outcome(ledger) == "mended"
 
@@ -282,7 +285,7 @@ def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: C
     assert cli("pause", "--until", hour_ago) == 0
     assert cli("pause", "--host", HOST, "--until", time.strftime("%Y-%m-%dT%H:%M", time.localtime(now + 7200))) == 0
 
-    by_clock, by_date = ledger.orders().given
+    by_clock, by_date = ledger.orders.current().given
     assert by_clock.until is not None
     assert by_date.until is not None
     assert now + 22 * 3600 < by_clock.until < now + 24 * 3600
@@ -293,7 +296,7 @@ def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_bef
     ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before_it_changes = datetime(2026, 10, 24, 20, 0, tzinfo=UTC).timestamp()
-    monkeypatch.setattr(Ledger, "now", lambda _: before_it_changes)
+    monkeypatch.setattr(DatabaseClock, "now", lambda _: before_it_changes)
     monkeypatch.setenv("TZ", "Europe/Berlin")
     time.tzset()
     try:
@@ -302,7 +305,7 @@ def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_bef
         monkeypatch.delenv("TZ")
         time.tzset()
 
-    (given,) = ledger.orders().given
+    (given,) = ledger.orders.current().given
     assert given.until == datetime(2026, 10, 25, 3, 0, tzinfo=UTC).timestamp()
 
 
@@ -313,11 +316,11 @@ def test_resume_ends_pauses_and_says_where_it_cannot(
     assert cli("resume", "--host", HOST) == 1
     assert "every host is paused: resume without --host" in capsys.readouterr().err
     assert cli("resume") == 0
-    assert ledger.orders().pauses(host=HOST, now=time.time()) == []
+    assert ledger.orders.current().pauses(host=HOST, now=time.time()) == []
 
     cli("pause", "--for", "90s", "--host", HOST)
     assert cli("resume", "--host", HOST) == 0
-    assert ledger.orders().pauses(host=HOST, now=time.time()) == []
+    assert ledger.orders.current().pauses(host=HOST, now=time.time()) == []
 
 
 def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pause_of_all(
@@ -327,7 +330,7 @@ def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pau
     cli("resume")
     cli("pause", "--for", "10m")
 
-    (pause,) = ledger.orders().pauses(host=HOST, now=time.time())
+    (pause,) = ledger.orders.current().pauses(host=HOST, now=time.time())
 
     assert pause.host is None
 
@@ -356,7 +359,7 @@ def test_a_container_that_was_just_freed_cools_down_and_is_freed_again_after_it(
         return facts
 
     world.about = second_life  # type: ignore[method-assign]
-    ledger.accept([alert("b", job_id="1", attempt="2", incarnation="i2")], [], now=time.time())
+    ledger.inbox.accept([alert("b", job_id="1", attempt="2", incarnation="i2")], [], now=time.time())
     turn(works, ledger)
     assert told(ledger, 2)[-1] == "decided wait: cooldown"
     assert world.boxes["w1"].calls == ["stop", "start"]
@@ -373,14 +376,14 @@ def test_what_was_freed_lately_is_told_by_name_and_what_was_only_promised_is_not
 ) -> None:
     to_the_end(executor(ledger, store, wedged(ledger, store)), ledger)
     accept(ledger, alert("b", worker="w2"))
-    (promised,) = ledger.open_episodes()
+    (promised,) = ledger.episodes.list_open()
     step = replace(BEGIN, free_key="another", settle_key=None)
-    assert ledger.begin(promised, step, safeguards=BOUNDLESS, now=time.time()) is None
+    assert ledger.intents.begin(promised, step, safeguards=BOUNDLESS, now=time.time()) is None
 
-    found = ledger.freed_since(time.time() - 60)
+    found = ledger.orders.freed_since(time.time() - 60)
 
     assert [(host, name) for host, name, _ in found] == [(HOST, "w1")]
-    assert ledger.freed_since(time.time() - 60, host="box2") == []
+    assert ledger.orders.freed_since(time.time() - 60, host="box2") == []
 
 
 # --- the brake
@@ -393,7 +396,7 @@ def crowd(ledger: Ledger, store: JobStore, count: int) -> World:
         worker = f"w{number}"
         job_id = running(store, worker=worker)
         world.boxes[worker] = Box(worker=worker, job_id=job_id)
-        ledger.accept([alert(worker, worker=worker, job_id=str(job_id))], [], now=time.time())
+        ledger.inbox.accept([alert(worker, worker=worker, job_id=str(job_id))], [], now=time.time())
     return world
 
 
@@ -404,15 +407,15 @@ def test_a_storm_latches_the_brake_once_and_its_release_mends_the_rest(
     works = executor(ledger, store, world, pace=replace(PACE, safeguards=replace(BOUNDLESS, storm_targets=3)))
 
     def mended() -> int:
-        return sum(story.outcome == "mended" for story in ledger.stories())
+        return sum(story.outcome == "mended" for story in ledger.reports.newest())
 
     with looping(works):
         # What had begun and fenced nothing yet when the brake latched is held as well.
         eventually(
-            lambda: mended() + sum(each.reason == Reason.CIRCUIT_BREAKER for each in ledger.held()) == 6,
+            lambda: mended() + sum(each.reason == Reason.CIRCUIT_BREAKER for each in ledger.reports.held()) == 6,
             "each is mended, or held",
         )
-        latched = ledger.orders().brake()
+        latched = ledger.orders.current().brake()
         assert latched is not None
         assert latched.who == f"the executor of {HOST}"
         assert [each for each in ("4 containers", "600 s") if each not in latched.because] == []
@@ -421,26 +424,26 @@ def test_a_storm_latches_the_brake_once_and_its_release_mends_the_rest(
         assert cli("brake", "release", "--because", "the NFS server is back") == 0
         eventually(lambda: mended() == 6, "the rest is mended")
 
-    assert len([each for each in ledger.orders_given(since=0.0) if each.act is Act.BRAKE]) == 1
+    assert len([each for each in ledger.orders.given_since(since=0.0) if each.act is Act.BRAKE]) == 1
     assert all(store.job(number).watchdog_retries == 1 for number in range(1, 7))
     assert "it was latched" in capsys.readouterr().out
 
 
 def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     workers = [f"w{number}" for number in range(8)]
     accept(ledger, *(alert(worker, worker=worker) for worker in workers))
     steps = {
         each.episode_id: replace(BEGIN, free_key=f"{each.worker}@1", container_handle=each.worker, settle_key=None)
-        for each in ledger.open_episodes()
+        for each in ledger.episodes.list_open()
     }
     with closing(Ledger.open(ledger_url, host="box2")) as other, ThreadPoolExecutor(8) as pool:
         found = list(
             pool.map(
-                lambda each: (ledger, other)[each.episode_id % 2].begin(
+                lambda each: (ledger, other)[each.episode_id % 2].intents.begin(
                     each, steps[each.episode_id], safeguards=Safeguards(), now=NOW
                 ),
-                ledger.open_episodes(),
+                ledger.episodes.list_open(),
             )
         )
 
@@ -452,9 +455,9 @@ def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger
 
 def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(ledger: Ledger) -> None:
     for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
-        ledger.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
+        ledger.executors.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
 
-    _, recent = ledger.standing(wish(handle="h"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.standing(wish(handle="h"), Safeguards(), now=NOW)
 
     assert recent.fleet == 20
 
@@ -462,13 +465,13 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
 def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
     """A free of this life of the worker's container, its stop under way."""
     accept(ledger, alert(f"{worker}{life}", worker=worker, attempt=str(life)))
-    episode = ledger.open_episodes()[-1]
+    episode = ledger.episodes.list_open()[-1]
     step = replace(BEGIN, free_key=f"{worker}@{life}", container_handle=worker, settle_key=None)
-    assert ledger.begin(episode, step, safeguards=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
-    kept = ledger.episode(episode.episode_id)
+    assert ledger.intents.begin(episode, step, safeguards=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
+    kept = ledger.episodes.get_open(episode.episode_id)
     assert kept is not None
     assert kept.free is not None
-    assert ledger.advance(
+    assert ledger.intents.advance(
         kept.free,
         Stage.STOPPING,
         episode_id=kept.episode_id,
@@ -477,37 +480,37 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
         message="b",
         now=now,
     )
-    ledger.close_episode(kept.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
+    ledger.episodes.close(kept.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
 
 
 def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
-    _, before = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW)
+    _, before = ledger.orders.standing(wish(handle="w1"), Safeguards(), now=NOW)
     begun(ledger, "w1", life=2, now=NOW)
 
-    _, after = ledger.standing(wish(handle="w1"), Safeguards(), now=NOW + 10)
+    _, after = ledger.orders.standing(wish(handle="w1"), Safeguards(), now=NOW + 10)
 
     assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
 
 
 def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
-    ledger.order(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 3600, who="ann", because=""))
     for worker in ("w1", "w2"):
         begun(ledger, worker, life=1, now=NOW)
 
-    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
+    _, recent = ledger.orders.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
 
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
 
 def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_would_have(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 86400)
     begun(ledger, "w2", life=1, now=NOW + 60)
 
-    _, recent = ledger.standing(wish(handle="w3"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.standing(wish(handle="w3"), Safeguards(), now=NOW)
 
     assert recent.targets == {f"{HOST}/w2"}
     assert recent.frees == 1
@@ -516,25 +519,25 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
 def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(
     ledger: Ledger,
 ) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
 
     def begin(life: int, *, now: float) -> str:
         accept(ledger, alert(f"f{life}", attempt=str(life)))
-        episode = ledger.open_episodes()[-1]
+        episode = ledger.episodes.list_open()[-1]
         step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
-        found = ledger.begin(episode, step, safeguards=safeguards, now=now)
-        ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
+        found = ledger.intents.begin(episode, step, safeguards=safeguards, now=now)
+        ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
         return found.message if isinstance(found, Wait) else "begun"
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
     assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")
     assert begin(4, now=NOW + 9000).startswith("the brake is latched: 3 frees"), "it stays so, however long"
 
-    ledger.order(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
     assert [begin(life, now=NOW + 1802) for life in (5, 6)] == ["begun", "begun"]
     assert begin(7, now=NOW + 1803).startswith("the brake was latched here")
-    ledger.order(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
+    ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
     assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == ["begun", "begun"], "the hour is over"
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from gpuwarden.cli.main import main
 from gpuwarden.db import engine as db_engine
+from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.queue import JobStore
 from remediator.commands import open_ledger, status
+from remediator.ledger.health import Health
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Wait
 from remediator.reasons import Reason
@@ -86,7 +88,7 @@ def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time passes, so that an age is told to the second however long a look takes here."""
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    monkeypatch.setattr(Ledger, "now", lambda _: now)
+    monkeypatch.setattr(DatabaseClock, "now", lambda _: now)
 
 
 @pytest.fixture
@@ -117,7 +119,7 @@ def line_with(lines: list[str], *words: str) -> bool:
 
 def beat(ledger: Ledger, *, host: str = HOST, ago_s: float = 0.0, errors: int = 0) -> None:
     now = time.time()
-    ledger.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
+    ledger.executors.beat(host=host, pid=7, armed=False, started_at=now - 99, errors=errors, now=now - ago_s, workers=4)
 
 
 def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Parts) -> None:
@@ -147,10 +149,10 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
 @pytest.mark.usefixtures("stopped_clock")
 def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
-    ledger.order(Order(act=Act.ARM, at=now, who="ann", because=""))
-    ledger.order(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
+    ledger.orders.give(Order(act=Act.ARM, at=now, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.PAUSE, at=now, who="bob", because="a drill", until=now + 3600))
     accept(ledger, alert(worker="w\x1b1"))
-    ledger.wait(1, Wait(reason=Reason.PAUSED, message="paused: by bob"), now=now - 61)
+    ledger.journal.wait(1, Wait(reason=Reason.PAUSED, message="paused: by bob"), now=now - 61)
 
     code, lines = ask()
 
@@ -163,10 +165,10 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
 def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Callable[..., Said]) -> None:
     now = time.time()
     window = Order(act=Act.MAINTAIN, at=now, who="bob", because="driver", host=HOST, until=now + 3600)
-    ledger.order(window)
-    ledger.order(replace(window, host=None, since=now + 60))
+    ledger.orders.give(window)
+    ledger.orders.give(replace(window, host=None, since=now + 60))
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason=Reason.MAINTENANCE, message="maintenance 1: by bob"), now=now - 3600)
+    ledger.journal.wait(1, Wait(reason=Reason.MAINTENANCE, message="maintenance 1: by bob"), now=now - 3600)
 
     code, lines = ask()
 
@@ -255,36 +257,36 @@ def stale(ledger: Ledger) -> None:
 
 
 def latched(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.BRAKE, at=time.time(), who="e", because="4 at once"))
+    ledger.orders.give(Order(act=Act.BRAKE, at=time.time(), who="e", because="4 at once"))
 
 
 def asked(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.wait(
+    ledger.journal.wait(
         1, Wait(reason=Reason.APPROVAL, message="a person is asked: `gpuwarden approve 1`", asks="k"), now=time.time()
     )
 
 
 def unarmed(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
+    ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
 
 def given_up(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.close_episode(1, Outcome.PARTLY, Reason.DONE, "free abandoned", now=time.time())
+    ledger.episodes.close(1, Outcome.PARTLY, Reason.DONE, "free abandoned", now=time.time())
 
 
 def refused(ledger: Ledger) -> None:
     accept(ledger, alert())
-    ledger.close_episode(1, Outcome.REFUSED, Reason.DONE, "container w1 did not opt in", now=time.time())
+    ledger.episodes.close(1, Outcome.REFUSED, Reason.DONE, "container w1 did not opt in", now=time.time())
 
 
 def held_for_long(ledger: Ledger) -> None:
     now = time.time()
-    ledger.accept([alert()], [], now=now - 1000)
-    ledger.take_new(HOST, now=now - 1000)
-    ledger.wait(1, Wait(reason=Reason.NO_CONTAINER, message="the worker's container is unknown"), now=now)
+    ledger.inbox.accept([alert()], [], now=now - 1000)
+    ledger.inbox.take_new(HOST, now=now - 1000)
+    ledger.journal.wait(1, Wait(reason=Reason.NO_CONTAINER, message="the worker's container is unknown"), now=now)
 
 
 def long_silent(ledger: Ledger) -> None:
@@ -426,10 +428,10 @@ def test_a_locked_database_is_told_in_a_sentence(
 def test_what_the_ledger_answers_is_told_with_what_to_do(
     ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch, error: str, says: str
 ) -> None:
-    def refuse(_: Ledger) -> None:
+    def refuse(_: Health) -> None:
         raise db_engine.DatabaseError(f"sqlite:///l.db: {error}")
 
-    monkeypatch.setattr(Ledger, "check_writable", refuse)
+    monkeypatch.setattr(Health, "check_writable", refuse)
 
     code, lines = ask()
 
@@ -463,7 +465,7 @@ def test_a_ledger_that_is_not_there_costs_its_own_lines_only(
 
 def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callable[..., Said]) -> None:
     accept(ledger, alert())
-    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
+    ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=time.time())
 
     code, (line,) = ask("--json")
 

@@ -7,7 +7,8 @@ import pytest
 
 from gpuwarden.cli.main import main
 from remediator.commands import summary
-from remediator.ledger.ledger import Ledger, Story
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
 from remediator.plan import Outcome, Wait
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST, NOW, alert
@@ -18,20 +19,20 @@ DAY = 86400.0
 def filled(ledger: Ledger, *, now: float = NOW) -> None:
     """One that a dry run would have mended, one that was mended, one that is held, one of another host."""
     alerts = [alert(worker, worker=worker, summary="s\x1b[2J") for worker in ("w1", "w2", "w3")]
-    ledger.accept([*alerts, alert("w9", worker="w9", host="box2")], [], now=now)
-    ledger.take_new(HOST, now=now)
-    ledger.take_new("box2", now=now)
-    ledger.would_act(1, "would stop c1: silent 130 s", now=now + 1)
-    ledger.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=now + 1)
-    ledger.record(2, "did", "stop", "took 1 s", now=now + 2)
-    ledger.record(2, "failed", "start", "no", now=now + 3)
-    ledger.record(2, "did", "start", "took 1 s", now=now + 4)
-    ledger.close_episode(2, Outcome.MENDED, Reason.DONE, "all is well", now=now + 5)
-    ledger.wait(3, Wait(reason=Reason.COOLDOWN, message="freed 12 s ago"), now=now + 6)
+    ledger.inbox.accept([*alerts, alert("w9", worker="w9", host="box2")], [], now=now)
+    ledger.inbox.take_new(HOST, now=now)
+    ledger.inbox.take_new("box2", now=now)
+    ledger.journal.would_act(1, "would stop c1: silent 130 s", now=now + 1)
+    ledger.journal.wait(1, Wait(reason=Reason.DRY_RUN, message="dry run"), now=now + 1)
+    ledger.journal.record(2, "did", "stop", "took 1 s", now=now + 2)
+    ledger.journal.record(2, "failed", "start", "no", now=now + 3)
+    ledger.journal.record(2, "did", "start", "took 1 s", now=now + 4)
+    ledger.episodes.close(2, Outcome.MENDED, Reason.DONE, "all is well", now=now + 5)
+    ledger.journal.wait(3, Wait(reason=Reason.COOLDOWN, message="freed 12 s ago"), now=now + 6)
 
 
 def of(ledger: Ledger, *, since: float, host: str | None = None) -> summary.Summary:
-    return summary.summarize(ledger.stories_since(since, host=host), since=since, now=since + DAY)
+    return summary.summarize(ledger.reports.since(since, host=host), since=since, now=since + DAY)
 
 
 def test_a_summary_counts_what_was_done_and_tells_what_would_have_been(ledger: Ledger) -> None:
@@ -67,14 +68,14 @@ def test_what_was_closed_before_is_left_out_and_what_still_waits_is_told_again(l
 
 def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_again(ledger: Ledger) -> None:
     filled(ledger)
-    ledger.close_episode(1, Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=NOW + DAY + 5)
+    ledger.episodes.close(1, Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=NOW + DAY + 5)
 
     assert of(ledger, since=NOW + DAY).would == []
     assert [each.outcome for each in of(ledger, since=NOW).would] == ["unconfirmed"]
 
 
 def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
-    story = Story(
+    story = EpisodeHistory(
         episode_id=1, remedy="r", trip="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
         closed_at=None, outcome=None, reason=None, message=None,
     )  # fmt: skip
@@ -105,7 +106,7 @@ def test_the_command_prints_it_for_people_and_as_json(
 
 
 def test_a_quiet_day_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ledger.stories() == []
+    assert ledger.reports.newest() == []
 
     assert main(["ledger", "--ledger", ledger_url, "summary"]) == 0
 

@@ -17,9 +17,10 @@ import pytest
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator.capture import probe
-from remediator.capture.capture import Captor, Captured
+from remediator.capture.capture import Captor
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Executor, Hands
+from remediator.ledger.captures import Captured
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -84,13 +85,13 @@ def test_what_a_worker_was_doing_is_kept_before_its_job_is_fenced_and_it_is_stop
 ) -> None:
     world, box = wedge(ledger, store, target)
     kept: list[int] = []
-    world.before_stop = lambda _: kept.append(len(ledger.captures(1)))
+    world.before_stop = lambda _: kept.append(len(ledger.captures.of_episode(1)))
 
     to_the_end(executor(ledger, store, world, captor()), ledger)
 
     assert told(ledger) == ACCOUNT
     assert (kept, box.calls) == ([1], ["stop", "start"])
-    (capture,) = ledger.captures(1)
+    (capture,) = ledger.captures.of_episode(1)
     assert [(each["pid"], each["name"]) for each in capture.document["processes"]] == [(target, "sleep")]
     assert (capture.document["armed"], capture.host, capture.document["facts"]["worker"]) == (True, HOST, "w1")
     assert abs(capture.at - time.time()) < 60
@@ -104,7 +105,7 @@ def test_a_server_has_no_job_to_fence_and_is_captured_before_its_stop(
     to_the_end(executor(ledger, store, world, captor()), ledger)
 
     assert told(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
-    assert ledger.captures(1)[0].document["facts"]["unanswered_s"] == 130.0
+    assert ledger.captures.of_episode(1)[0].document["facts"]["unanswered_s"] == 130.0
 
 
 def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:
@@ -113,7 +114,7 @@ def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: Job
     to_the_end(executor(ledger, store, world, None), ledger)
 
     assert told(ledger) == [line for line in ACCOUNT if line != "saw capture"]
-    assert ledger.captures(1) == []
+    assert ledger.captures.of_episode(1) == []
 
 
 def test_a_capture_that_hangs_is_cut_short_at_its_bound_and_the_stop_comes_then(
@@ -132,7 +133,7 @@ def test_a_capture_that_hangs_is_cut_short_at_its_bound_and_the_stop_comes_then(
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
     assert 2.0 <= stopped_s[0] < 6.0
-    (capture,) = ledger.captures(1)
+    (capture,) = ledger.captures.of_episode(1)
     assert capture.document["cut_short"] == "it was cut short after 2 s"
     assert capture.document["took_s"] < 3.0
     assert capture.document["processes"][0]["pid"] == target
@@ -142,41 +143,41 @@ def test_one_that_begins_anew_after_a_crash_captures_nothing_twice_for_one_free(
     ledger: Ledger, store: JobStore, target: int, tmp_path: Path
 ) -> None:
     world, box = wedge(ledger, store, target)
-    advance = ledger.advance
+    advance = ledger.intents.advance
 
     def crash(*_: Any, **__: Any) -> bool:
         raise KeyboardInterrupt
 
-    ledger.advance = crash  # type: ignore[method-assign]
+    ledger.intents.advance = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):  # right after it was kept, before the fence is on record
         turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
     assert told(ledger)[-1] == "saw capture"
-    ledger.advance = advance  # type: ignore[method-assign]
+    ledger.intents.advance = advance  # type: ignore[method-assign]
 
     to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
-    assert (looks(tmp_path), len(ledger.captures(1))) == (1, 1)
+    assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (1, 1)
 
 
 def test_one_that_died_before_its_capture_was_kept_leaves_it_to_the_next(
     ledger: Ledger, store: JobStore, target: int, tmp_path: Path
 ) -> None:
     world, _ = wedge(ledger, store, target)
-    keep = ledger.keep
+    keep = ledger.captures.save
 
     def crash(*_: Any, **__: Any) -> bool:
         raise KeyboardInterrupt
 
-    ledger.keep = crash  # type: ignore[method-assign]
+    ledger.captures.save = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
-    ledger.keep = keep  # type: ignore[method-assign]
+    ledger.captures.save = keep  # type: ignore[method-assign]
 
     to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
 
     assert told(ledger) == ACCOUNT
-    assert (looks(tmp_path), len(ledger.captures(1))) == (2, 1)
+    assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (2, 1)
 
 
 def test_a_capture_that_the_ledger_refuses_holds_up_no_stop(
@@ -187,7 +188,7 @@ def test_a_capture_that_the_ledger_refuses_holds_up_no_stop(
     def refuse(*_: Any, **__: Any) -> bool:
         raise DatabaseError("too large")
 
-    ledger.keep = refuse  # type: ignore[method-assign]
+    ledger.captures.save = refuse  # type: ignore[method-assign]
 
     to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
 
@@ -206,7 +207,7 @@ def test_in_a_dry_run_one_is_captured_for_each_episode_and_once_armed_one_more_f
     assert (looks(tmp_path), box.calls) == (1, [])
     to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
 
-    assert [each.document["armed"] for each in ledger.captures(1)] == [False, True]
+    assert [each.document["armed"] for each in ledger.captures.of_episode(1)] == [False, True]
     assert (looks(tmp_path), box.calls) == (2, ["stop", "start"])
 
 
@@ -229,39 +230,39 @@ def test_facts_are_read_again_after_a_capture_and_what_has_come_to_life_meanwhil
     to_the_end(works, ledger)
 
     assert told(ledger)[3:6] == ["decided wait: unconfirmed", "did fence", "decided stop"]
-    assert len(ledger.captures(1)) == 1
+    assert len(ledger.captures.of_episode(1)) == 1
 
 
 def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
     works = executor(ledger, store, world, captor())
-    begin = ledger.begin
+    begin = ledger.intents.begin
 
     def begin_and_die(*promised: Any, **how: Any) -> Any:
         done = begin(*promised, **how)
         box.running = False
         return done
 
-    ledger.begin = begin_and_die  # type: ignore[method-assign]
+    ledger.intents.begin = begin_and_die  # type: ignore[method-assign]
 
     to_the_end(works, ledger)
 
     assert "did fence" in told(ledger)
-    assert ledger.captures(1) == []
+    assert ledger.captures.of_episode(1) == []
 
 
 def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
-    (episode,) = ledger.open_episodes(HOST)
+    (episode,) = ledger.episodes.list_open(HOST)
     assert episode.free is not None
     nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
     first, second = (Captured(armed=True, took_s=0.0, document={**nothing, "n": n}) for n in (1, 2))
 
-    assert ledger.keep(episode, first, now=time.time())
-    assert not ledger.keep(episode, second, now=time.time())
-    assert [each.document["n"] for each in ledger.captures(1)] == [1]
+    assert ledger.captures.save(episode, first, now=time.time())
+    assert not ledger.captures.save(episode, second, now=time.time())
+    assert [each.document["n"] for each in ledger.captures.of_episode(1)] == [1]
 
 
 def test_words_that_a_database_refuses_are_kept_as_others(
@@ -272,22 +273,22 @@ def test_words_that_a_database_refuses_are_kept_as_others(
 
     to_the_end(executor(ledger, store, world, captor(job_logs=tmp_path)), ledger)
 
-    assert ledger.captures(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
+    assert ledger.captures.of_episode(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
 
 
 def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
     ledger: Ledger, store: JobStore, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remediator.ledger.ledger.CAPTURES_MAX", 0)
+    monkeypatch.setattr("remediator.ledger.captures.CAPTURES_MAX", 0)
     world, box = wedge(ledger, store, target)
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
-    (episode,) = ledger.open_episodes(HOST)
+    (episode,) = ledger.episodes.list_open(HOST)
     captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "curves": []})
 
-    ledger.keep(episode, captured, now=time.time())
-    assert len(ledger.captures(1)) == 1
+    ledger.captures.save(episode, captured, now=time.time())
+    assert len(ledger.captures.of_episode(1)) == 1
 
-    ledger.close_episode(1, Outcome.UNCONFIRMED, Reason.DONE, "given up", now=time.time())
-    ledger.keep(replace(episode, free=None), captured, now=time.time())
-    assert ledger.captures(1) == []
+    ledger.episodes.close(1, Outcome.UNCONFIRMED, Reason.DONE, "given up", now=time.time())
+    ledger.captures.save(replace(episode, free=None), captured, now=time.time())
+    assert ledger.captures.of_episode(1) == []

@@ -13,7 +13,8 @@ from gpuwarden.job import JobId, State
 from gpuwarden.queue import JobStore, Submission
 from remediator import plan
 from remediator.executor.executor import Executor
-from remediator.ledger.ledger import Ledger, _open_episode_of
+from remediator.ledger.inbox import _open_episode_of
+from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
@@ -130,7 +131,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
         eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
         assert store.job(job_id).attempt == 1
         assert store.claims.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
-        other.accept([host_alert(firing=False)], [], now=time.time())
+        other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         eventually(lambda: "saw alert: resolved" in told(ledger), "its alert has ended")
         assert store.job(job_id).state is State.NODE_LOST
 
@@ -207,33 +208,33 @@ def test_a_pause_of_the_host_or_of_the_one_that_looks_on_holds_it(
     paused: str, ledger: Ledger, other: Ledger, store: JobStore
 ) -> None:
     job_id = unheard(store)
-    ledger.order(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
+    ledger.orders.give(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
     works = onlooker(other, store)
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
         assert told(ledger)[-1] == "decided wait: paused"
 
-        ledger.order(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
+        ledger.orders.give(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "resumed, it is held")
 
 
 def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     works = onlooker(other, store)
-    ledger.order(Order(act=Act.ASK, at=ledger.now(), who="test", because="a test", host=HOST))
+    ledger.orders.give(Order(act=Act.ASK, at=ledger.now(), who="test", because="a test", host=HOST))
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
         assert told(ledger)[-1] == "decided wait: approval"
 
-        ledger.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
+        ledger.orders.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "approved, it is held")
 
 
 def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
-    other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    other.executors.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
     Inbox(other, host="box2").take([host_alert("h3", host="box3")], []).result(10)
     works = onlooker(other, store)
 
@@ -241,7 +242,7 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
         assert store.job(job_id).state is State.RUNNING
         assert told(ledger)[-1] == "decided wait: majority_silent"
 
-        other.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
+        other.inbox.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
 
 
@@ -251,7 +252,7 @@ def test_who_is_said_to_be_silent_since_before_a_host_showed_life_is_not_counted
     arm(ledger)
     other, job_id = ledgers("box2"), unheard(store)
     inbox = Inbox(other, host="box2")
-    other.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    other.executors.beat(host="box3", pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
     inbox.take([host_alert("h3", host="box3")], []).result(10)
     works = onlooker(other, store)
 
@@ -316,9 +317,9 @@ def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_the
 
 def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
-    other.take_new("box2", now=time.time())
-    assert ledger.announce(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
-    assert not other.announce(1, "lose", "so soon", now=other.now(), for_s=10.0)
+    other.inbox.take_new("box2", now=time.time())
+    assert ledger.journal.announce(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
+    assert not other.journal.announce(1, "lose", "so soon", now=other.now(), for_s=10.0)
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
@@ -333,7 +334,7 @@ def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
-        other.accept([host_alert(firing=False)], [], now=time.time())
+        other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         with beating(ledger):
             eventually(lambda: story(ledger).outcome == "mended", "it is over")
 
@@ -353,7 +354,7 @@ def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_
             eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
 
     assert lines(ledger, "return") == ["box2 decided", "box2 did"]
-    assert [each.firing for each in ledger.silent_hosts()] == [True]
+    assert [each.firing for each in ledger.episodes.about_silent_hosts()] == [True]
 
 
 def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
@@ -363,16 +364,19 @@ def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
     works = executor(ledger, store, World(), pace=QUICK)
 
     with looping(works):
-        eventually(lambda: ledger.silent_hosts() and "decided wait: executor_alive" in told(ledger), "it has looked")
+        eventually(
+            lambda: ledger.episodes.about_silent_hosts() and "decided wait: executor_alive" in told(ledger),
+            "it has looked",
+        )
         assert store.job(job_id).state is State.RUNNING
-        other.accept([host_alert(firing=False)], [], now=time.time())
+        other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         eventually(lambda: story(ledger).outcome == "unconfirmed", "nothing was done")
 
 
 def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
     ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other.accept([host_alert("h2")], [], now=time.time())
+    other.inbox.accept([host_alert("h2")], [], now=time.time())
     found: list[int | None] = []
 
     def late(connection: Any, labels: Any) -> int | None:
@@ -386,11 +390,11 @@ def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
             )
         return before
 
-    monkeypatch.setattr("remediator.ledger.ledger._open_episode_of", late)
+    monkeypatch.setattr("remediator.ledger.inbox._open_episode_of", late)
 
-    other.take_new("box2", now=time.time())
+    other.inbox.take_new("box2", now=time.time())
 
-    (episode,) = other.silent_hosts()
+    (episode,) = other.episodes.about_silent_hosts()
     assert found == [None]
     assert episode.fingerprints == {"h1", "h2"}
 
@@ -403,58 +407,60 @@ def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
     def slow(connection: Any, labels: Any) -> int | None:
         if not taken:
             taken.append(0)
-            other.accept([host_alert(firing=False)], [], now=time.time())
-            taken.append(other.take_new("box2", now=time.time()))
+            other.inbox.accept([host_alert(firing=False)], [], now=time.time())
+            taken.append(other.inbox.take_new("box2", now=time.time()))
         return _open_episode_of(connection, labels)
 
-    monkeypatch.setattr("remediator.ledger.ledger._open_episode_of", slow)
-    ledger.take_new(HOST, now=time.time())
+    monkeypatch.setattr("remediator.ledger.inbox._open_episode_of", slow)
+    ledger.inbox.take_new(HOST, now=time.time())
 
     assert taken == [0, 0]
-    assert [each.firing for each in other.silent_hosts()] == [True]
-    assert other.take_new("box2", now=time.time()) == 1
-    assert [each.firing for each in other.silent_hosts()] == [False]
+    assert [each.firing for each in other.episodes.about_silent_hosts()] == [True]
+    assert other.inbox.take_new("box2", now=time.time()) == 1
+    assert [each.firing for each in other.episodes.about_silent_hosts()] == [False]
 
 
 def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledger: Ledger, other: Ledger) -> None:
-    other.take_new("box2", now=time.time())
+    other.inbox.take_new("box2", now=time.time())
 
-    other.close_episode(1, plan.Outcome.UNCONFIRMED, Reason.DONE, "read before it fired anew", now=other.now())
+    other.episodes.close(1, plan.Outcome.UNCONFIRMED, Reason.DONE, "read before it fired anew", now=other.now())
 
-    assert other.take_new("box2", now=time.time()) == 1
-    assert [(each.episode_id, each.firing) for each in other.silent_hosts()] == [(2, True)]
-    assert ledger.totals(HOST).alerts == {}
+    assert other.inbox.take_new("box2", now=time.time()) == 1
+    assert [(each.episode_id, each.firing) for each in other.episodes.about_silent_hosts()] == [(2, True)]
+    assert ledger.reports.totals(HOST).alerts == {}
 
 
 def test_an_alert_for_which_no_episode_could_be_opened_is_taken_up_at_the_next_look(
     other: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other.accept([host_alert(firing=False)], [], now=time.time())
+    other.inbox.accept([host_alert(firing=False)], [], now=time.time())
     with monkeypatch.context() as patched:
-        patched.setattr("remediator.ledger.ledger._open_episode", lambda *_, **__: None)
-        assert other.take_new("box2", now=time.time()) == 0
-    assert other.silent_hosts() == []
+        patched.setattr("remediator.ledger.inbox._open_episode", lambda *_, **__: None)
+        assert other.inbox.take_new("box2", now=time.time()) == 0
+    assert other.episodes.about_silent_hosts() == []
 
-    assert other.take_new("box2", now=time.time()) == 2
-    assert [each.firing for each in other.silent_hosts()] == [False]
+    assert other.inbox.take_new("box2", now=time.time()) == 2
+    assert [each.firing for each in other.episodes.about_silent_hosts()] == [False]
 
 
 def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: Ledger, other: Ledger) -> None:
-    other.accept([alert()], [], now=time.time())
+    other.inbox.accept([alert()], [], now=time.time())
 
-    assert other.take_new("box2", now=time.time()) == 1
-    assert ledger.take_new(HOST, now=time.time()) == 1
-    assert [each.subject for each in ledger.open_episodes(HOST)] == [plan.Subject.HOST, plan.Subject.WORKER]
+    assert other.inbox.take_new("box2", now=time.time()) == 1
+    assert ledger.inbox.take_new(HOST, now=time.time()) == 1
+    assert [each.subject for each in ledger.episodes.list_open(HOST)] == [plan.Subject.HOST, plan.Subject.WORKER]
 
 
 def test_what_waits_to_be_taken_up_by_anybody_is_everybodys_backlog_and_counted_by_whoever_takes_it(
     ledger: Ledger, other: Ledger
 ) -> None:
-    assert [each.totals(host).oldest_new_at is None for each, host in ((ledger, HOST), (other, "box2"))] == [False] * 2
-    assert other.totals("box2").alerts == {}
+    assert [each.reports.totals(host).oldest_new_at is None for each, host in ((ledger, HOST), (other, "box2"))] == [
+        False
+    ] * 2
+    assert other.reports.totals("box2").alerts == {}
 
-    other.take_new("box2", now=time.time())
+    other.inbox.take_new("box2", now=time.time())
 
-    assert other.totals("box2").alerts == {("accepted", ""): 1}
-    assert ledger.totals(HOST).alerts == {}
-    assert (ledger.totals(HOST).oldest_new_at, ledger.totals(HOST).episodes_open) == (None, 1)
+    assert other.reports.totals("box2").alerts == {("accepted", ""): 1}
+    assert ledger.reports.totals(HOST).alerts == {}
+    assert (ledger.reports.totals(HOST).oldest_new_at, ledger.reports.totals(HOST).episodes_open) == (None, 1)

@@ -51,14 +51,14 @@ def test_a_stop_that_the_engine_refuses_for_ever_is_told_until_it_ends(tmp_path:
         box = world.boxes["w1"]
         box.unkillable = True
         with looping(executor(served.ledger, store, world)):
-            eventually(served.ledger.open_episodes, "the alert is taken up")
+            eventually(served.ledger.episodes.list_open, "the alert is taken up")
             eventually(lambda: "failed stop" in told(served.ledger), "the engine has refused")
             assert overdue() == set(), "nothing is owed for long"
 
             wanted = {"firing free stopping", "firing settle fenced"}
             eventually(lambda: overdue() == wanted, "people are told", within_s=60)
 
-            assert served.ledger.open_episodes(), "it is tried again all the time"
+            assert served.ledger.episodes.list_open(), "it is tried again all the time"
             box.unkillable = False
             eventually(lambda: overdue() == set(), "it has come to an end", within_s=60)
             eventually(lambda: outcome(served.ledger) == "mended", "and was mended")
@@ -81,7 +81,7 @@ def test_a_quarantine_that_the_queue_refuses_is_told_until_it_is_taken(
         refused = alerts(url, "GpuwardenQuarantineRefused")
         job_id = running(store)
         lost = alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")
-        served.ledger.accept([lost], [], now=served.ledger.now())
+        served.ledger.inbox.accept([lost], [], now=served.ledger.now())
         world = World(Box(worker="w1", job_id=job_id))
         world.gpu_lost = True
 

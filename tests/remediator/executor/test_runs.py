@@ -53,7 +53,7 @@ def end(store: JobStore, job: Job, *, failed: int = 0, done: int = 0) -> None:
 
 def accuse(ledger: Ledger, *, firing: bool = True, run_id: str = "r1", worker: str = "bad") -> None:
     name = f"{run_id}-{worker}"
-    ledger.accept([run_alert(name, firing=firing, run=run_id, worker=worker)], [], now=time.time())
+    ledger.inbox.accept([run_alert(name, firing=firing, run=run_id, worker=worker)], [], now=time.time())
 
 
 def faulty_worker(store: JobStore, run_id: str = "r1", worker: str = "bad") -> Job:
@@ -73,9 +73,9 @@ def accused_worker(ledger: Ledger, store: JobStore, run_id: str = "r1", worker: 
 
 def judge(works: Executor, ledger: Ledger) -> None:
     """One look at every run, however lately it was judged."""
-    while ledger.take_new(HOST, now=time.time()):
+    while ledger.inbox.take_new(HOST, now=time.time()):
         pass
-    for episode in ledger.open_episodes(HOST):
+    for episode in ledger.episodes.list_open(HOST):
         assert episode.subject is plan.Subject.RUN
         works._judge(episode)
 
@@ -178,7 +178,7 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
     assert told(ledger)[1:] == ["would act", "decided wait: dry_run"]
     assert (locked(store), store.job(job.job_id).state) == ({}, State.RUNNING)
 
-    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="wrangle"))
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="wrangle"))
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -204,14 +204,14 @@ def test_what_is_held_waits_and_is_taken_up_again(
 ) -> None:
     accused_worker(ledger, store)
     works = executor(ledger, store, World())
-    ledger.order(Order(**held, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(**held, at=time.time(), who="ann", because=""))
     with monkeypatch.context() as patch:
         patch.setattr(ItemFailures, "tally", None)  # nothing is counted for what is held
         judge(works, ledger)
     assert locked(store) == {}
     assert told(ledger)[-1].removeprefix("decided wait: ") in request.node.name
 
-    ledger.order(Order(**ended, at=time.time(), who="ann", because=""))
+    ledger.orders.give(Order(**ended, at=time.time(), who="ann", because=""))
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -224,16 +224,16 @@ def test_a_person_is_asked_about_what_is_to_be_done_and_about_something_else_ane
     bad = works_on(store, "r1", "bad", failed=6)
     accuse(ledger)
     works = executor(ledger, store, World())
-    ledger.order(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
+    ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
     judge(works, ledger)
     assert told(ledger)[-1] == "decided wait: approval"
-    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
     works_on(store, "r1", "good", done=1)
 
     judge(works, ledger)
     assert locked(store) == {}, "a yes to a move is none to a lock"
     assert store.job(bad.job_id).state is State.RUNNING
-    ledger.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
+    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -247,7 +247,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     judge(works, ledger)
 
     assert sorted(locked(store)) == ["bad0", "bad1", "bad2"]
-    brake = ledger.orders().brake()
+    brake = ledger.orders.current().brake()
     assert brake is not None
     assert [each for each in ("4 workers", "600 s", "above 3") if each not in brake.because] == []
     assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: circuit_breaker"]
@@ -261,11 +261,11 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
 
     judge(works, ledger)
 
-    assert ledger.orders().brake() is None
+    assert ledger.orders.current().brake() is None
     assert [told(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
     accused_worker(ledger, store, "r4", "another")
     judge(works, ledger)
-    assert ledger.orders().brake() is not None, "and another one is a second"
+    assert ledger.orders.current().brake() is not None, "and another one is a second"
 
 
 def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each(
@@ -281,17 +281,19 @@ def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each
     at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
 
     judge(works, ledger)
-    assert ledger.orders().brake() is None
+    assert ledger.orders.current().brake() is None
     lines = sorted(told(ledger, number)[-1] for number in range(1, 5))
     assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
-    ledger.accept([run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time())
+    ledger.inbox.accept(
+        [run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time()
+    )
     accuse(ledger, firing=False)
     judge(works, ledger)
     for host, other in zip(there, others, strict=True):
-        ledger.take_new(host, now=time.time())
+        ledger.inbox.take_new(host, now=time.time())
         judge_there(other, ledger)
 
-    stories = [ledger.story(number) for number in range(1, 5)]
+    stories = [ledger.reports.get(number) for number in range(1, 5)]
     assert [each and each.outcome for each in stories] == ["mended"] * 4
 
 
@@ -309,14 +311,14 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
 
 def executor_there(works: Executor, ledger: Ledger, worker: str, *, host: str = "box2") -> Executor:
     """The executor of another host, armed, whose worker an alert accuses as well."""
-    ledger.order(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
-    ledger.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
-    ledger.take_new(host, now=time.time())
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
+    ledger.inbox.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
+    ledger.inbox.take_new(host, now=time.time())
     return Executor(ledger, host=host, hands=works._hands, pace=works._pace)
 
 
 def judge_there(there: Executor, ledger: Ledger) -> None:
-    there._judge(*ledger.open_episodes(there._host))
+    there._judge(*ledger.episodes.list_open(there._host))
 
 
 def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the_executor_there(
@@ -447,15 +449,15 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     render(store)
     accuse(ledger)
     accuse(ledger, firing=False)
-    ledger.take_new(HOST, now=time.time())
-    (episode,) = ledger.open_episodes(HOST)
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open(HOST)
     accuse(ledger)
-    ledger.take_new(HOST, now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
 
-    ledger.close_episode(episode.episode_id, plan.Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=time.time())
-    ledger.take_new(HOST, now=time.time())
+    ledger.episodes.close(episode.episode_id, plan.Outcome.UNCONFIRMED, Reason.DONE, "the alert ended", now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
 
-    assert [(each.episode_id, each.firing) for each in ledger.open_episodes(HOST)] == [(2, True)]
+    assert [(each.episode_id, each.firing) for each in ledger.episodes.list_open(HOST)] == [(2, True)]
 
 
 def test_what_is_wedged_waits_for_no_run_to_be_counted(
@@ -464,7 +466,7 @@ def test_what_is_wedged_waits_for_no_run_to_be_counted(
     for number in range(AT_ONCE):
         accuse(ledger, run_id=f"r{number}")
     world = wedged(ledger, store)
-    ledger.take_new(HOST, now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
     counts, done = 0, threading.Event()
 
     def slow(*_: Any, **__: Any) -> None:
@@ -514,7 +516,7 @@ def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_second
 ) -> None:
     render(store)
     accuse(ledger)
-    ledger.take_new(HOST, now=time.time())
+    ledger.inbox.take_new(HOST, now=time.time())
     works = executor(ledger, store, World())
     counted, looks = 0, 0
     tally, look = ItemFailures.tally, works.look

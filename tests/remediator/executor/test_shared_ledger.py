@@ -50,7 +50,7 @@ def ledger_b(ledger_url: str) -> Iterator[Ledger]:
 
 
 def beat(ledger: Ledger) -> None:
-    ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
+    ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=time.time())
 
 
 def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
@@ -58,8 +58,8 @@ def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
     world = wedged(ledger, store)
     beat(ledger)
     works = executor(ledger, store, world)
-    ledger.take_new(HOST, now=time.time())
-    while (episode := ledger.open_episodes(HOST)[0]).settle is None or episode.settle.stage is Stage.PLANNED:
+    ledger.inbox.take_new(HOST, now=time.time())
+    while (episode := ledger.episodes.list_open(HOST)[0]).settle is None or episode.settle.stage is Stage.PLANNED:
         works._perform(episode, plan_of(works, episode))
     assert store.job(1).state is State.FENCING
     return world
@@ -89,7 +89,7 @@ def test_a_job_whose_executor_died_after_the_fence_is_queued_by_a_sweep_and_its_
 def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
     fenced_and_gone(ledger, store)
     works = [executor(each, store, World()) for each in (ledger, ledger_b)]
-    episode = ledger.open_episodes(HOST)[0]
+    episode = ledger.episodes.list_open(HOST)[0]
 
     with ThreadPoolExecutor(2) as pool:
         step = plan.Requeue(retry=1, seen_dead=False, message="both of them", avoid_s=0.0)
@@ -121,12 +121,12 @@ def cut_off(ledger: Ledger, lock: ExecutorLock) -> None:
 def test_a_lock_that_was_lost_with_its_connection_is_asked_for_again(ledger: Ledger, store: JobStore) -> None:
     world = World(Box(worker="w1"))
     with closing(ExecutorLock(ledger, host=HOST)) as lock, looping(executor(ledger, store, world, lock=lock)):
-        eventually(ledger.executors, "it beats")
+        eventually(ledger.executors.last_beats, "it beats")
         cut_off(ledger, lock)
 
         job_id = running(store)
         world.boxes["w1"].job_id = job_id
-        ledger.accept([alert(job_id=str(job_id))], [], now=time.time())
+        ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
         eventually(lambda: story_outcome(ledger) == "mended", "it acts again")
 
 
@@ -145,7 +145,7 @@ def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: 
         lock.held = counted  # type: ignore[method-assign]
         with closing(ExecutorLock(other, host=HOST)) as second, looping(executor(ledger, store, world, lock=lock)):
             eventually(lambda: asked > 3, "it has asked for it")
-            assert (ledger.executors(), ledger.stories(), world.boxes["w1"].calls) == ({}, [], [])
+            assert (ledger.executors.last_beats(), ledger.reports.newest(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
             eventually(lambda: story_outcome(ledger) == "mended", "it has it, and acts")
 
@@ -182,17 +182,17 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
     with looping(works):
         eventually(lambda: rounds > 3, "it goes round")
         with monkeypatch.context() as patched:
-            patched.setattr("remediator.ledger.ledger.notify_after_commit", lambda *_: None)
-            ledger_b.accept([alert()], [], now=time.time())
+            patched.setattr("remediator.ledger.inbox.notify_after_commit", lambda *_: None)
+            ledger_b.inbox.accept([alert()], [], now=time.time())
         silent_since = rounds
         eventually(lambda: rounds > silent_since + 5, "it goes round, and nobody has told it anything")
-        assert ledger.stories() == []
+        assert ledger.reports.newest() == []
 
         sql(ledger, f"NOTIFY {LEDGER.channel}")
-        eventually(lambda: len(ledger.stories()) == 1, "it was told, and has looked")
+        eventually(lambda: len(ledger.reports.newest()) == 1, "it was told, and has looked")
 
-        ledger_b.accept([alert("b", worker="w2")], [], now=time.time())
-        eventually(lambda: len(ledger.stories()) == 2, "who accepts an alert tells")
+        ledger_b.inbox.accept([alert("b", worker="w2")], [], now=time.time())
+        eventually(lambda: len(ledger.reports.newest()) == 2, "who accepts an alert tells")
 
 
 # --- the database goes away

@@ -169,7 +169,7 @@ def go_on(works: Executor, ledger: Ledger) -> None:
 
     def over() -> bool:
         turn(works, ledger)
-        return not ledger.open_episodes()
+        return not ledger.episodes.list_open()
 
     eventually(over, "it is over", log=lambda: str(told(ledger)))
 

@@ -113,7 +113,7 @@ def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=30)
-    (episode,) = ledger.open_episodes()
+    (episode,) = ledger.episodes.list_open()
     assert works._facts(episode).settle_for_s == 30.0
 
     clocks.steady_s += PAUSE_MAX_S + 1
@@ -127,19 +127,19 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
 ) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.take_new(HOST, now=time.time())
-    (episode,) = ledger.open_episodes()
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open()
     works._perform(episode, _begin(works, episode))
     world.boxes["w1"].wedged = False
     look_on(works, ledger, clocks, for_s=60)
-    (begun,) = ledger.open_episodes()
+    (begun,) = ledger.episodes.list_open()
     assert works._facts(begun).free_for_s >= 55.0
 
     world.boxes["w1"].wedged = True
-    ledger.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
-    (episode,) = ledger.open_episodes()
+    ledger.intents.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
+    (episode,) = ledger.episodes.list_open()
     works._perform(episode, _begin(works, episode))
-    (again,) = ledger.open_episodes()
+    (again,) = ledger.episodes.list_open()
 
     assert works._facts(again).free_for_s == 0.0
 
@@ -149,14 +149,14 @@ def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
 ) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.take_new(HOST, now=time.time())
-    (episode,) = ledger.open_episodes()
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open()
     works._perform(episode, _begin(works, episode))
     held = executor(ledger, store, world, armed=False)
 
     look_on(held, ledger, clocks, for_s=LIMITS.free_bound_s + 10)
 
-    (begun,) = ledger.open_episodes()
+    (begun,) = ledger.episodes.list_open()
     assert held._facts(begun).free_for_s < 10.0
 
 
@@ -182,7 +182,7 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     works._hands = replace(works._hands, queue=At())
     assert store.sweeps.expired(now=later) == {(1, 1)}
 
-    works._keep_fences(ledger.open_episodes(HOST))
+    works._keep_fences(ledger.episodes.list_open(HOST))
 
     assert store.sweeps.expired(now=later) == frozenset()
 

@@ -22,7 +22,9 @@ from gpuwarden.db.engine import DatabaseError, connect
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import Trip
 from remediator.alert import Alert, Refusal
-from remediator.ledger.ledger import TAKE_MAX, Ledger, Story, _open_episode, _row
+from remediator.ledger.inbox import TAKE_MAX, _open_episode, _row
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
 from remediator.ledger.schema import METADATA
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.reasons import Reason
@@ -52,39 +54,39 @@ BEGIN = Begin(
 
 
 def accept(ledger: Ledger, *alerts: Alert, take: bool = True) -> None:
-    ledger.accept(alerts, [], now=NOW)
+    ledger.inbox.accept(alerts, [], now=NOW)
     if take:
-        ledger.take_new(HOST, now=NOW)
+        ledger.inbox.take_new(HOST, now=NOW)
 
 
 def opened(ledger: Ledger, **labels: Any) -> Episode:
-    if not ledger.orders().given:
+    if not ledger.orders.current().given:
         armed(ledger)
     accept(ledger, alert(**labels))
-    return ledger.open_episodes()[-1]
+    return ledger.episodes.list_open()[-1]
 
 
 def read(ledger: Ledger, episode: Episode) -> Episode:
-    again = ledger.episode(episode.episode_id)
+    again = ledger.episodes.get_open(episode.episode_id)
     assert again is not None
     return again
 
 
-def story(ledger: Ledger, episode_id: int = 1) -> Story:
-    found = ledger.story(episode_id)
+def story(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
+    found = ledger.reports.get(episode_id)
     assert found is not None
     return found
 
 
 def armed(ledger: Ledger, *, host: str | None = None) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
 
 
 def begins(ledger: Ledger, episode: Episode, step: Begin, *, now: float, safeguards: Safeguards = BOUNDLESS) -> bool:
     """Whether it is begun, by an armed remediator whose safeguards allow anything."""
-    if not ledger.orders().given:
+    if not ledger.orders.current().given:
         armed(ledger)
-    return ledger.begin(episode, step, safeguards=safeguards, now=now) is None
+    return ledger.intents.begin(episode, step, safeguards=safeguards, now=now) is None
 
 
 def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
@@ -97,7 +99,9 @@ def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
 
 
 def advance(ledger: Ledger, intent: Intent, stage: Stage, *, now: float = NOW, **data: Any) -> bool:
-    return ledger.advance(intent, stage, episode_id=1, act="did", step="s", message="b", now=now, data=data or None)
+    return ledger.intents.advance(
+        intent, stage, episode_id=1, act="did", step="s", message="b", now=now, data=data or None
+    )
 
 
 def rows(ledger: Ledger, query: str) -> list[tuple[Any, ...]]:
@@ -122,10 +126,10 @@ def full_disk(ledger: Ledger) -> Iterator[None]:
 
 
 def test_a_payload_is_kept_whole_with_its_refusals(ledger: Ledger) -> None:
-    ledger.accept([alert("a"), alert("b", worker="w2")], [REFUSAL], now=NOW)
+    ledger.inbox.accept([alert("a"), alert("b", worker="w2")], [REFUSAL], now=NOW)
 
-    assert ledger.totals(HOST).alerts == {("accepted", ""): 2, ("refused", "other_host"): 1}
-    assert ledger.refused() == [(NOW, "other_host", "it is for box2", {"host": "box2"})]
+    assert ledger.reports.totals(HOST).alerts == {("accepted", ""): 2, ("refused", "other_host"): 1}
+    assert ledger.inbox.refused() == [(NOW, "other_host", "it is for box2", {"host": "box2"})]
 
 
 @sqlite_only
@@ -133,10 +137,10 @@ def test_a_payload_is_kept_not_at_all_when_the_disk_is_full(ledger: Ledger) -> N
     many = [alert(f"f{number}", worker=f"w{number}", pad="x" * 1000) for number in range(100)]
 
     with full_disk(ledger), pytest.raises(DatabaseError, match="full"):
-        ledger.accept(many, [REFUSAL], now=NOW)
+        ledger.inbox.accept(many, [REFUSAL], now=NOW)
 
     assert rows(ledger, "SELECT count(*) FROM alerts") == [(0,)]
-    ledger.accept(many, [REFUSAL], now=NOW)
+    ledger.inbox.accept(many, [REFUSAL], now=NOW)
     assert rows(ledger, "SELECT count(*) FROM alerts") == [(101,)]
 
 
@@ -145,30 +149,30 @@ def test_what_was_accepted_is_taken_after_a_kill_and_only_once(ledger: Ledger, l
     script = (
         "import os, signal, sys; from remediator.ledger.ledger import Ledger\n"
         "from tests.remediator.builders import alert\n"
-        "Ledger.open(sys.argv[1]).accept([alert('a')], [], now=1.0); os.kill(os.getpid(), signal.SIGKILL)"
+        "Ledger.open(sys.argv[1]).inbox.accept([alert('a')], [], now=1.0); os.kill(os.getpid(), signal.SIGKILL)"
     )
     checkout = Path(__file__).parents[3]
     killed = subprocess.run([sys.executable, "-c", script, ledger_url], cwd=checkout, check=False)
     assert killed.returncode == -signal.SIGKILL
 
-    assert ledger.take_new(HOST, now=NOW) == 1
-    assert ledger.take_new(HOST, now=NOW) == 0
-    assert len(ledger.open_episodes()) == 1
+    assert ledger.inbox.take_new(HOST, now=NOW) == 1
+    assert ledger.inbox.take_new(HOST, now=NOW) == 0
+    assert len(ledger.episodes.list_open()) == 1
     assert rows(ledger, "SELECT state, episode_id FROM alerts") == [("linked", 1)]
 
 
 def test_alerts_are_taken_in_bounded_bites_oldest_first(ledger: Ledger) -> None:
-    ledger.accept([alert(f"f{n}", worker=f"w{n}") for n in range(TAKE_MAX + 3)], [], now=NOW)
+    ledger.inbox.accept([alert(f"f{n}", worker=f"w{n}") for n in range(TAKE_MAX + 3)], [], now=NOW)
 
-    assert [ledger.take_new(HOST, now=NOW) for _ in range(3)] == [TAKE_MAX, 3, 0]
-    assert [episode.worker for episode in ledger.open_episodes()][:2] == ["w0", "w1"]
+    assert [ledger.inbox.take_new(HOST, now=NOW) for _ in range(3)] == [TAKE_MAX, 3, 0]
+    assert [episode.worker for episode in ledger.episodes.list_open()][:2] == ["w0", "w1"]
 
 
 def test_a_refused_alert_opens_nothing(ledger: Ledger) -> None:
-    ledger.accept([], [REFUSAL], now=NOW)
+    ledger.inbox.accept([], [REFUSAL], now=NOW)
 
-    assert ledger.take_new(HOST, now=NOW) == 0
-    assert ledger.open_episodes() == []
+    assert ledger.inbox.take_new(HOST, now=NOW) == 0
+    assert ledger.episodes.list_open() == []
 
 
 # --- one episode a worker
@@ -198,21 +202,21 @@ def test_hostile_names_are_data(ledger: Ledger) -> None:
     accept(ledger, alert("other", worker=hostile))
 
     assert episode.worker == hostile
-    assert len(ledger.open_episodes()) == 1
+    assert len(ledger.episodes.list_open()) == 1
 
 
 def test_duplicates_replays_and_a_second_rule_join_the_open_episode(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("a"), alert("b", alertname="SecondRule"))
     accept(ledger, alert("a"))
 
-    assert len(ledger.open_episodes()) == 1
+    assert len(ledger.episodes.list_open()) == 1
     assert [entry.what for entry in story(ledger).entries] == ["alert: firing"] * 4
 
 
 def test_two_workers_have_two_episodes(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("b", worker="w2"))
 
-    assert [episode.worker for episode in ledger.open_episodes()] == ["w1", "w2"]
+    assert [episode.worker for episode in ledger.episodes.list_open()] == ["w1", "w2"]
 
 
 def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) -> None:
@@ -229,7 +233,7 @@ def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) ->
 def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) -> None:
     accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"), server_alert("s2", container="c1"))
 
-    worker, server = ledger.open_episodes()
+    worker, server = ledger.episodes.list_open()
     assert (worker.subject, worker.worker, worker.incarnation) == (Subject.WORKER, "c1", "i1")
     assert (server.subject, server.worker, server.incarnation) == (Subject.SERVER, "c1", KEY)
     assert (server.remedy, server.trip, server.job_id, server.attempt) == ("restart_container", Trip.SERVER, None, None)
@@ -238,10 +242,12 @@ def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) 
 def test_a_server_and_a_worker_in_one_container_are_freed_once_between_them(ledger: Ledger) -> None:
     armed(ledger)
     accept(ledger, alert(), server_alert(container="c1"))
-    worker, server = ledger.open_episodes()
+    worker, server = ledger.episodes.list_open()
 
     assert begins(ledger, worker, BEGIN, now=NOW)
-    second = ledger.begin(server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW)
+    second = ledger.intents.begin(
+        server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW
+    )
 
     assert isinstance(second, Close)
     assert second.outcome is Outcome.SUPERSEDED
@@ -257,13 +263,13 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     armed(ledger)
     names = ("c1", "c2", "c3")
     accept(ledger, *(tenant_alert(name, container=name, incarnation=f"{name}@1") for name in names))
-    first, second, elsewhere = ledger.open_episodes()
+    first, second, elsewhere = ledger.episodes.list_open()
     cools = replace(BOUNDLESS, vram_cooldown_s=120.0)
-    assert ledger.begin(first, of_gpu("c1", "GPU-0"), safeguards=cools, now=NOW) is None
+    assert ledger.intents.begin(first, of_gpu("c1", "GPU-0"), safeguards=cools, now=NOW) is None
 
     def tried(at_s: float) -> str | None:
         wanted = wish(second, of_gpu("c2", "GPU-1", "GPU-0"))
-        orders, recent = ledger.standing(wanted, cools, now=NOW + at_s)
+        orders, recent = ledger.orders.standing(wanted, cools, now=NOW + at_s)
         instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
         return instead.reason if isinstance(instead, Wait) else None
 
@@ -276,7 +282,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     assert stopping is not None
     assert advance(ledger, stopping, Stage.DONE, now=NOW + 2)
     assert (tried(121), tried(123)) == ("gpu_cooldown", None)
-    assert ledger.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
+    assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
 
 
 def test_a_silent_server_and_a_greedy_tenant_of_one_container_have_an_episode_each_and_are_freed_once(
@@ -284,11 +290,13 @@ def test_a_silent_server_and_a_greedy_tenant_of_one_container_have_an_episode_ea
 ) -> None:
     armed(ledger)
     accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
-    server, tenant = ledger.open_episodes()
+    server, tenant = ledger.episodes.list_open()
     freed = replace(BEGIN, trip=Trip.SERVER, settle_key=None)
-    assert ledger.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
+    assert ledger.intents.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
 
-    second = ledger.begin(tenant, replace(freed, trip=Trip.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW)
+    second = ledger.intents.begin(
+        tenant, replace(freed, trip=Trip.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW
+    )
 
     assert (tenant.subject, tenant.remedy, tenant.trip) == (Subject.TENANT, "recycle_container", Trip.VRAM)
     assert isinstance(second, Close)
@@ -299,30 +307,32 @@ def test_a_servers_resolved_alert_ends_no_workers_episode(ledger: Ledger) -> Non
     accept(ledger, alert(worker="c1"), server_alert("s1", container="c1"))
     accept(ledger, server_alert("s1", container="c1", firing=False))
 
-    assert [(each.subject, each.firing) for each in ledger.open_episodes()] == [
+    assert [(each.subject, each.firing) for each in ledger.episodes.list_open()] == [
         (Subject.WORKER, True),
         (Subject.SERVER, False),
     ]
 
 
 def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, ledger_url: str) -> None:
-    ledger.accept([alert(f"f{n}", worker=f"w{n % 10}") for n in range(200)], [], now=NOW)
+    ledger.inbox.accept([alert(f"f{n}", worker=f"w{n % 10}") for n in range(200)], [], now=NOW)
     other = Ledger.open(ledger_url, host=HOST)
 
     with ThreadPoolExecutor(2) as pool:
-        taken = list(pool.map(lambda each: each.take_new(HOST, now=NOW), [ledger, other]))
+        taken = list(pool.map(lambda each: each.inbox.take_new(HOST, now=NOW), [ledger, other]))
 
     other.close()
     assert sum(taken) == 200
-    assert len(ledger.open_episodes()) == 10
+    assert len(ledger.episodes.list_open()) == 10
 
 
 def test_two_executors_that_come_upon_the_same_workers_in_different_orders_do_not_wait_for_one_another(
     ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each opens its first episode before either opens its second, where they may."""
-    monkeypatch.setattr("remediator.ledger.ledger.TAKE_MAX", 2)
-    ledger.accept([alert(f"f{n}", worker=worker) for n, worker in enumerate(("w1", "w2", "w2", "w1"))], [], now=NOW)
+    monkeypatch.setattr("remediator.ledger.inbox.TAKE_MAX", 2)
+    ledger.inbox.accept(
+        [alert(f"f{n}", worker=worker) for n, worker in enumerate(("w1", "w2", "w2", "w1"))], [], now=NOW
+    )
     opens, one_began, both_began = _open_episode, Event(), Barrier(2)
 
     def opens_then_waits(*args: Any, **kwargs: Any) -> int | None:
@@ -332,49 +342,52 @@ def test_two_executors_that_come_upon_the_same_workers_in_different_orders_do_no
             both_began.wait(timeout=1)
         return episode_id
 
-    monkeypatch.setattr("remediator.ledger.ledger._open_episode", opens_then_waits)
+    monkeypatch.setattr("remediator.ledger.inbox._open_episode", opens_then_waits)
     with closing(Ledger.open(ledger_url, host=HOST)) as other, ThreadPoolExecutor(2) as pool:
-        one = pool.submit(ledger.take_new, HOST, now=NOW)
+        one = pool.submit(ledger.inbox.take_new, HOST, now=NOW)
         assert one_began.wait(10)
-        two = pool.submit(other.take_new, HOST, now=NOW)
+        two = pool.submit(other.inbox.take_new, HOST, now=NOW)
         assert (one.result(), two.result()) == (2, 2)
 
-    assert len(ledger.open_episodes()) == 2
+    assert len(ledger.episodes.list_open()) == 2
 
 
 def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False))
 
-    assert ledger.open_episodes() == []
+    assert ledger.episodes.list_open() == []
     assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "nothing was open for it")]
 
 
 def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False), alert("b", worker="w2", firing=False))
-    newest = ledger.newest_alert()
-    ledger.accept([alert("b", worker="w2", firing=False)], [replace(REFUSAL, fingerprint="c")], now=NOW)
+    newest = ledger.inbox.newest_alert()
+    ledger.inbox.accept([alert("b", worker="w2", firing=False)], [replace(REFUSAL, fingerprint="c")], now=NOW)
 
     listed = [alert("a"), alert("b", worker="w2"), alert("c", worker="w3")]
-    over = ledger.accept_listed(listed, [REFUSAL], asked_after=newest, now=NOW)
+    over = ledger.inbox.accept_listed(listed, [REFUSAL], asked_after=newest, now=NOW)
 
     assert [each.fingerprint for each in over] == ["b"]
-    while ledger.take_new(HOST, now=NOW):
+    while ledger.inbox.take_new(HOST, now=NOW):
         pass
-    assert [each.worker for each in ledger.open_episodes()] == ["w1", "w3"]
-    assert ledger.totals(HOST).alerts[("refused", "other_host")] == 2
-    assert ledger.accept_listed([alert("b", worker="w2")], [], asked_after=ledger.newest_alert(), now=NOW) == []
+    assert [each.worker for each in ledger.episodes.list_open()] == ["w1", "w3"]
+    assert ledger.reports.totals(HOST).alerts[("refused", "other_host")] == 2
+    assert (
+        ledger.inbox.accept_listed([alert("b", worker="w2")], [], asked_after=ledger.inbox.newest_alert(), now=NOW)
+        == []
+    )
 
 
 def test_what_is_being_resolved_as_it_is_listed_is_seen_to_be(ledger: Ledger, ledger_url: str) -> None:
     """The webhook of another process has begun to write its resolved, and not committed it."""
-    newest = ledger.newest_alert()
+    newest = ledger.inbox.newest_alert()
     with (
         closing(Ledger.open(ledger_url, host=HOST)) as other,
         writing(other._engine) as connection,
         ThreadPoolExecutor(1) as pool,
     ):
-        other._insert(connection, [_row(alert(firing=False), NOW)])
-        listing = pool.submit(ledger.accept_listed, [alert()], [], asked_after=newest, now=NOW)
+        other.inbox._insert(connection, [_row(alert(firing=False), NOW)])
+        listing = pool.submit(ledger.inbox.accept_listed, [alert()], [], asked_after=newest, now=NOW)
         if ledger.shared:
             eventually(lambda: waits_for_a_lock(ledger_url), "it waits for whoever writes")
         assert not listing.done()
@@ -396,7 +409,7 @@ def waits_for_a_lock(url: str) -> bool:
 
 def test_after_its_episode_closed_the_next_alert_opens_another(ledger: Ledger) -> None:
     first = opened(ledger)
-    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
 
     second = opened(ledger, attempt="2")
 
@@ -422,7 +435,7 @@ def test_an_episode_fires_while_any_series_of_it_does(
     for fingerprint, fires in came:
         accept(ledger, alert(fingerprint, firing=fires))
 
-    assert [episode.firing for episode in ledger.open_episodes()] == [firing]
+    assert [episode.firing for episode in ledger.episodes.list_open()] == [firing]
 
 
 @settings(max_examples=20, deadline=None)
@@ -438,7 +451,7 @@ def test_whatever_order_alerts_come_in_a_worker_has_at_most_one_open_episode_and
             if fires or worker in newest:
                 newest.setdefault(worker, {})[fingerprint] = fires
 
-        found = {episode.worker: episode.firing for episode in ledger.open_episodes()}
+        found = {episode.worker: episode.firing for episode in ledger.episodes.list_open()}
         ledger.close()
 
     assert found == {worker: any(series.values()) for worker, series in newest.items()}
@@ -451,22 +464,22 @@ def test_a_later_attempts_alert_gets_its_own_episode_once_the_open_one_closes(le
     """Alertmanager sends it once, and again only after hours: to be tied to a closed episode is to be lost."""
     first = opened(ledger)
     accept(ledger, alert("later", attempt="2", incarnation="i2"))
-    assert ledger.take_new(HOST, now=NOW) == 0
+    assert ledger.inbox.take_new(HOST, now=NOW) == 0
 
-    ledger.close_episode(first.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
 
-    assert ledger.take_new(HOST, now=NOW) == 1
-    assert [(each.attempt, each.incarnation) for each in ledger.open_episodes()] == [(2, "i2")]
+    assert ledger.inbox.take_new(HOST, now=NOW) == 1
+    assert [(each.attempt, each.incarnation) for each in ledger.episodes.list_open()] == [(2, "i2")]
 
 
 def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> None:
     first = opened(ledger)
     accept(ledger, alert("second rule"), alert("ended", attempt="2"), alert("ended", attempt="2", firing=False))
 
-    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
 
-    assert ledger.take_new(HOST, now=NOW) == 0
-    assert ledger.open_episodes() == []
+    assert ledger.inbox.take_new(HOST, now=NOW) == 0
+    assert ledger.episodes.list_open() == []
 
 
 def test_closing_again_and_again_ends(ledger: Ledger) -> None:
@@ -475,9 +488,9 @@ def test_closing_again_and_again_ends(ledger: Ledger) -> None:
     accept(ledger, *[alert(f"f{attempt}", attempt=str(attempt)) for attempt in range(2, 6)])
 
     closed = 0
-    while episodes := ledger.open_episodes():
-        ledger.close_episode(episodes[0].episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
-        ledger.take_new(HOST, now=NOW)
+    while episodes := ledger.episodes.list_open():
+        ledger.episodes.close(episodes[0].episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
+        ledger.inbox.take_new(HOST, now=NOW)
         closed += 1
 
     assert closed == 5
@@ -509,7 +522,7 @@ def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
 def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
     assert not begins(ledger, first, BEGIN, now=NOW)
-    ledger.close_episode(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
 
     assert not begins(ledger, second, BEGIN, now=NOW)
@@ -519,7 +532,7 @@ def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
 
 def test_an_attempt_is_settled_once_though_its_container_is_freed_again(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
 
     assert begins(ledger, second, Begin(**{**vars(BEGIN), "free_key": REBORN}), now=NOW)
@@ -536,7 +549,7 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
     first, free, settle = begun(ledger)
     assert advance(ledger, free, Stage.ABANDONED)
     assert advance(ledger, settle, Stage.ABANDONED)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it showed life", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "it showed life", now=NOW)
 
     second = opened(ledger)
 
@@ -550,7 +563,7 @@ def test_a_promise_given_up_before_anything_was_done_gives_its_key_back(ledger: 
 def test_what_is_withdrawn_is_off_the_episode_and_can_be_promised_again(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
 
-    ledger.withdraw(first.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
+    ledger.intents.withdraw(first.episode_id, Reason.UNCONFIRMED, "it shows life", now=NOW)
 
     withdrawn = read(ledger, first)
     assert (withdrawn.free, withdrawn.settle) == (None, None)
@@ -566,7 +579,7 @@ def test_only_what_is_planned_can_be_withdrawn(ledger: Ledger) -> None:
     assert advance(ledger, settle, Stage.FENCED)
     assert advance(ledger, free, Stage.STOPPING)
 
-    ledger.withdraw(first.episode_id, Reason.UNCONFIRMED, "too late", now=NOW)
+    ledger.intents.withdraw(first.episode_id, Reason.UNCONFIRMED, "too late", now=NOW)
 
     kept = read(ledger, first)
     assert kept.free is not None
@@ -581,7 +594,7 @@ def test_a_promise_given_up_after_something_was_done_keeps_its_key(ledger: Ledge
     acted = read(ledger, first).free
     assert acted is not None
     assert advance(ledger, acted, Stage.ABANDONED)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it cannot be stopped", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "it cannot be stopped", now=NOW)
 
     assert not begins(ledger, opened(ledger), BEGIN, now=NOW)
 
@@ -593,8 +606,8 @@ def test_a_promise_of_which_nothing_came_gives_its_key_back_though_it_was_tried(
     acted = read(ledger, first).free
     assert acted is not None
     its: dict[str, Any] = {"episode_id": 1, "act": "saw", "step": "s", "message": "it answers again"}
-    assert ledger.advance(acted, Stage.ABANDONED, **its, now=NOW, unspent=True)
-    ledger.close_episode(first.episode_id, Outcome.PARTLY, Reason.DONE, "it answers again", now=NOW)
+    assert ledger.intents.advance(acted, Stage.ABANDONED, **its, now=NOW, unspent=True)
+    ledger.episodes.close(first.episode_id, Outcome.PARTLY, Reason.DONE, "it answers again", now=NOW)
 
     assert begins(ledger, opened(ledger), BEGIN, now=NOW)
 
@@ -654,47 +667,47 @@ def test_a_stage_is_as_old_as_its_first_entry(ledger: Ledger) -> None:
 def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.would_act(episode.episode_id, "would stop c1", now=NOW)
+    ledger.journal.would_act(episode.episode_id, "would stop c1", now=NOW)
 
     assert read(ledger, episode).would_act
-    assert ledger.totals(HOST).steps == {("would", "act"): 1}
+    assert ledger.reports.totals(HOST).steps == {("would", "act"): 1}
 
 
 def test_an_episode_closes_once(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
+    ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
 
-    assert ledger.episode(episode.episode_id) is None
+    assert ledger.episodes.get_open(episode.episode_id) is None
     assert (story(ledger).outcome, story(ledger).message, story(ledger).closed_at) == ("mended", "done", NOW)
-    assert ledger.totals(HOST).outcomes == {("mended", "stall"): 1}
+    assert ledger.reports.totals(HOST).outcomes == {("mended", "stall"): 1}
 
 
 def test_a_story_tells_every_entry_in_order_and_bounds_each(ledger: Ledger) -> None:
     episode = opened(ledger)
-    ledger.record(episode.episode_id, "failed", "stop", "x" * 5000, now=NOW + 1)
+    ledger.journal.record(episode.episode_id, "failed", "stop", "x" * 5000, now=NOW + 1)
 
     assert [entry.act for entry in story(ledger).entries] == ["saw", "failed"]
     assert len(story(ledger).entries[1].message) == 2000
-    assert ledger.story(99) is None
+    assert ledger.reports.get(99) is None
 
 
 def test_the_newest_stories_come_oldest_first(ledger: Ledger) -> None:
     for number in range(4):
         opened(ledger, worker=f"w{number}")
 
-    assert [each.worker for each in ledger.stories(last=2)] == ["w2", "w3"]
+    assert [each.worker for each in ledger.reports.newest(last=2)] == ["w2", "w3"]
 
 
 def test_the_executors_beat_is_the_newest_one(ledger: Ledger) -> None:
-    assert ledger.totals(HOST).executor is None
+    assert ledger.reports.totals(HOST).executor is None
 
-    ledger.beat(host=HOST, pid=1, armed=False, started_at=1.0, errors=0, now=2.0)
-    ledger.beat(host=HOST, pid=2, armed=True, started_at=1.0, errors=3, now=4.0)
+    ledger.executors.beat(host=HOST, pid=1, armed=False, started_at=1.0, errors=0, now=2.0)
+    ledger.executors.beat(host=HOST, pid=2, armed=True, started_at=1.0, errors=3, now=4.0)
 
-    assert ledger.totals(HOST).executor == (True, 4.0, 3)
-    assert ledger.totals("box2").executor is None
+    assert ledger.reports.totals(HOST).executor == (True, 4.0, 3)
+    assert ledger.reports.totals("box2").executor is None
 
 
 def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: str) -> None:
@@ -703,7 +716,7 @@ def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: 
     assert not changes.any()
     other = Ledger.open(ledger_url, host=HOST)
 
-    other.accept([alert()], [], now=NOW)
+    other.inbox.accept([alert()], [], now=NOW)
 
     other.close()
     assert changes.wait(10)
@@ -713,7 +726,7 @@ def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: 
 
 def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -> None:
     episode = opened(ledger)
-    ledger.close_episode(episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
+    ledger.episodes.close(episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
 
     assert not begins(ledger, episode, BEGIN, now=NOW)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
@@ -721,7 +734,7 @@ def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -
 
 def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("b", trip="dead_worker"))
-    (episode,) = ledger.open_episodes()
+    (episode,) = ledger.episodes.list_open()
     assert (episode.trip, episode.trips) == (Trip.STALL, frozenset({Trip.STALL, Trip.DEAD_WORKER}))
 
     assert begins(ledger, episode, replace(BEGIN, trip=Trip.DEAD_WORKER), now=NOW)
@@ -734,29 +747,29 @@ def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger)
 
 def test_a_host_takes_and_sees_its_own_episodes_only(ledger: Ledger) -> None:
     accept(ledger, alert("a"), alert("b", host="box2"), alert("c", host="box2", worker="w2"))
-    assert ledger.take_new("box2", now=NOW) == 2
+    assert ledger.inbox.take_new("box2", now=NOW) == 2
 
-    assert [each.worker for each in ledger.open_episodes("box2")] == ["w1", "w2"]
-    assert len(ledger.open_episodes()) == 3
-    assert (ledger.totals(HOST).episodes_open, ledger.totals("box2").episodes_open) == (1, 2)
-    assert ledger.totals("box2").alerts == {("accepted", ""): 2}
+    assert [each.worker for each in ledger.episodes.list_open("box2")] == ["w1", "w2"]
+    assert len(ledger.episodes.list_open()) == 3
+    assert (ledger.reports.totals(HOST).episodes_open, ledger.reports.totals("box2").episodes_open) == (1, 2)
+    assert ledger.reports.totals("box2").alerts == {("accepted", ""): 2}
 
 
 def test_each_entry_names_the_host_that_wrote_it(ledger: Ledger, ledger_url: str) -> None:
     episode = opened(ledger)
     with closing(Ledger.open(ledger_url, host="box2")) as other:
-        other.record(episode.episode_id, "did", "requeue", "b", now=NOW)
+        other.journal.record(episode.episode_id, "did", "requeue", "b", now=NOW)
 
     assert [entry.host for entry in story(ledger).entries] == [HOST, "box2"]
-    assert ledger.totals("box2").steps == {("did", "requeue"): 1}
-    assert ledger.totals(HOST).steps == {}
+    assert ledger.reports.totals("box2").steps == {("did", "requeue"): 1}
+    assert ledger.reports.totals(HOST).steps == {}
 
 
 def test_every_executor_is_known_by_its_newest_beat(ledger: Ledger) -> None:
     for host, now in ((HOST, 1.0), ("box2", 2.0), (HOST, 3.0)):
-        ledger.beat(host=host, pid=1, armed=True, started_at=0.0, errors=0, now=now)
+        ledger.executors.beat(host=host, pid=1, armed=True, started_at=0.0, errors=0, now=now)
 
-    assert ledger.executors() == {HOST: 3.0, "box2": 2.0}
+    assert ledger.executors.last_beats() == {HOST: 3.0, "box2": 2.0}
 
 
 @pytest.mark.needs_postgres
@@ -765,19 +778,19 @@ def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_ove
     taking, closing_ = Ledger.open(postgres_url, host=HOST), Ledger.open(postgres_url, host=HOST)
     for attempt in range(1, 21):
         accept(taking, alert(f"f{attempt}", attempt=str(attempt)))
-        (episode,) = taking.open_episodes()
+        (episode,) = taking.episodes.list_open()
         accept(taking, alert(f"later{attempt}", attempt=str(attempt + 1)), take=False)
         with ThreadPoolExecutor(2) as pool:
-            taken = pool.submit(taking.take_new, HOST, now=NOW)
+            taken = pool.submit(taking.inbox.take_new, HOST, now=NOW)
             pool.submit(
-                closing_.close_episode, episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW
+                closing_.episodes.close, episode.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW
             ).result()
             taken.result()
-        taking.take_new(HOST, now=NOW)
+        taking.inbox.take_new(HOST, now=NOW)
 
-        (next_one,) = taking.open_episodes()
+        (next_one,) = taking.episodes.list_open()
         assert next_one.attempt == attempt + 1
-        taking.close_episode(next_one.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
+        taking.episodes.close(next_one.episode_id, Outcome.SUPERSEDED, Reason.DONE, "over", now=NOW)
     taking.close()
     closing_.close()
 
@@ -785,8 +798,8 @@ def test_an_alert_that_comes_while_its_episode_closes_is_not_tied_to_what_is_ove
 def test_what_no_database_takes_is_written_so_that_it_can_be_read(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.PARTLY, Reason.DONE, "a\x00b", now=NOW)
+    ledger.journal.record(episode.episode_id, "failed", "stop", "a\x00b\ud800c", now=NOW)
+    ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "a\x00b", now=NOW)
 
     assert story(ledger).entries[1].message == "a\\x00b\\ud800c"
     assert story(ledger).message == "a\\x00b"

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 from gpuwarden.db.engine import is_shared
 from gpuwarden.db.transactions import writing
 from gpuwarden.queue import JobStore
-from remediator.capture.capture import Captured
 from remediator.ledger import retention
+from remediator.ledger.captures import Captured
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import ALERTS, CAPTURES, JOURNAL, RUN_DECISIONS
 from remediator.plan import Close, Outcome, Stage
@@ -49,7 +49,7 @@ def count(ledger: Ledger, table: str, where: str = "1 = 1") -> int:
 def forget(ledger: Ledger, *, before: float = LATER) -> int:
     """Until nothing is left; in how many bites."""
     bites = 0
-    while ledger.forget(before=before):
+    while ledger.episodes.forget(before=before):
         bites += 1
         assert bites < 1000
     return bites
@@ -57,19 +57,19 @@ def forget(ledger: Ledger, *, before: float = LATER) -> int:
 
 def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: str = "7/1", at: float = NOW) -> int:
     """An episode with a free, a settle and a capture, all of it over and closed; its number."""
-    ledger.accept([alert(worker=worker)], [], now=at)
-    ledger.take_new(HOST, now=at)
-    (episode,) = [each for each in ledger.open_episodes() if each.worker == worker]
+    ledger.inbox.accept([alert(worker=worker)], [], now=at)
+    ledger.inbox.take_new(HOST, now=at)
+    (episode,) = [each for each in ledger.episodes.list_open() if each.worker == worker]
     assert begins(ledger, episode, replace(BEGIN, free_key=key, settle_key=settle_key), now=at)
-    episode = next(each for each in ledger.open_episodes() if each.worker == worker)
+    episode = next(each for each in ledger.episodes.list_open() if each.worker == worker)
     assert episode.free is not None
     assert episode.settle is not None
     nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
-    assert ledger.keep(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
+    assert ledger.captures.save(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
-        assert ledger.advance(intent, Stage.DONE, **its, now=at)
-    ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=at)
+        assert ledger.intents.advance(intent, Stage.DONE, **its, now=at)
+    ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=at)
     return episode.episode_id
 
 
@@ -83,43 +83,43 @@ def test_an_episode_goes_with_all_that_is_told_of_it_and_younger_ones_stay_whole
         block = f"({episode_id}, 'block', 1.0)"
         rows(ledger, f"INSERT INTO run_decisions (episode_id, kind, decided_at) VALUES {block}")  # noqa: S608 - our own
     before = {table: count(ledger, table) for table in TABLES}
-    whole = ledger.story(young)
+    whole = ledger.reports.get(young)
 
     forget(ledger)
 
     assert {table: before[table] - count(ledger, table) for table in TABLES} == {
         "episodes": 1, "alerts": 1, "journal": 6, "intents": 2, "captures": 1, "run_decisions": 1,
     }  # fmt: skip
-    assert ledger.story(old) is None
-    assert ledger.story(young) == whole
-    assert len(ledger.captures(young)) == 1
+    assert ledger.reports.get(old) is None
+    assert ledger.reports.get(young) == whole
+    assert len(ledger.captures.of_episode(young)) == 1
 
 
 def test_what_is_counted_is_counted_still(ledger: Ledger) -> None:
     mended(ledger)
     accept(ledger, alert("x", worker="nobody", firing=False))
-    ledger.accept([], [REFUSAL], now=NOW)
+    ledger.inbox.accept([], [REFUSAL], now=NOW)
     opened(ledger, worker="w2")
-    before = ledger.totals(HOST)
+    before = ledger.reports.totals(HOST)
 
     assert forget(ledger) > 0
 
-    assert ledger.totals(HOST) == before
+    assert ledger.reports.totals(HOST) == before
     assert before.outcomes == {("mended", "stall"): 1}
     assert before.alerts == {("accepted", ""): 3, ("refused", "other_host"): 1}
 
 
 def test_alerts_that_came_to_nothing_go_by_age_and_the_newest_of_all_stays(ledger: Ledger) -> None:
-    ledger.accept([], [REFUSAL], now=NOW)
+    ledger.inbox.accept([], [REFUSAL], now=NOW)
     accept(ledger, alert("x", firing=False))
-    ledger.accept([], [REFUSAL], now=LATER + 1)
+    ledger.inbox.accept([], [REFUSAL], now=LATER + 1)
     forget(ledger)
     assert rows(ledger, "SELECT state, received_at FROM alerts") == [("refused", LATER + 1)]
 
     forget(ledger, before=LATER + 9)
 
     assert count(ledger, "alerts") == 1, "its number is not given to another"
-    assert ledger.last_alert_at() == LATER + 1
+    assert ledger.inbox.last_alert_at() == LATER + 1
 
 
 def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
@@ -128,13 +128,13 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
         (Act.PAUSE, HOST), (Act.RESUME, None), (Act.PAUSE, None), (Act.DISARM, HOST), (Act.ARM, HOST),
         (Act.BRAKE, None), (Act.RELEASE, None),
     ):  # fmt: skip
-        ledger.order(Order(act=act, at=NOW, who="test", because="", host=host))
-    standing = ledger.orders()
+        ledger.orders.give(Order(act=act, at=NOW, who="test", because="", host=host))
+    standing = ledger.orders.current()
 
     forget(ledger)
 
-    assert ledger.orders() == standing
-    left = [(order.act, order.host) for order in ledger.orders_given(since=0.0)]
+    assert ledger.orders.current() == standing
+    left = [(order.act, order.host) for order in ledger.orders.given_since(since=0.0)]
     assert (Act.DISARM, HOST) not in left
     assert (Act.BRAKE, None) not in left
     assert {(Act.ARM, None), (Act.ARM, HOST), (Act.RELEASE, None)} <= set(left)
@@ -148,20 +148,24 @@ def states(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def test_an_alert_that_no_executor_took_for_as_long_is_abandoned_with_its_reason(ledger: Ledger) -> None:
-    ledger.accept([alert("old", host="gone"), alert("young", host="gone")], [], now=NOW)
+    ledger.inbox.accept([alert("old", host="gone"), alert("young", host="gone")], [], now=NOW)
     sql_at(ledger, "young", LATER + 1)
-    before = ledger.totals("gone").alerts
+    before = ledger.reports.totals("gone").alerts
 
-    assert ledger.abandon(before=LATER, now=LATER + 90 * 86400.0) == {"gone": 1}
+    assert ledger.inbox.abandon(before=LATER, now=LATER + 90 * 86400.0) == {"gone": 1}
 
     assert states(ledger) == [("gone", "abandoned"), ("gone", "new")]
-    ((at, reason, because, labels),) = ledger.refused()
+    ((at, reason, because, labels),) = ledger.inbox.refused()
     assert (at, reason, labels["host"]) == (NOW, "abandoned", "gone")
     assert because.startswith("its host's executor did not take it up within 90 days: ")
     assert "start `gpuwarden remediator execute` on it" in because
-    assert ledger.totals("gone").alerts == before == {("accepted", ""): 2}, "it was accepted, and is counted so still"
-    assert ledger.take_new("gone", now=LATER + 1) == 1, "the young one alone: an executor that comes back finds it"
-    assert ledger.abandon(before=LATER, now=LATER) == {}
+    assert ledger.reports.totals("gone").alerts == before == {("accepted", ""): 2}, (
+        "it was accepted, and is counted so still"
+    )
+    assert ledger.inbox.take_new("gone", now=LATER + 1) == 1, (
+        "the young one alone: an executor that comes back finds it"
+    )
+    assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
 
 
 def sql_at(ledger: Ledger, fingerprint: str, at: float) -> None:
@@ -173,15 +177,15 @@ def test_what_an_executor_has_taken_is_not_abandoned_however_old(ledger: Ledger)
     opened(ledger)
     accept(ledger, alert("x", worker="nobody", firing=False))
 
-    assert ledger.abandon(before=LATER, now=LATER) == {}
+    assert ledger.inbox.abandon(before=LATER, now=LATER) == {}
 
     assert [state for _, state in states(ledger)] == ["linked", "idle"]
 
 
 def test_what_was_abandoned_stays_on_record_for_a_month_more_and_then_goes(ledger: Ledger) -> None:
-    ledger.accept([alert(host="gone")], [], now=NOW)
-    ledger.abandon(before=LATER, now=LATER)
-    ledger.accept([], [REFUSAL], now=LATER + 2 * retention.ABANDONED_S)
+    ledger.inbox.accept([alert(host="gone")], [], now=NOW)
+    ledger.inbox.abandon(before=LATER, now=LATER)
+    ledger.inbox.accept([], [REFUSAL], now=LATER + 2 * retention.ABANDONED_S)
 
     forget(ledger, before=NOW + retention.ABANDONED_S)
     assert len(states(ledger)) == 2
@@ -193,20 +197,20 @@ def test_they_are_abandoned_in_bites_and_one_that_is_taken_meanwhile_is_not(
     ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(retention.BITES, ALERTS, 2)
-    ledger.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
+    ledger.inbox.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
     untaken = retention.untaken
 
     def taken_meanwhile(connection: Connection, *, before: float) -> list[int]:
         found = untaken(connection, before=before)
         if is_shared(ledger._engine) and connection.get_execution_options().get("writes"):
             with closing(Ledger.open(ledger_url, host="gone")) as its:
-                its.take_new("gone", now=LATER)
+                its.inbox.take_new("gone", now=LATER)
         return found
 
-    assert ledger.abandon(before=LATER, now=LATER) == {"gone": 2}
+    assert ledger.inbox.abandon(before=LATER, now=LATER) == {"gone": 2}
     monkeypatch.setattr(retention, "untaken", taken_meanwhile)
 
-    found = ledger.abandon(before=LATER, now=LATER)
+    found = ledger.inbox.abandon(before=LATER, now=LATER)
 
     taken = [state for _, state in states(ledger)].count("linked")
     assert (found, taken) == (({}, 3) if ledger.shared else ({"gone": 2}, 0))
@@ -215,7 +219,7 @@ def test_they_are_abandoned_in_bites_and_one_that_is_taken_meanwhile_is_not(
 
 @pytest.mark.usefixtures("believes_the_clock")
 def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Ledger, store: JobStore) -> None:
-    ledger.accept([alert(host="gone")], [], now=ledger.now() - 7200.0)
+    ledger.inbox.accept([alert(host="gone")], [], now=ledger.now() - 7200.0)
     works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
 
     with capture_logs() as logged, looping(works):
@@ -227,7 +231,7 @@ def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Le
 
 
 def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
-    ledger.accept([alert(host="gone")], [], now=1000.0)
+    ledger.inbox.accept([alert(host="gone")], [], now=1000.0)
 
     executor(ledger, store, World(), pace=PACE)._forget()
 
@@ -245,7 +249,7 @@ def test_nothing_goes_of_what_is_open(ledger: Ledger) -> None:
 
     forget(ledger)
 
-    assert [each.worker for each in ledger.open_episodes()] == ["w1", "w3"]
+    assert [each.worker for each in ledger.episodes.list_open()] == ["w1", "w3"]
     assert {table: count(ledger, table, "episode_id <> 2") for table in TABLES} == before
     assert count(ledger, "episodes") == 2
 
@@ -253,7 +257,7 @@ def test_nothing_goes_of_what_is_open(ledger: Ledger) -> None:
 def test_nothing_goes_of_what_is_owed_though_its_episode_is_closed(ledger: Ledger) -> None:
     _, free, settle = begun(ledger)
     advance(ledger, free, Stage.DONE)
-    ledger.close_episode(1, Outcome.PARTLY, Reason.DONE, "", now=NOW)
+    ledger.episodes.close(1, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
     forget(ledger)
     assert count(ledger, "intents") == 2
@@ -272,36 +276,36 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
     assert count(ledger, "intents", f"kind = 'free' AND key = '{KEY}'") == 0
 
     again = opened(ledger)
-    assert ledger.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
+    assert ledger.intents.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
         outcome=Outcome.SUPERSEDED,
         reason=Reason.RESTARTED_ALREADY,
         message="that incarnation of the container was freed already",
     )
-    assert ledger.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
-    (begun_again,) = ledger.open_episodes()
+    assert ledger.intents.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
+    (begun_again,) = ledger.episodes.list_open()
     assert begun_again.free is not None
     assert begun_again.settle is None, "that attempt was settled already"
 
 
 def test_a_key_that_was_given_back_is_free_for_ever(ledger: Ledger) -> None:
     episode, _, _ = begun(ledger)
-    ledger.withdraw(episode.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW)
-    ledger.close_episode(episode.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW)
+    ledger.intents.withdraw(episode.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW)
+    ledger.episodes.close(episode.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW)
     second = opened(ledger)
     assert begins(ledger, second, BEGIN, now=NOW)
-    (second,) = ledger.open_episodes()
+    (second,) = ledger.episodes.list_open()
     assert second.free is not None
     assert second.settle is not None
     advance(ledger, second.free, Stage.ABANDONED)
     advance(ledger, second.settle, Stage.ABANDONED)
-    ledger.close_episode(second.episode_id, Outcome.PARTLY, Reason.DONE, "", now=NOW)
+    ledger.episodes.close(second.episode_id, Outcome.PARTLY, Reason.DONE, "", now=NOW)
     third = opened(ledger)
     forget(ledger)
     assert count(ledger, "intents") == 0
 
     assert begins(ledger, third, BEGIN, now=LATER)
 
-    (third,) = ledger.open_episodes()
+    (third,) = ledger.episodes.list_open()
     assert third.settle is not None
     assert count(ledger, "spent") == 0
 
@@ -312,7 +316,7 @@ def test_no_number_is_given_twice(ledger: Ledger) -> None:
     forget(ledger)
 
     assert opened(ledger).episode_id > last
-    assert ledger.story(last) is not None, "the newest stays"
+    assert ledger.reports.get(last) is not None, "the newest stays"
 
 
 # --- how much at a time
@@ -321,12 +325,12 @@ def test_no_number_is_given_twice(ledger: Ledger) -> None:
 def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         accept(ledger, alert())
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
     monkeypatch.setattr(retention, "BITES", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
     sizes, had = list[int](), sum(count(ledger, table) for table in TABLES)
 
-    while ledger.forget(before=LATER):
+    while ledger.episodes.forget(before=LATER):
         left = sum(count(ledger, table) for table in TABLES)
         sizes.append(had - left)
         had = left
@@ -344,14 +348,14 @@ def test_alerts_that_come_to_nothing_are_bounded_in_number_as_they_come(
 
     for n in range(4):
         if state == "refused":
-            ledger.accept([], [replace(REFUSAL, fingerprint=f"f{n}.{each}") for each in range(3)], now=NOW + n)
+            ledger.inbox.accept([], [replace(REFUSAL, fingerprint=f"f{n}.{each}") for each in range(3)], now=NOW + n)
         else:
             accept(ledger, *(alert(f"f{n}.{each}", firing=False) for each in range(3)))
 
     kept = rows(ledger, f"SELECT fingerprint FROM alerts WHERE state = '{state}' ORDER BY alert_id")  # noqa: S608
     assert [fingerprint for (fingerprint,) in kept] == ["f2.1", "f2.2", "f3.0", "f3.1", "f3.2"]
-    assert len(ledger.open_episodes()) == 1
-    assert sum(ledger.totals(HOST).alerts.values()) == 13, "all are counted"
+    assert len(ledger.episodes.list_open()) == 1
+    assert sum(ledger.reports.totals(HOST).alerts.values()) == 13, "all are counted"
 
 
 def test_refusals_that_come_at_once_are_bounded_and_none_waits_for_another(
@@ -362,13 +366,13 @@ def test_refusals_that_come_at_once_are_bounded_and_none_waits_for_another(
     def flood() -> None:
         with closing(Ledger.open(ledger_url, host=HOST)) as own:
             for _ in range(10):
-                own.accept([], [REFUSAL] * 4, now=NOW)
+                own.inbox.accept([], [REFUSAL] * 4, now=NOW)
 
     assert together(*[flood] * 4) == [None] * 4
-    ledger.accept([], [REFUSAL], now=NOW)
+    ledger.inbox.accept([], [REFUSAL], now=NOW)
 
     assert count(ledger, "alerts") == 5
-    assert ledger.totals(HOST).alerts == {("refused", "other_host"): 161}
+    assert ledger.reports.totals(HOST).alerts == {("refused", "other_host"): 161}
 
 
 def test_two_that_forget_at_once_forget_everything_once(ledger: Ledger, ledger_url: str) -> None:
@@ -416,9 +420,9 @@ def test_the_executor_forgets_what_is_older_than_it_is_to_keep(ledger: Ledger, s
     mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
 
     with looping(executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))):
-        eventually(lambda: ledger.story(1) is None, "it is forgotten")
+        eventually(lambda: ledger.reports.get(1) is None, "it is forgotten")
 
-    assert ledger.story(2) is not None
+    assert ledger.reports.get(2) is not None
 
 
 def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: JobStore) -> None:
@@ -428,7 +432,7 @@ def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: 
 
     works._forget()
 
-    assert ledger.story(1) is not None
+    assert ledger.reports.get(1) is not None
 
 
 def test_a_clock_that_nobody_has_set_yet_makes_nothing_old(

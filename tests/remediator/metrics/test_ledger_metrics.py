@@ -41,9 +41,9 @@ def figure(ledger: Ledger, series: str, host: str = HOST, **labels: str) -> floa
 
 def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.MENDED, **labels: Any) -> None:
     """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
-    ledger.accept([alert(**labels)], [], now=received)
-    ledger.take_new(labels.get("host", HOST), now=received + 0.5)
-    ledger.close_episode(ledger.open_episodes()[-1].episode_id, outcome, Reason.DONE, "it is over", now=at)
+    ledger.inbox.accept([alert(**labels)], [], now=received)
+    ledger.inbox.take_new(labels.get("host", HOST), now=received + 0.5)
+    ledger.episodes.close(ledger.episodes.list_open()[-1].episode_id, outcome, Reason.DONE, "it is over", now=at)
 
 
 # --- how long it took
@@ -66,25 +66,25 @@ def test_an_episode_took_from_the_arrival_of_its_first_alert_to_its_close(ledger
 
 
 def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> None:
-    ledger.accept([alert("a")], [], now=NOW)
-    ledger.take_new(HOST, now=NOW)
-    ledger.accept([alert("a"), alert("b")], [], now=NOW + 9)
-    ledger.take_new(HOST, now=NOW + 9)
+    ledger.inbox.accept([alert("a")], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
+    ledger.inbox.accept([alert("a"), alert("b")], [], now=NOW + 9)
+    ledger.inbox.take_new(HOST, now=NOW + 9)
 
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 10)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 10)
 
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
 
 
 def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledger: Ledger) -> None:
-    ledger.accept([alert(attempt="1")], [], now=NOW)
-    ledger.take_new(HOST, now=NOW)
-    ledger.accept([alert(attempt="2")], [], now=NOW + 5)
-    ledger.take_new(HOST, now=NOW + 5)
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 20)
-    ledger.take_new(HOST, now=NOW + 20)
+    ledger.inbox.accept([alert(attempt="1")], [], now=NOW)
+    ledger.inbox.take_new(HOST, now=NOW)
+    ledger.inbox.accept([alert(attempt="2")], [], now=NOW + 5)
+    ledger.inbox.take_new(HOST, now=NOW + 5)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 20)
+    ledger.inbox.take_new(HOST, now=NOW + 20)
 
-    ledger.close_episode(2, Outcome.SUPERSEDED, Reason.DONE, "", now=NOW + 21)
+    ledger.episodes.close(2, Outcome.SUPERSEDED, Reason.DONE, "", now=NOW + 21)
 
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 20
     assert figure(ledger, f"{TOOK}_sum", outcome="superseded") == 16
@@ -142,7 +142,7 @@ def test_an_intent_is_as_old_as_its_promise_at_every_stage_and_absent_once_nothi
     assert advance(ledger, settle, Stage.ABANDONED, now=now)
     assert ages(ledger) == {("free", "planned"): 90, ("settle", "planned"): 90}
 
-    ledger.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=now)
+    ledger.intents.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=now)
     assert ages(ledger) == {}
     assert figure(ledger, "intent_age_seconds", host="box2", kind="free", stage="planned") is None
 
@@ -166,20 +166,20 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     arm(ledger)
     first, second = opened(ledger), opened(ledger, worker="w2")
     for episode in (first, second):
-        ledger.record(episode.episode_id, "failed", "requeue", "database is locked", now=NOW)
+        ledger.journal.record(episode.episode_id, "failed", "requeue", "database is locked", now=NOW)
     assert refused() == 0
 
     for episode in (first, second):
-        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
-        ledger.record(episode.episode_id, "failed", "stop", "the engine said no", now=NOW + 1)
+        ledger.journal.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+        ledger.journal.record(episode.episode_id, "failed", "stop", "the engine said no", now=NOW + 1)
     assert (refused(), refused("box2")) == (2, 0)
 
-    ledger.record(first.episode_id, "did", "quarantine", "", now=NOW + 2)
+    ledger.journal.record(first.episode_id, "did", "quarantine", "", now=NOW + 2)
     assert refused() == 1
-    ledger.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
+    ledger.journal.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
     assert refused() == 2
     for episode in (first, second):
-        ledger.close_episode(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 4)
+        ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 4)
     assert refused() == 0
 
 
@@ -187,10 +187,10 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
     arm(ledger)
     episode = opened(ledger)
     assert begins(ledger, episode, BEGIN, now=NOW)
-    (found,) = ledger.open_episodes()
+    (found,) = ledger.episodes.list_open()
     assert found.free is not None
     assert advance(ledger, found.free, Stage.STOPPING, now=NOW + 1)
-    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 2)
+    ledger.journal.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 2)
     assert figure(ledger, "quarantines_refused") == 1
 
     assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.STOPPING, now=NOW + 3)
@@ -198,7 +198,7 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
 
     assert advance(ledger, replace(found.free, stage=Stage.STOPPING), Stage.DEAD, now=NOW + 4)
     assert figure(ledger, "quarantines_refused") == 0
-    ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 5)
+    ledger.journal.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW + 5)
     assert figure(ledger, "quarantines_refused") == 1
 
 
@@ -209,12 +209,12 @@ def test_a_quarantine_that_was_refused_counts_no_more_once_its_remedy_is_disarme
         return figure(ledger, "quarantines_refused")
 
     def order(act: Act, **about: Any) -> None:
-        ledger.order(Order(act=act, at=time.time(), who="ann", because="", **about))
+        ledger.orders.give(Order(act=act, at=time.time(), who="ann", because="", **about))
 
     arm(ledger)
     for worker in ("w1", "w2"):
         episode = opened(ledger, worker=worker)
-        ledger.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
+        ledger.journal.record(episode.episode_id, "failed", "quarantine", "database is locked", now=NOW)
     for act in (Act.PAUSE, Act.MAINTAIN):
         order(act, until=time.time() + 3600)
         assert refused() == 2, "what was begun goes on"
@@ -231,7 +231,7 @@ def test_a_quarantine_that_was_refused_counts_no_more_once_its_remedy_is_disarme
 
 
 def arm(ledger: Ledger) -> None:
-    ledger.order(Order(act=Act.ARM, at=NOW, who="ann", because=""))
+    ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
 
 
 # --- backlog
@@ -240,21 +240,21 @@ def arm(ledger: Ledger) -> None:
 def test_the_backlog_is_as_old_as_the_oldest_alert_that_waits_and_absent_when_none_does(ledger: Ledger) -> None:
     assert figure(ledger, "backlog_age_seconds") is None
     now = time.time()
-    ledger.accept([alert("a", host="box2")], [REFUSAL], now=now - 500)
+    ledger.inbox.accept([alert("a", host="box2")], [REFUSAL], now=now - 500)
     assert figure(ledger, "backlog_age_seconds") is None, "they are not this host's to take"
 
-    ledger.accept([alert("b")], [], now=now - 90)
-    ledger.accept([alert("c")], [], now=now - 10)
+    ledger.inbox.accept([alert("b")], [], now=now - 90)
+    ledger.inbox.accept([alert("c")], [], now=now - 10)
 
     age = figure(ledger, "backlog_age_seconds")
     assert age is not None
     assert 90 <= age < 150
-    ledger.take_new(HOST, now=now)
+    ledger.inbox.take_new(HOST, now=now)
     assert figure(ledger, "backlog_age_seconds") is None
 
 
 def test_an_alert_that_seems_yet_to_come_is_no_less_than_new(ledger: Ledger) -> None:
-    ledger.accept([alert()], [], now=time.time() + 3600)
+    ledger.inbox.accept([alert()], [], now=time.time() + 3600)
 
     assert figure(ledger, "backlog_age_seconds") == 0
 
@@ -271,10 +271,10 @@ def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open
     assert figure(ledger, "alerts_duplicate_total") == 2
 
     accept(ledger, alert("a", firing=False))
-    ledger.accept([], [REFUSAL], now=NOW)
+    ledger.inbox.accept([], [REFUSAL], now=NOW)
     assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
 
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
     accept(ledger, alert("a"))
     assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
     assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
@@ -285,10 +285,10 @@ def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back
     accept(ledger, alert("a", attempt="2"))
     assert figure(ledger, "alerts_duplicate_total") == 1
 
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
     assert figure(ledger, "alerts_duplicate_total") == 1
-    ledger.take_new(HOST, now=NOW + 2)
-    assert len(ledger.open_episodes()) == 1
+    ledger.inbox.take_new(HOST, now=NOW + 2)
+    assert len(ledger.episodes.list_open()) == 1
     assert figure(ledger, "alerts_duplicate_total") == 1
 
 
@@ -302,22 +302,22 @@ def history(ledger: Ledger) -> None:
     assert advance(ledger, settle, Stage.FENCED)
     assert advance(ledger, replace(settle, stage=Stage.FENCED), Stage.DONE)
     accept(ledger, alert("a"), alert("b", attempt="2"))
-    ledger.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
-    ledger.close_episode(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 40)
-    ledger.take_new(HOST, now=NOW + 41)
-    second = ledger.open_episodes()[-1]
+    ledger.inbox.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
+    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 40)
+    ledger.inbox.take_new(HOST, now=NOW + 41)
+    second = ledger.episodes.list_open()[-1]
     assert begins(ledger, second, replace(BEGIN, free_key=REBORN, settle_key="7/2"), now=NOW + 42)
-    ledger.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW + 43)
-    ledger.close_episode(second.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW + 5000)
+    ledger.intents.withdraw(second.episode_id, Reason.UNCONFIRMED, "all is well", now=NOW + 43)
+    ledger.episodes.close(second.episode_id, Outcome.UNCONFIRMED, Reason.DONE, "", now=NOW + 5000)
     third = opened(ledger, worker="w4")
     assert begins(ledger, third, replace(BEGIN, free_key="another", settle_key=None), now=NOW)
-    ledger.would_act(third.episode_id, "would", now=NOW)
+    ledger.journal.would_act(third.episode_id, "would", now=NOW)
 
 
 def test_the_totals_count_what_was_recorded(ledger: Ledger) -> None:
     history(ledger)
 
-    before = ledger.totals(HOST)
+    before = ledger.reports.totals(HOST)
 
     assert before.alerts == {("accepted", ""): 5, ("refused", "other_host"): 1}
     assert before.duplicates == 2
@@ -332,7 +332,7 @@ def test_the_totals_count_what_was_recorded(ledger: Ledger) -> None:
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
     def work_of_a_scrape() -> int:
-        return len(steps_of(ledger, lambda: ledger.totals(HOST)))
+        return len(steps_of(ledger, lambda: ledger.reports.totals(HOST)))
 
     history(ledger)
     closed(ledger, received=NOW, at=NOW + 1, worker="past")
@@ -340,7 +340,7 @@ def test_a_scrape_costs_no_more_after_a_longer_history(ledger: Ledger) -> None:
 
     for n in range(60):
         closed(ledger, received=NOW, at=NOW + 1, worker=f"past{n}")
-    assert ledger.totals(HOST).outcomes["mended", "stall"] == 62
+    assert ledger.reports.totals(HOST).outcomes["mended", "stall"] == 62
     assert work_of_a_scrape() <= 1.2 * before
 
 
@@ -358,20 +358,20 @@ def steps_of(ledger: Ledger, act: Callable[[], object]) -> list[None]:
 
 def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_url: str) -> None:
     accept(ledger, *(alert(f"f{n}", worker=f"w{n}") for n in range(4)))
-    episodes = [each.episode_id for each in ledger.open_episodes()]
+    episodes = [each.episode_id for each in ledger.episodes.list_open()]
 
     def works(mine: Sequence[int]) -> None:
         with closing(Ledger.open(ledger_url, host=HOST)) as own:
             for episode_id in mine:
                 for step in ("stop", "start", "fence", "requeue"):
-                    own.record(episode_id, "did", step, "", now=NOW)
-                own.accept([], [REFUSAL], now=NOW)
-                own.close_episode(episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 3)
+                    own.journal.record(episode_id, "did", step, "", now=NOW)
+                own.inbox.accept([], [REFUSAL], now=NOW)
+                own.episodes.close(episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 3)
 
     answers = together(*(partial(works, episodes[n:] + episodes[:n]) for n in range(4)))
 
     assert answers == [None] * 4
-    totals = ledger.totals(HOST)
+    totals = ledger.reports.totals(HOST)
     assert totals.steps == {("did", step): 16 for step in ("stop", "start", "fence", "requeue")}
     assert totals.outcomes == {("mended", "stall"): 4}
     assert (totals.took["mended"].count, totals.took["mended"].sum_s) == (4, 12.0)
@@ -384,11 +384,11 @@ def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_
 def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     closed(ledger, received=NOW, at=NOW + 2)
     opened(ledger)
-    assert begins(ledger, ledger.open_episodes()[-1], BEGIN, now=NOW)
-    ledger.would_act(2, "would", now=NOW)
-    ledger.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=NOW)
-    ledger.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
-    ledger.accept([alert()], [], now=NOW)
+    assert begins(ledger, ledger.episodes.list_open()[-1], BEGIN, now=NOW)
+    ledger.journal.would_act(2, "would", now=NOW)
+    ledger.journal.wait(2, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=NOW)
+    ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=NOW, errors=0, now=NOW)
+    ledger.inbox.accept([alert()], [], now=NOW)
     registry = page(ledger)
     Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
     watchdog = Watchdog()

@@ -138,7 +138,7 @@ def test_a_job_not_seen_dead_is_held_until_a_person_changes_the_file(
     look_on(works, ledger, clocks, for_s=10 * BOUND_S)
 
     assert store.job(1).state is State.FENCING
-    assert [each.reason for each in ledger.held()] == ["not_seen_dead"]
+    assert [each.reason for each in ledger.reports.held()] == ["not_seen_dead"]
     assert "saw free: abandoned" in told(ledger)
 
     write(path, '[restart_worker]\nunconfirmed = "requeue"')
@@ -178,10 +178,10 @@ def test_a_remedys_own_cool_down_holds_in_the_options_place(ledger: Ledger, stor
     works = executor(ledger, store, world, pace=pace, policy=read(path, "[restart_worker]\ncooldown_s = 0"))
     to_the_end(works, ledger)
     box.wedged = True
-    ledger.accept([server_alert("again", container="w1", incarnation=box.incarnation)], [], now=time.time())
+    ledger.inbox.accept([server_alert("again", container="w1", incarnation=box.incarnation)], [], now=time.time())
 
     turn(works, ledger)
-    assert [each.reason for each in ledger.held()] == ["cooldown"]
+    assert [each.reason for each in ledger.reports.held()] == ["cooldown"]
 
     write(path, "[restart_container]\ncooldown_s = 0")
     to_the_end(works, ledger)

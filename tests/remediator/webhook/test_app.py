@@ -213,7 +213,9 @@ def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted
     assert served.count("alerts_total", outcome="refused", reason="unknown_remedy") == 1
     assert served.count("alerts_total", outcome="refused", reason="malformed") == 1
     assert served.kept() == before[1] + 4
-    assert {"malformed", "other_host", "unknown_remedy"} <= {reason for _, reason, _, _ in served.ledger.refused()}
+    assert {"malformed", "other_host", "unknown_remedy"} <= {
+        reason for _, reason, _, _ in served.ledger.inbox.refused()
+    }
     assert '"reason": "other_host"' in served.log.read_text()
 
 
@@ -221,9 +223,9 @@ def test_what_is_refused_is_recorded_counted_and_said_while_the_rest_is_accepted
 def test_hostile_labels_are_kept_as_they_came(served: Served, text: str) -> None:
     assert served.post(payload(sent(worker=text))).status_code == 202
 
-    while served.ledger.take_new(HOST, now=1.0):
+    while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
-    assert text in [episode.worker for episode in served.ledger.open_episodes()]
+    assert text in [episode.worker for episode in served.ledger.episodes.list_open()]
 
 
 def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Served) -> None:
@@ -233,9 +235,9 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
     answer = webhook.post(content=body)
 
     assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
-    while webhook.ledger.take_new(HOST, now=1.0):
+    while webhook.ledger.inbox.take_new(HOST, now=1.0):
         pass
-    assert webhook.ledger.open_episodes()
+    assert webhook.ledger.episodes.list_open()
 
 
 WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
@@ -486,9 +488,9 @@ def test_while_the_ledger_is_locked_it_says_503_and_a_later_retry_is_accepted(
 @pytest.mark.needs_parts
 def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None:
     served.post(payload(sent(), sent("b", host="box2")))
-    served.ledger.take_new(HOST, now=1.0)
-    served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
-    served.ledger.would_act(1, "would", now=3.0)
+    served.ledger.inbox.take_new(HOST, now=1.0)
+    served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+    served.ledger.journal.would_act(1, "would", now=3.0)
     page = httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text
 
     checked = subprocess.run(
@@ -506,8 +508,8 @@ def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None
 
 def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_process: Served) -> None:
     served = in_process
-    served.ledger.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
-    served.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
+    served.ledger.executors.beat(host=HOST, pid=1, armed=True, started_at=1.0, errors=2, now=4_000_000_000.0)
+    served.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", remedy="restart_worker"))
 
     assert served.count("ledger_up") == 1
     assert served.count("info", nodename=HOST, version=gpuwarden.__version__) == 1
@@ -522,20 +524,20 @@ def test_metrics_tell_what_is_held_and_why_and_that_the_brake_is_latched_or_a_pa
     served = in_process
     assert (served.count("brake_latched"), served.count("paused")) == (0, 0)
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
-    served.ledger.take_new(HOST, now=1.0)
+    served.ledger.inbox.take_new(HOST, now=1.0)
     for number in (1, 2):
-        served.ledger.wait(number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=2.0)
-    served.ledger.order(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
-    served.ledger.order(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
+        served.ledger.journal.wait(number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=2.0)
+    served.ledger.orders.give(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
+    served.ledger.orders.give(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
 
     assert served.count("episodes_held", reason="circuit_breaker") == 2
     assert served.count("episodes_open") == 3
     assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
     assert served.count("maintenance") == 0
-    served.ledger.order(Order(act=Act.MAINTAIN, at=3.0, until=4_000_000_000.0, who="ann", because="", host=HOST))
+    served.ledger.orders.give(Order(act=Act.MAINTAIN, at=3.0, until=4_000_000_000.0, who="ann", because="", host=HOST))
     assert served.count("maintenance") == 1
-    served.ledger.order(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
-    served.ledger.record(1, "decided", "begin", "wedged", now=5.0)
+    served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
+    served.ledger.journal.record(1, "decided", "begin", "wedged", now=5.0)
     assert (served.count("brake_latched"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
 
 
@@ -594,7 +596,7 @@ def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
     monkeypatch.setattr(readiness, "READY_S", 0.3)
     in_process: Served = request.getfixturevalue("in_process")
     looks: list[float] = []
-    look = in_process.ledger.check_usable
+    look = in_process.ledger.health.check_usable
 
     def counted() -> None:
         looks.append(time.monotonic())
@@ -644,7 +646,7 @@ def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path) -> None:
         process.kill()
         process.wait()
 
-        assert served.ledger.take_new(HOST, now=1.0) == 1
+        assert served.ledger.inbox.take_new(HOST, now=1.0) == 1
 
 
 def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
@@ -782,17 +784,19 @@ def test_a_role_it_does_not_have_is_2() -> None:
 
 @pytest.mark.needs_postgres
 def test_on_a_shared_ledger_the_alerts_of_every_host_that_works_it_are_taken(shared: Served) -> None:
-    shared.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+    shared.ledger.executors.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
 
     answer = shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
 
     assert answer.json() == {"accepted": 2, "refused": 1}
-    assert [(reason, labels["host"]) for _, reason, _, labels in shared.ledger.refused()] == [("other_host", "box3")]
-    assert (shared.ledger.take_new(HOST, now=1.0), shared.ledger.take_new("box2", now=1.0)) == (1, 1)
+    assert [(reason, labels["host"]) for _, reason, _, labels in shared.ledger.inbox.refused()] == [
+        ("other_host", "box3")
+    ]
+    assert (shared.ledger.inbox.take_new(HOST, now=1.0), shared.ledger.inbox.take_new("box2", now=1.0)) == (1, 1)
 
 
 def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_beat_there(in_process: Served) -> None:
-    in_process.ledger.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
+    in_process.ledger.executors.beat(host="box2", pid=1, armed=True, started_at=1.0, errors=0, now=2.0)
 
     assert in_process.post(payload(sent("b", host="box2"))).json() == {"accepted": 0, "refused": 1}
 
@@ -800,12 +804,12 @@ def test_on_a_ledger_of_one_host_another_hosts_alert_is_refused_though_it_once_b
 @pytest.mark.needs_postgres
 def test_metrics_of_a_shared_ledger_count_each_hosts_own_share(shared: Served) -> None:
     for host in (HOST, "box2"):
-        shared.ledger.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
-    shared.ledger.order(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
+        shared.ledger.executors.beat(host=host, pid=1, armed=host == HOST, started_at=1.0, errors=0, now=2.0)
+    shared.ledger.orders.give(Order(act=Act.ARM, at=1.0, who="ann", because="", host=HOST))
     shared.post(payload(sent("a"), sent("b", host="box2"), sent("c", host="box3")))
-    shared.ledger.take_new(HOST, now=1.0)
-    shared.ledger.take_new("box2", now=1.0)
-    shared.ledger.would_act(1, "would", now=3.0)
+    shared.ledger.inbox.take_new(HOST, now=1.0)
+    shared.ledger.inbox.take_new("box2", now=1.0)
+    shared.ledger.journal.would_act(1, "would", now=3.0)
 
     assert shared.count("ledger_up") == 1
     assert shared.count("alerts_total", outcome="accepted", reason="") == 1
@@ -847,5 +851,5 @@ def test_what_postgresql_would_refuse_costs_its_own_alert_only(shared: Served, t
     answer = shared.post(payload(sent("bad", worker=text), sent("good")))
 
     assert (answer.status_code, answer.json()) == (202, {"accepted": 1, "refused": 1})
-    assert shared.ledger.take_new(HOST, now=1.0) == 1
-    assert [episode.worker for episode in shared.ledger.open_episodes()] == ["w1"]
+    assert shared.ledger.inbox.take_new(HOST, now=1.0) == 1
+    assert [episode.worker for episode in shared.ledger.episodes.list_open()] == ["w1"]

@@ -74,9 +74,9 @@ def test_what_a_real_alertmanager_sends_while_postgresql_is_away_comes_later_and
 
 def taken(served: Served) -> list[str]:
     """The workers of the open episodes, each as often as it has one."""
-    while served.ledger.take_new(HOST, now=1.0):
+    while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
-    return sorted(episode.worker for episode in served.ledger.open_episodes())
+    return sorted(episode.worker for episode in served.ledger.episodes.list_open())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")

@@ -26,9 +26,9 @@ NOWHERE = "http://127.0.0.1:9/"
 
 def taken(served: Served) -> set[str]:
     """The workers whose episodes are open once all that was accepted is taken."""
-    while served.ledger.take_new(HOST, now=1.0):
+    while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
-    return {episode.worker for episode in served.ledger.open_episodes()}
+    return {episode.worker for episode in served.ledger.episodes.list_open()}
 
 
 # --- a real Alertmanager
@@ -170,7 +170,7 @@ def test_what_is_resolved_while_it_is_asked_for_stays_resolved(
 
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it has answered")
         assert taken(served) == {"w1", "w2", "w3"}
-        firing = {each.worker: each.firing for each in ledger.open_episodes()}
+        firing = {each.worker: each.firing for each in ledger.episodes.list_open()}
         assert firing == {"w1": True, "w2": False, "w3": True}, "w1 fired anew, or it would not be listed"
         assert served.kept() == 2 + 1 + 2
 

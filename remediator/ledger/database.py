@@ -1,0 +1,32 @@
+"""The ledger's database, and what each group of its tables is built on."""
+
+from sqlalchemy import Engine
+
+from gpuwarden.db.clock import DatabaseClock
+from gpuwarden.db.engine import is_shared
+
+
+class LedgerDatabase:
+    """One database with the ledger's tables.
+
+    Args:
+        engine: the database.
+        host: whose remediator writes; `None` for a reader.
+    """
+
+    def __init__(self, engine: Engine, *, host: str | None = None) -> None:
+        self.engine = engine
+        self.host = host
+        self.clock = DatabaseClock(engine)
+        self.shared = is_shared(engine)
+        """Whether remediators of several hosts may work on it."""
+
+
+class LedgerPart:
+    """The operations on one group of the ledger's tables. Safe to share between threads."""
+
+    def __init__(self, database: LedgerDatabase) -> None:
+        self._engine = database.engine
+        self._host = database.host
+        self._clock = database.clock
+        self.shared = database.shared

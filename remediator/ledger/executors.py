@@ -1,0 +1,70 @@
+"""The executors of all hosts, and their newest heartbeat."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    select,
+)
+
+from gpuwarden.db.migrate import refuse_other_revisions
+from gpuwarden.db.transactions import reading, upsert, writing
+from remediator.ledger.database import LedgerPart
+from remediator.ledger.schema import (
+    EXECUTORS,
+    LEDGER,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutorHeartbeat:
+    """One host's executor: its process, its newest sign of life, what it counts. Times are Unix seconds."""
+
+    host: str
+    pid: int
+    armed: bool
+    started_at: float
+    beat_at: float
+    errors: int
+    workers: int | None
+
+
+class Executors(LedgerPart):
+    """The executors of all hosts, and their newest heartbeat."""
+
+    def beat(
+        self,
+        *,
+        host: str,
+        pid: int,
+        armed: bool,
+        started_at: float,
+        errors: int,
+        now: float,
+        workers: int | None = None,
+    ) -> None:
+        """The executor lives, and sees so many workers.
+
+        Raises:
+            NewerTablesError: a newer gpuwarden has taken the tables over.
+            DatabaseError: it could not be written.
+        """
+        row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
+        row |= {"errors": errors, "workers": workers}
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            connection.execute(
+                upsert(connection, EXECUTORS)
+                .values(host=host, **row)
+                .on_conflict_do_update(index_elements=[EXECUTORS.c.host], set_=row)
+            )
+
+    def last_beats(self) -> dict[str, float]:
+        """Every host whose executor has ever worked this ledger, and when it last said so, Unix seconds."""
+        return {each.host: each.beat_at for each in self.list_all()}
+
+    def list_all(self) -> list[ExecutorHeartbeat]:
+        """The newest sign of life of every host's executor, by host."""
+        names = [EXECUTORS.c[name] for name in ExecutorHeartbeat.__dataclass_fields__]
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(*names).order_by(EXECUTORS.c.host)).mappings()
+            return [ExecutorHeartbeat(**row) for row in rows]

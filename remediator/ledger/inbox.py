@@ -1,0 +1,252 @@
+"""The inbox: every alert that was accepted or refused, as it came, until an episode takes it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from gpuwarden.db.changes import notify_after_commit
+from gpuwarden.db.engine import is_shared
+from gpuwarden.db.locks import advisory_lock, try_advisory_lock
+from gpuwarden.db.transactions import autocommit, reading, upsert, writing
+from remediator.alert import Alert, Refusal, subject
+from remediator.ledger import retention
+from remediator.ledger.counters import Tally
+from remediator.ledger.database import LedgerPart
+from remediator.ledger.journal import write
+from remediator.ledger.schema import (
+    ALERTS,
+    EPISODES,
+    LEDGER,
+)
+from remediator.plan import (
+    Subject,
+)
+
+TAKE_MAX: Final = 500
+"""Alerts taken from the inbox in one go."""
+
+
+class Inbox(LedgerPart):
+    """The inbox: every alert that was accepted or refused, as it came, until an episode takes it."""
+
+    def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
+        """Make them durable: all of them, or DatabaseError and none."""
+        rows = [*(_row(alert, now) for alert in alerts), *self._refused(refusals, now)]
+        if not rows:
+            return
+        # One row that nothing else is written with needs no transaction around it: two round trips less.
+        with autocommit(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
+            self._insert(connection, rows)
+
+    def newest_alert(self) -> int:
+        """The number of the newest alert that is durable; 0 before the first."""
+        with reading(self._engine) as connection:
+            return connection.scalar(select(func.max(ALERTS.c.alert_id))) or 0
+
+    def accept_listed(
+        self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, asked_after: int, now: float
+    ) -> Sequence[Alert]:
+        """Make durable what an Alertmanager has listed, but for what was resolved since it was asked; those are told.
+
+        A list is from before its arrival, and no order of arrival tells which is newer: a firing one that is written
+        behind its own resolved would never be resolved again. One that fires anew is delivered.
+
+        Args:
+            alerts: which fire.
+            refusals: which cannot be taken up.
+            asked_after: the newest alert that was durable before it was asked.
+            now: Unix seconds.
+        """
+        resolved = select(ALERTS.c.fingerprint).where(ALERTS.c.alert_id > asked_after, ALERTS.c.firing == false())
+        with writing(self._engine) as connection:
+            if is_shared(self._engine):  # whoever is writing alerts has written them; writers of SQLite take turns
+                connection.execute(text(f"LOCK TABLE {ALERTS.name} IN SHARE ROW EXCLUSIVE MODE"))
+            over = set(connection.scalars(resolved.where(ALERTS.c.state != "refused")))
+            listed = [_row(alert, now) for alert in alerts if alert.fingerprint not in over]
+            if rows := [*listed, *self._refused(refusals, now)]:
+                self._insert(connection, rows)
+        return [alert for alert in alerts if alert.fingerprint in over]
+
+    def _refused(self, refusals: Sequence[Refusal], now: float) -> list[dict[str, Any]]:
+        return [
+            {
+                "received_at": now,
+                "host": self._host,
+                "fingerprint": refusal.fingerprint,
+                "firing": False,
+                "labels": dict(refusal.labels),
+                "annotations": {},
+                "starts_at": "",
+                "state": "refused",
+                "reason": refusal.reason,
+                "message": refusal.message,
+            }
+            for refusal in refusals
+        ]
+
+    def _insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        tally, refused = Tally(), [row["reason"] for row in rows if row["state"] == "refused"]
+        for reason in refused:
+            tally.refused(self._host or "", reason)
+        connection.execute(insert(ALERTS), rows)
+        if refused:
+            retention.keep_newest(connection, "refused")
+        tally.keep(connection)
+        notify_after_commit(connection, LEDGER.channel)
+
+    def take_new(self, host: str, *, now: float) -> int:
+        """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
+
+        A resolved alert opens nothing. In one transaction, so that an alert is tied once; whoever else takes for this
+        host waits, for two that open the same episodes in different orders would wait for one another. Those about
+        hosts that are silent are taken up by whoever comes first, one at a time: to another, one that is being taken up
+        is not there, and what resolves it would find nothing open.
+        """
+        tally = Tally()
+        with writing(self._engine) as connection:
+            advisory_lock(connection, f"alerts of {host}")
+            new = _NEW_OF_ANYBODY if try_advisory_lock(connection, "alerts about hosts") else _NEW
+            rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
+            taken: list[Row[Any]] = []
+            for row in rows:
+                episode_id = _open_episode_of(connection, row.labels)
+                if row.firing and episode_id is None:
+                    episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
+                    if episode_id is None:
+                        break  # another's was open, and is closed by now: the next look opens one, before what follows
+                elif row.firing:
+                    tally.duplicate(host)
+                state = "idle" if episode_id is None else "linked"
+                connection.execute(
+                    update(ALERTS)
+                    .where(ALERTS.c.alert_id == row.alert_id)
+                    .values(
+                        state=state, episode_id=episode_id, message=None if episode_id else "nothing was open for it"
+                    )
+                )
+                if episode_id is not None:
+                    state = "firing" if row.firing else "resolved"
+                    message = row.annotations.get("summary") or row.labels.get("alertname", "")
+                    write(connection, self._host, episode_id, "saw", "alert", message, now, state=state)
+                taken.append(row)
+            if any(not row.firing for row in taken):
+                retention.keep_newest(connection, "idle")
+            if taken:
+                tally.taken(host, len(taken))
+                tally.keep(connection)
+            return len(taken)
+
+    def abandon(self, *, before: float, now: float) -> Mapping[str, int]:
+        """Give up a bite of the alerts that were accepted before then, Unix seconds, and taken up by nobody since.
+
+        How many of each host. Each stays on record with that as its reason (`retention.ABANDONED_S`).
+        """
+        with reading(self._engine) as connection:
+            if not retention.untaken(connection, before=before):
+                return {}
+        with writing(self._engine) as connection:
+            gone = retention.abandon_some(connection, before=before, now=now)
+            tally = Tally()
+            for host, count in gone.items():
+                tally.taken(host, count)
+            tally.keep(connection)
+            return gone
+
+    def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
+        """The newest alerts that were refused or abandoned: when, the reason's word, the reason, the labels."""
+        its = ALERTS.c.state.in_(("refused", "abandoned"))
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(ALERTS).where(its).order_by(ALERTS.c.alert_id.desc()).limit(last))
+            return [(row.received_at, row.reason, row.message, row.labels) for row in rows]
+
+    def last_alert_at(self) -> float | None:
+        """When the webhook last took or refused an alert, Unix seconds."""
+        with reading(self._engine) as connection:
+            newest = select(ALERTS.c.received_at).order_by(ALERTS.c.alert_id.desc()).limit(1)
+            at: float | None = connection.scalar(newest)
+            return at
+
+
+def _row(alert: Alert, now: float) -> dict[str, Any]:
+    return {
+        "received_at": now,
+        "host": None if subject(alert.labels)[0] is Subject.HOST else alert.labels["host"],
+        "fingerprint": alert.fingerprint,
+        "firing": alert.firing,
+        "labels": dict(alert.labels),
+        "annotations": dict(alert.annotations),
+        "starts_at": alert.starts_at,
+        "state": "new",
+        "reason": None,
+        "message": None,
+    }
+
+
+def _new(its: ColumnElement[bool]) -> Select[Any]:
+    new = select(ALERTS).where(ALERTS.c.state == "new", its).order_by(ALERTS.c.alert_id)
+    return new.limit(bindparam("at_most", type_=Integer)).with_for_update(skip_locked=True)
+
+
+def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
+    """The open episode of a subject, kept open until this is committed: what is tied to a closed one would be lost."""
+    kind, name = subject(labels)
+    about = and_(EPISODES.c.subject == kind, EPISODES.c.worker == name)
+    its = and_(EPISODES.c.host == labels["host"], about, EPISODES.c.closed_at.is_(None))
+    return connection.scalar(select(EPISODES.c.episode_id).where(its).with_for_update(read=True))
+
+
+def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
+    """The episode that is opened, or that another host has opened at this moment."""
+    kind, name = subject(labels)
+    opened: int | None = connection.scalar(
+        upsert(connection, EPISODES)
+        .values(
+            remedy=labels["remedy"],
+            trip=labels["trip"],
+            host=labels["host"],
+            subject=kind,
+            worker=name,
+            **accused(labels),
+            alerted_at=alerted_at,
+            opened_at=now,
+            would_act=False,
+        )
+        .on_conflict_do_nothing()
+        .returning(EPISODES.c.episode_id)
+    )
+    return opened if opened is not None else _open_episode_of(connection, labels)
+
+
+def accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
+    """Which incarnation and attempt an alert speaks of; the names are those of the columns."""
+    return {
+        "incarnation": labels.get("incarnation") or None,
+        "job_id": _number(labels.get("job_id")),
+        "attempt": _number(labels.get("attempt")),
+    }
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+_NEW: Final = _new(ALERTS.c.host == bindparam("of"))
+
+
+_NEW_OF_ANYBODY: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))

@@ -1,0 +1,195 @@
+"""What is owed: at most one restart for each container incarnation and one settle for each job attempt."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy import (
+    Connection,
+    and_,
+    select,
+    update,
+)
+
+from gpuwarden.db.migrate import refuse_other_revisions
+from gpuwarden.db.transactions import upsert, writing
+from remediator.ledger import retention
+from remediator.ledger.counters import Tally
+from remediator.ledger.database import LedgerPart
+from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
+from remediator.ledger.journal import write
+from remediator.ledger.orders import trip_breaker, wait_for_others
+from remediator.ledger.recent import orders_in_force, recent_activity
+from remediator.ledger.schema import (
+    EPISODES,
+    INTENTS,
+    LEDGER,
+)
+from remediator.plan import (
+    OVER,
+    Begin,
+    Close,
+    Episode,
+    Intent,
+    Kind,
+    Outcome,
+    Stage,
+    Wait,
+)
+from remediator.reasons import Reason
+from remediator.remedies.guards import (
+    Latch,
+    Safeguards,
+    may_begin,
+    wish,
+)
+
+_FREED_ALREADY: Final = Close(
+    outcome=Outcome.SUPERSEDED,
+    reason=Reason.RESTARTED_ALREADY,
+    message="that incarnation of the container was freed already",
+)
+
+
+class Intents(LedgerPart):
+    """What is owed: at most one restart for each container incarnation and one settle for each job attempt."""
+
+    def begin(self, episode: Episode, step: Begin, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+        """Write the two intents. What is to be done instead when that may not be, and then nothing is written.
+
+        Whether it may is decided here too, in the transaction that begins: of many episodes at once, and hosts at
+        once, none begins what the one before it has made one too many, or an order has just forbidden. A storm latches
+        the brake. A settle that another episode already owes stays with it: the free stands on its own.
+        """
+        with writing(self._engine) as connection:
+            refuse_other_revisions(connection, LEDGER)
+            wait_for_others(connection)
+            this = EPISODES.c.episode_id == episode.episode_id
+            if not is_open(connection, episode.episode_id):
+                return CLOSED_MEANWHILE
+            if retention.is_spent(connection, Kind.FREE, step.free_key):
+                return _FREED_ALREADY
+            orders = orders_in_force(connection, now)
+            wanted = wish(episode, step)
+            recent = recent_activity(connection, wanted, orders, safeguards, now=now)
+            verdict = may_begin(wanted, orders, recent, safeguards, now=now)
+            if isinstance(verdict, Latch):
+                return trip_breaker(connection, self._host, verdict, now)
+            if verdict is not None:
+                return verdict
+            data: dict[str, Any] = {
+                "kind": step.container_kind,
+                "handle": step.container_handle,
+                "name": step.container_name,
+                "gpus": list(step.gpus),
+                "pids": sorted(step.pids),
+                "cgroup": step.cgroup,
+            }
+            if (warned := _warned_before(connection, episode, step.free_key)) is not None:
+                data["warned"] = {**warned, "done": True, "before": True}
+            if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
+                return _FREED_ALREADY
+            if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
+                claimed = {"incarnation": step.worker_incarnation}
+                _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
+            connection.execute(update(EPISODES).where(this).values(trip=step.trip))
+            write(connection, self._host, episode.episode_id, "decided", "begin", step.message, now)
+            return None
+
+    def advance(
+        self,
+        intent: Intent,
+        stage: Stage,
+        *,
+        episode_id: int,
+        act: str,
+        step: str,
+        message: str,
+        now: float,
+        data: Mapping[str, Any] | None = None,
+        unspent: bool = False,
+        state: str | None = None,
+        reason: Reason | None = None,
+    ) -> bool:
+        """Move an intent from the stage it was read at; false when another process moved it first.
+
+        One that is abandoned while it was only planned, or of which nothing has come (`unspent`), gives its key back:
+        the same target may come to need it after all.
+        """
+        unused = stage is Stage.ABANDONED and (unspent or intent.stage is Stage.PLANNED)
+        move = (
+            update(INTENTS)
+            .where(INTENTS.c.intent_id == intent.intent_id, INTENTS.c.stage == intent.stage)
+            .values(
+                stage=stage,
+                retired="unused" if unused else None,
+                entered_at=INTENTS.c.entered_at if stage is intent.stage else now,
+                data={**intent.data, **(data or {})},
+            )
+        )
+        tally = Tally()
+        with writing(self._engine) as connection:
+            if connection.execute(move).rowcount != 1:
+                return False
+            write(connection, self._host, episode_id, act, step, message, now, tally, state=state, reason=reason)
+            if stage in OVER and intent.stage not in OVER:
+                whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
+                tally.over(connection.scalars(whose).one(), intent.kind, stage)
+            tally.keep(connection)
+            return True
+
+    def withdraw(self, episode_id: int, reason: Reason, message: str, *, now: float) -> None:
+        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither."""
+        planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
+        found = select(INTENTS.c.host, INTENTS.c.kind).where(planned)
+        with writing(self._engine) as connection:
+            taken = connection.execute(found.with_for_update()).all()
+            if not taken:
+                return
+            retire = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, retired="withdrawn", entered_at=now)
+            connection.execute(retire)
+            write(connection, self._host, episode_id, "decided", "withdraw", message, now, reason=reason)
+            tally = Tally()
+            for row in taken:
+                tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
+            tally.keep(connection)
+
+
+def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:
+    """How this attempt of a job was warned under the newest promise for its container that was taken back."""
+    if episode.job_id is None:
+        return None
+    found = (
+        select(INTENTS.c.data)
+        .join(EPISODES, EPISODES.c.episode_id == INTENTS.c.episode_id)
+        .where(
+            INTENTS.c.kind == Kind.FREE,
+            INTENTS.c.key == key,
+            INTENTS.c.retired.is_not(None),
+            EPISODES.c.job_id == episode.job_id,
+            EPISODES.c.attempt == episode.attempt,
+        )
+    )
+    data = connection.scalar(found.order_by(INTENTS.c.intent_id.desc()).limit(1))
+    warned: Mapping[str, Any] | None = None if data is None else data.get("warned")
+    return warned
+
+
+def _promise(
+    connection: Connection, episode: Episode, kind: Kind, key: str, data: Mapping[str, Any], now: float
+) -> bool:
+    promised = (
+        upsert(connection, INTENTS)
+        .values(
+            episode_id=episode.episode_id,
+            kind=kind,
+            key=key,
+            host=episode.host,
+            stage=Stage.PLANNED,
+            created_at=now,
+            entered_at=now,
+            data=dict(data),
+        )
+        .on_conflict_do_nothing()
+        .returning(INTENTS.c.intent_id)  # not its row count, which PostgreSQL's driver does not tell of such an INSERT
+    )
+    return connection.scalar(promised) is not None
