@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from exporter.evidence import container_history, gpu_attribution, process_ownership, signs_of_life, worker_liveness
+from exporter.change_log import ChangeLog
+from exporter.evidence import container_history, gpu_attribution, process_ownership
 from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.gpu_history import GpuHistory
@@ -24,31 +25,23 @@ from exporter.evidence.vram_reclaim import ReturnHistory
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
-from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth, Timing
+from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.source_runner import Driver, SourceRunner
 from exporter.sources import processes, workers
 from exporter.sources.containers.cgroups import Places, Unlisted
-from exporter.sources.containers.poller import Listing, NoListingError
+from exporter.sources.containers.poller import Listing
 from exporter.sources.containers.systemd import Units
 from exporter.sources.gpu.nvml.presence import NvidiaHost
 from exporter.sources.process_io import Work
 from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
 from gpuwarden import cgroup, clock
-from gpuwarden.errors import GpuwardenError
 from gpuwarden.state_file import Stamp
 
 log: Final = structlog.get_logger("exporter")
-
-T = TypeVar("T")
-
-_TRUSTED: Final = {
-    "workers": ("state files cannot be trusted", "every state file can be trusted again"),
-    "tasks": ("task files cannot be trusted", "every task file can be trusted again"),
-}
-"""What is logged of the files of each as they turn bad and good again."""
 
 Listings = Mapping[str, Listing | None]
 """The newest listing of each engine, by kind; `None` where it tells none."""
@@ -69,19 +62,6 @@ class Containers(Protocol):
 
     def latest(self) -> Listing:
         """The newest listing, or OSError with the reason why there is none."""
-
-
-class Driver(Protocol):
-    """What asks the drivers of one source in a process of its own."""
-
-    def ask(self) -> None:
-        """Begin a look; reading the source waits for what comes of it, and tells what went wrong."""
-
-    def health(self) -> DriverHealth:
-        """How asking went so far."""
-
-    def timing(self) -> Timing | None:
-        """Of what reading the source told last; `None` before it was asked."""
 
 
 class Sampler:
@@ -112,7 +92,8 @@ class Sampler:
         self._attributed: set[int] = set()
         self._all_placed = False
         self._servers = servers
-        self._drivers = drivers or {}
+        self._runner = SourceRunner(drivers or {})
+        self._changes = ChangeLog(thresholds)
         self._host = host
         self._directory = directory
         self._containers = containers
@@ -134,14 +115,8 @@ class Sampler:
         self._deaths: dict[tuple[str, str], DeathHistory] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
         self._unknown: Counter[tuple[str, str, str]] = Counter()
-        self._failing: dict[str, str] = {}
-        self._succeeded_unix_s: dict[str, float] = {}
-        self._taken_s: dict[str, float] = {}
         self._told_last: dict[str, Mapping[str, Container]] = {}
         self._left: dict[str, Mapping[str, Container]] = {}
-        self._invalid: dict[str, dict[str, int]] = {}
-        self._suspected: dict[str, str] = {}
-        self._dead: set[str] = set()
         self._work = Work()
         self._rested: dict[str, _Rested] = {}
         self._snapshot: Snapshot | None = None
@@ -175,15 +150,15 @@ class Sampler:
     def sample(self) -> Snapshot:
         """Look once; the snapshot replaces the one before."""
         began_s = time.monotonic()
-        health: list[SourceHealth] = []
-        found_workers = self._ask("workers", lambda: workers.read(self._directory), health)
+        ask = self._runner.read
+        self._runner.begin()
+        found_workers = ask("workers", lambda: workers.read(self._directory))
         if found_workers is not None:
             found_workers = self._units.place(found_workers)
-        for driver in self._drivers.values():  # all of them before one is waited for: two may hang
-            driver.ask()
-        found_gpus = self._together({source: self._ask(source, read, health) for source, read in self._gpus.items()})
-        found_tasks = None if self._tasks is None else self._ask("tasks", self._tasks.read, health)
-        listings = {kind: self._ask(kind, source.latest, health) for kind, source in self._containers.items()}
+        self._runner.ask_drivers()
+        found_gpus = self._together({source: ask(source, read) for source, read in self._gpus.items()})
+        found_tasks = None if self._tasks is None else ask("tasks", self._tasks.read)
+        listings = {kind: ask(kind, source.latest) for kind, source in self._containers.items()}
         now = clock.stamp()
         self._losses, found_gpus = self._loss_history.observe(found_gpus, now_s=now.boottime_s)
         if found_gpus == self._found_gpus:  # then what has been worked out of them stands too
@@ -225,21 +200,21 @@ class Sampler:
         if found_workers is not None:
             found_workers = self._place_the_dead(found_workers, running, listings, ended)
         dead_s = self._dead_for(found_workers, {**ended, **{each.id: each for each in running.values()}}, now)
-        servers = self._look_at_servers(running, found_workers, listings, health, now)
+        servers = self._look_at_servers(running, found_workers, listings, now)
         snapshot = Snapshot(
             host=self._host,
             taken=now,
             gpus=found_gpus,
             workers=found_workers,
             containers=found,
-            sources=tuple(health),
+            sources=self._runner.health,
             thresholds=self._thresholds,
             ended=tuple(container_history.without_figures(each) for each in ended.values()),
             cpu_still_s=cpu_still_s,
             dead_s=dead_s,
             servers=servers,
             tasks=found_tasks,
-            drivers={source: driver.health() for source, driver in self._drivers.items()},
+            drivers=self._runner.driver_health,
             returning_bytes=self._return_history.observe(
                 found_gpus, ended=self._ended(found_gpus), now_s=now.boottime_s
             ),
@@ -255,7 +230,7 @@ class Sampler:
             unknown=dict(self._unknown),
             took_s=time.monotonic() - began_s,
         )
-        self._tell(snapshot)
+        self._changes.log_changes(snapshot)
         self._snapshot = snapshot
         return snapshot
 
@@ -264,73 +239,18 @@ class Sampler:
         running: Mapping[str, Container],
         found_workers: WorkerReadings | None,
         listings: Listings,
-        health: list[SourceHealth],
         now: Stamp,
     ) -> tuple[ServerEvidence, ...] | None:
         if self._servers is None or not listings or None in _holding(listings):
             return None
         look = self._servers.look
-        found = self._ask("servers", lambda: look(running.values(), found_workers, now_s=now.boottime_s), health)
+        found = self._runner.read("servers", lambda: look(running.values(), found_workers, now_s=now.boottime_s))
         if self._servers.keeps:
-            self._ask("answered", self._servers.keep, health)
+            self._runner.read("answered", self._servers.keep)
         for each in found or ():
             if each.unknown is not None:
                 self._unknown[each.container.name, "probe", each.unknown.reason] += 1
         return found
-
-    def _ask(self, source: str, read: Callable[[], T], health: list[SourceHealth]) -> T | None:
-        started_s = time.monotonic()
-        result: T | None = None
-        because = None
-        took_s = None
-        try:
-            result = read()
-        except (GpuwardenError, OSError) as error:
-            because = str(error)
-            took_s = error.took_s if isinstance(error, NoListingError) else None
-        except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
-            because = f"{type(error).__name__}: {error}"
-        taken_s = None
-        driver = self._drivers.get(source)
-        timing = None if driver is None else driver.timing()
-        if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
-            took_s, taken_s = result.duration_s, result.taken_s
-        elif timing is not None:  # asked for before it is waited for here, and a late one stands for some looks
-            took_s, taken_s = timing.took_s, timing.asked_s
-        duration_s = time.monotonic() - started_s if took_s is None else took_s
-        if because is None:
-            self._succeeded_unix_s[source] = self._done_unix_s(source, taken_s)
-        told = SourceHealth(
-            source=source,
-            success=because is None,
-            duration_s=duration_s,
-            because=because,
-            succeeded_unix_s=self._succeeded_unix_s.get(source),
-        )
-        for each in (told, *(result.beside if isinstance(result, Listing) else ())):
-            health.append(each)
-            self._tell_failing(each.source, each.because)
-        return result
-
-    def _tell_failing(self, source: str, because: str | None) -> None:
-        if because == self._failing.get(source):
-            return
-        if because is None:
-            log.info("source answers again", source=source)
-            self._failing.pop(source)
-        else:
-            log.warning("source failed", source=source, because=because)
-            self._failing[source] = because
-
-    def _done_unix_s(self, source: str, taken_s: float | None) -> float:
-        """When what a source tells was so, Unix seconds: now; or as it was taken, monotonic, where looks share it."""
-        if taken_s is None:
-            return time.time()
-        if self._taken_s.get(source) == taken_s:
-            return self._succeeded_unix_s[source]
-        self._taken_s[source] = taken_s
-        age_s = time.monotonic() - taken_s
-        return time.time() - age_s
 
     def _together(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         """The GPUs of every source that answered; `None` where none did."""
@@ -645,66 +565,6 @@ class Sampler:
         # What was not read in this look starts anew, as after a gap.
         self._cpu_histories = histories
         return still_s
-
-    def _tell(self, snapshot: Snapshot) -> None:
-        """Log what changed: state files that turned bad or good, suspicions (A4), deaths (A14)."""
-        if snapshot.tasks is not None:
-            self._tell_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.such_as)
-        if snapshot.workers is None:
-            return
-        invalid = dict(snapshot.workers.errors)
-        if snapshot.workers.duplicates:
-            invalid["duplicate"] = snapshot.workers.duplicates
-        self._tell_invalid("workers", invalid, snapshot.workers.such_as)
-        self._tell_suspected(snapshot.workers, snapshot)
-        self._tell_dead(snapshot.workers, snapshot)
-
-    def _tell_invalid(self, whose: str, invalid: dict[str, int], such_as: Mapping[str, str]) -> None:
-        if invalid != self._invalid.get(whose, {}):
-            bad, good = _TRUSTED[whose]
-            if invalid:
-                log.warning(bad, invalid=invalid, such_as=dict(such_as))
-            else:
-                log.info(good)
-            self._invalid[whose] = invalid
-
-    def _tell_suspected(self, found: WorkerReadings, snapshot: Snapshot) -> None:
-        suspected: dict[str, str] = {}
-        for sighting in found.workers:
-            job = sighting.job
-            if job is not None:
-                place = snapshot.container_of(sighting)
-                because = signs_of_life.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
-                if because is not None:
-                    suspected[sighting.worker.worker] = because
-                    if sighting.worker.worker not in self._suspected:
-                        log.info("silent but not accused", worker=sighting.worker.worker, job_id=job.job_id,
-                                 attempt=job.attempt, because=because)  # fmt: skip
-        for worker in self._suspected.keys() - suspected.keys():
-            log.info("no longer suspected", worker=worker)
-        self._suspected = suspected
-
-    def _tell_dead(self, found: WorkerReadings, snapshot: Snapshot) -> None:
-        dead: set[str] = set()
-        dead_after_s = self._thresholds.dead_after_s
-        for sighting in found.workers:
-            job, still_s = sighting.job, snapshot.cpu_still_of(sighting)
-            if job and worker_liveness.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
-                dead.add(sighting.worker.worker)
-                if sighting.worker.worker not in self._dead:
-                    log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,
-                              job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
-                              heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
-            elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= dead_after_s:
-                dead.add(sighting.worker.worker)
-                if sighting.worker.worker not in self._dead:
-                    place = snapshot.container_of(sighting)
-                    log.error("worker is dead: its process is gone", worker=sighting.worker.worker,
-                              job_id=job.job_id, attempt=job.attempt, dead_s=dead_s,
-                              container=place.container.name if place else None)  # fmt: skip
-        for worker in self._dead - dead:
-            log.info("worker is no longer dead", worker=worker)
-        self._dead = dead
 
 
 class _Own(NamedTuple):

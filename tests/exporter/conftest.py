@@ -14,8 +14,8 @@ import pytest
 import structlog
 from structlog.testing import LogCapture
 
-import exporter.sampler
 from deploy.standalone import debian_packages
+from exporter import change_log, sampler, source_runner
 from tests.nvml import driver as nvidia
 from tests.waiting import eventually
 
@@ -112,7 +112,8 @@ def start_worker(house: Path) -> Iterator[StartWorker]:
 def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     """What the sampler logs."""
     capture = LogCapture()
-    monkeypatch.setattr(exporter.sampler, "log", structlog.wrap_logger(None, processors=[capture]))
+    for module in (change_log, sampler, source_runner):
+        monkeypatch.setattr(module, "log", structlog.wrap_logger(None, processors=[capture]))
     return capture
 
 
