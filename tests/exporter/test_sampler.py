@@ -22,14 +22,16 @@ from exporter.model.container import ContainerEvidence, GpuShare, Tenancy
 from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
-from exporter.sampler import Sampler, _place_now
+from exporter.sampler import Sampler
 from exporter.sources import processes
+from exporter.sources.containers.cgroups import Places
 from exporter.sources.containers.poller import Listener, Listing
 from exporter.sources.gpu import simulated
 from exporter.sources.gpu.drm import clients
 from exporter.sources.gpu.drm.gpus import AMD, DrmGpus
 from exporter.sources.gpu.nvml.presence import NvidiaHost
 from exporter.sources.tasks import Tasks
+from exporter.worker_watch import place_now
 from gpuwarden import cgroup, clock, procfs, state_file
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.state_file import Stamp
@@ -362,8 +364,9 @@ def test_a_container_on_a_gpu_that_cannot_be_read_is_unknown_also_after_its_engi
 ) -> None:
     pid = os.getpid()
     docker = Docker(build.container(pid=pid, gpu_request=("0",)))
-    amd = Amd(house, Tree(tmp_path / "host"), pid, containers={"docker": docker})
-    monkeypatch.setattr(amd.sampler._places, "look", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
+    places = Places()
+    amd = Amd(house, Tree(tmp_path / "host"), pid, containers={"docker": docker}, places=places)
+    monkeypatch.setattr(places, "look", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
     looks = [amd.look()]
     amd.hangs = True
     looks += [amd.look()]
@@ -388,11 +391,11 @@ def test_a_container_that_its_engine_tells_of_no_more_is_forgotten_and_not_by_th
     look.sample()
     podman.error = OSError("it is away")
     look.sample()
-    kept = len(look._histories)
+    kept = len(look._containers._histories)
     docker.listing = Docker().listing
     look.sample()
 
-    assert (kept, len(look._histories)) == (1, 0)
+    assert (kept, len(look._containers._histories)) == (1, 0)
 
 
 def test_a_worker_that_cannot_be_listed_for_a_look_is_on_the_gpus_that_it_was_on(
@@ -402,9 +405,9 @@ def test_a_worker_that_cannot_be_listed_for_a_look_is_on_the_gpus_that_it_was_on
     looks = [amd.look()]
     amd.hangs = True
 
-    amd.sampler._directory = house / "nowhere"
+    house.rename(house.with_name("away"))
     looks += [amd.look()]
-    amd.sampler._directory = house
+    house.with_name("away").rename(house)
     looks += [amd.look()]
 
     assert looks == [(None, BOTH), None, (None, BOTH)]
@@ -569,7 +572,7 @@ def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted
 
     other = {"kubernetes": None} if podman == "pods" else {"podman": listing("podman", podman)}
 
-    found = _place_now(None, "f0", {"docker": listing("docker", docker), **other})
+    found = place_now(None, "f0", {"docker": listing("docker", docker), **other})
 
     assert (found and found.kind) == placed
 

@@ -6,17 +6,20 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Final, NamedTuple
 
 import pytest
 from structlog.testing import LogCapture
 
 from exporter.http import evidence
+from exporter.model.container import Container
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import CpuUse, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
+from exporter.sources.containers.poller import Listing
 from gpuwarden import procfs
 from gpuwarden.job import Phase
 from tests.exporter import builders as build
@@ -34,9 +37,14 @@ class Silence(NamedTuple):
     cpu_s: float | None
 
 
-def sampler(house: Path, *, dead_after_s: float = 30.0) -> Sampler:
+def sampler(house: Path, *running: Container, dead_after_s: float = 30.0) -> Sampler:
+    listing = Listing(containers={each.id: each for each in running}, taken_s=0.0, duration_s=0.0)
     return Sampler(
-        host="box-1", directory=house, containers={}, gpus=None, thresholds=Thresholds(dead_after_s=dead_after_s)
+        host="box-1",
+        directory=house,
+        containers={"docker": SimpleNamespace(latest=lambda: listing)} if running else {},
+        gpus=None,
+        thresholds=Thresholds(dead_after_s=dead_after_s),
     )
 
 
@@ -206,8 +214,7 @@ def test_a_container_whose_worker_cannot_be_read_is_counted_by_its_name(
     house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_as(monkeypatch, pid=2**22 + 1, container_id=build.DOCKER_ID)
-    look = sampler(house)
-    monkeypatch.setattr(look, "_running", lambda *_: {"i": build.container(pid=os.getpid())})
+    look = sampler(house, build.container(pid=os.getpid()))
 
     assert look.sample().unknown["worker-0", "cpu", "unreadable"] == 2
 

@@ -54,11 +54,13 @@ def test_thousands_of_scrapes_with_containers_that_come_and_go_leave_nothing_beh
 def soak(house: Path) -> tuple[frozenset[str], int]:
     """The containers that are published in the end, and by how many blocks the memory in use grows from warm on."""
     docker = Docker()
-    look = sampler(house, containers={"docker": docker}, gpus=lambda: build.gpus(build.gpu(0), build.gpu(1)))
     # On a host of its own: what comes and goes on this machine is no part of it.
     host = Host(house.parent / "host")
     host.process(os.getpid(), "system.slice/none.service")
-    look._places, look._unlisted = host.places(), host.unlisted()
+    gpus = build.gpus(build.gpu(0), build.gpu(1))
+    look = sampler(
+        house, containers={"docker": docker}, gpus=lambda: gpus, places=host.places(), unlisted=host.unlisted()
+    )
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(look.latest, host="box-1", thresholds=Thresholds()))
 

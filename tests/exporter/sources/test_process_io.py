@@ -583,7 +583,7 @@ def test_who_comes_or_goes_has_all_read_again(
 
     found.sample()
 
-    (rested,) = found._rested.values()
+    (rested,) = found._containers._rested.values()
     assert rested.work.processes is not None
     assert rested.work.processes.keys() == {worker.pid, os.getpid()}
 
@@ -599,11 +599,11 @@ def test_what_was_read_of_a_container_that_rests_is_forgotten_with_it_however_ma
         (running,) = found.sample().containers
         seen.add(running.container.incarnation)
 
-        assert list(found._rested) == [running.container.incarnation]
+        assert list(found._containers._rested) == [running.container.incarnation]
         worker.end()
     found.sample()
 
-    assert (len(seen), found._rested) == (3, {})
+    assert (len(seen), found._containers._rested) == (3, {})
 
 
 @pytest.mark.parametrize(

@@ -701,12 +701,14 @@ def told() -> Told:
 
 
 def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sampler:
-    given: dict[str, Any] = {"gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB)))}
-    sampler = Sampler(
+    given: dict[str, Any] = {
+        "gpus": lambda: build.gpus(build.gpu(0, build.process(41, 0.5, build.MIB))),
+        "places": host.places(),
+        "unlisted": host.unlisted(),
+    }
+    return Sampler(
         host="box-1", directory=directory, containers={"docker": engine}, thresholds=Thresholds(), **(given | changes)
     )
-    sampler._places, sampler._unlisted = host.places(), host.unlisted()
-    return sampler
 
 
 def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_kernel_and_driver_tell(
@@ -972,7 +974,8 @@ def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_b
                 list(pool.map(lambda full_id: client.api.remove_container(full_id, force=True), started))
             eventually(lambda: told[-1].isdisjoint(names), within_s=90)
             last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
-            left = sampler._histories | sampler._places._known | sampler._places._first | sampler._rested
+            watch = sampler._containers
+            left = watch._histories | watch._places._known | watch._places._first | watch._rested
             eventually(lambda: not group_files(tuple(made)), "the files of those that are gone are closed")
         finally:
             ended.set()

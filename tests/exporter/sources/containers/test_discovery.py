@@ -61,12 +61,10 @@ def on(host: Host, engines: Engines, directory: Path, group: str = scope()) -> S
     """A host with one GPU, and a process in a container on it."""
     host.process(41, group)
     gpus = build.gpus(build.gpu(0, build.process(41, 0.4, 6 * build.MIB)))
-    sampler = Sampler(
+    return Sampler(
         host="box-1", directory=directory, containers=engines, gpus=lambda: gpus, thresholds=Thresholds(),
-        met=engines.met,
+        met=engines.met, places=host.places(), unlisted=host.unlisted(),
     )  # fmt: skip
-    sampler._places, sampler._unlisted = host.places(), host.unlisted()
-    return sampler
 
 
 def seen(snapshot: Snapshot) -> tuple[dict[str, bool], list[str], bool]:

@@ -673,8 +673,8 @@ def test_a_pods_container_is_published_with_its_namespace_its_gpu_and_its_budget
             containers={"docker": dockers, "kubernetes": source},
             gpus=lambda: gpus,
             thresholds=Thresholds(),
+            places=host.places(),
         )
-        sampler._places = host.places()
         text = scraped(sampler.sample(), now=clock.stamp())
 
     name = 'container="ml/llm-0/server"'

@@ -215,9 +215,8 @@ def test_a_service_without_any_worker_is_a_container_with_what_its_processes_hav
         units = units_of(kernel, tmp_path, *patterns)
         sampler = Sampler(
             host="box-1", directory=tmp_path / "state", containers={}, gpus=lambda: gpus, thresholds=Thresholds(),
-            units=units,
+            units=units, places=kernel.places(),
         )  # fmt: skip
-        sampler._places = kernel.places()
         snapshot = [sampler.sample() for _ in range(2)][1]
         kinds = [(each.container.kind, each.container.incarnation) for each in snapshot.containers]
         shares = [share for each in snapshot.containers for share in each.shares]

@@ -1,0 +1,241 @@
+"""What is seen of each container that runs, and of the workers that share one, one look after another."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from exporter.evidence import container_history, gpu_attribution, process_ownership
+from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
+from exporter.evidence.gpu_attribution import GpuUse
+from exporter.evidence.unknown import UnknownCounter
+from exporter.gpu_watch import GpuView
+from exporter.model.container import Container, ContainerEvidence
+from exporter.model.gpu import GpuReadings
+from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+from exporter.model.worker import WorkerSighting
+from exporter.sources import processes
+from exporter.sources.containers.cgroups import Places
+from exporter.sources.containers.directory import HOLDING, Placement, Running
+from exporter.sources.process_io import Work
+
+RESTED_MAX_S: Final = 10.0
+"""For how long it is believed of a container that its processes have done nothing because none has had any CPU time,
+seconds: one that was moved by hand into a cgroup of another's CPU time would do so unseen."""
+
+BEGINNING_TOLD: Final = HOLDING | {"kubernetes", "systemd"}
+"""The kinds of containers of which it is told which process they began with; of others `pid` is any."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainersSeen:
+    """The evidence of each container; and, by worker, of those that share one: `Snapshot.apart`."""
+
+    containers: tuple[ContainerEvidence, ...]
+    apart: Mapping[str, ContainerEvidence]
+
+
+class ContainerWatch:
+    """Keeps the history of each container, by incarnation.
+
+    `asks` says whether there is any source of GPUs.
+    """
+
+    def __init__(self, thresholds: Thresholds, *, places: Places, unknown: UnknownCounter, asks: bool) -> None:
+        self._thresholds = thresholds
+        self._places = places
+        self._unknown = unknown
+        self._asks = asks
+        self._histories: dict[str, ContainerHistory] = {}
+        self._apart_histories: dict[_Own, ContainerHistory] = {}
+        self._told_apart: set[_Own] = set()
+        self._kinds: frozenset[str] = frozenset()  # of containers that were told of at some look before
+        self._work = Work()
+        self._rested: dict[str, _Rested] = {}
+
+    def look(
+        self,
+        running: Running,
+        placement: Placement,
+        gpus: GpuView,
+        sharing: Mapping[str, Sequence[WorkerSighting]],
+        *,
+        now_s: float,
+    ) -> ContainersSeen:
+        """Take in one look; `sharing` are the live workers of each container, by its id."""
+        # What is not told of now may be told of again, and is then still on the GPUs that it was on.
+        self._histories = {
+            incarnation: history
+            for incarnation, history in self._histories.items()
+            if incarnation in running.containers or history.kind in running.silent
+        }
+        self._rested = {each: rested for each, rested in self._rested.items() if each in running.containers}
+        self._told_apart = set()
+        looked = [
+            self._look_at(container, placement.looks[each], gpus, now_s, sharing.get(container.id, ()))
+            for each, container in running.containers.items()
+        ]
+        self._kinds |= running.told
+        # A worker that was not looked at by itself in this look begins again, as after a gap.
+        self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
+        self._work.let_go(placement.pids)
+        return ContainersSeen(
+            containers=tuple(each for each, _ in looked),
+            apart={name: own for _, each in looked for name, own in each.items()},
+        )
+
+    def _new_history(self, container: Container) -> ContainerHistory:
+        found = container.kind not in self._kinds
+        return ContainerHistory(self._thresholds, asks=self._asks, found=found)
+
+    def _look_at(
+        self,
+        container: Container,
+        look: tuple[frozenset[int] | None, RamUse],
+        view: GpuView,
+        now_s: float,
+        sharing: Sequence[WorkerSighting],
+    ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
+        """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
+
+        Unlike the container's, nothing of theirs is known while it is not known which processes there are.
+        """
+        pids, ram = look
+        gpus, lost = view.readings, view.losses.named
+        history = self._histories.get(container.incarnation)
+        if history is None:
+            history = self._new_history(container)
+            self._histories[container.incarnation] = history
+        use = history.use(container, pids, gpus)
+        members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
+        wanted = (
+            pids is None
+            or history.wants_work(use, now_s=now_s, lost=lost)
+            or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
+        )
+        work = self._work_of(container, pids, now_s) if wanted else container_history.AS_IT_WAS
+        frozen_s = self._places.frozen_s(container) if container.paused else None
+        found = history.observe(container, use, ram, work, now_s=now_s, lost=lost, frozen_s=frozen_s)
+        if found.gpu_unknown or found.ram_unknown or found.work_unknown:
+            self._count_unknown(found)
+        if not members:
+            return found, _NONE_APART
+        own = {
+            each.worker: each.history.observe(
+                container, each.use, _ram_of(each.pids), container_history.work_of(work, each.pids), now_s=now_s
+            )
+            for each in members
+        }
+        for told in own.values():
+            if told.ram_unknown is not None and found.ram_unknown is None:
+                self._unknown.add(container.name, "worker_ram", told.ram_unknown.reason)
+        return found, own
+
+    def _count_unknown(self, found: ContainerEvidence) -> None:
+        for what, unknown in (("gpu", found.gpu_unknown), ("ram", found.ram_unknown), ("work", found.work_unknown)):
+            if unknown is not None and unknown.reason != gpu_attribution.NO_GPU:
+                self._unknown.add(found.container.name, what, unknown.reason)
+
+    def _members(
+        self,
+        container: Container,
+        pids: frozenset[int],
+        gpus: GpuReadings | None,
+        history: ContainerHistory,
+        sharing: Sequence[WorkerSighting],
+    ) -> Sequence["_Member"]:
+        """The workers that share a container, with what counts as each one's own of its processes."""
+        if len(pids) > processes.PROCESSES_MAX:  # which is counted with their work
+            return ()
+        workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
+        first = container.pid if container.kind in BEGINNING_TOLD else None
+        own = process_ownership.own(pids, processes.born(pids), workers, first=first)
+        members = []
+        for each in sharing:
+            name, pid = each.worker.worker, each.pid
+            if pid is None or name not in own:
+                continue
+            key = _Own(container.incarnation, name, each.worker.incarnation, pid)
+            if key not in self._apart_histories:
+                self._apart_histories[key] = self._new_history(container)
+            self._told_apart.add(key)
+            use = gpu_attribution.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
+            members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
+        return members
+
+    def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
+        """What a container's processes have done; as it was read before where none of them has run since.
+
+        Who does no I/O, touches no memory and uses no CPU time needs none of it, and a full host has hundreds of them.
+        """
+        if pids is None:
+            return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
+        # Before the processes are read: who runs while they are has moved it by the next look.
+        cpu_time = self._places.cpu_time(container)
+        rested = self._rested.get(container.incarnation)
+        if (
+            rested is not None
+            and rested.cpu_time == cpu_time
+            and rested.pids == pids
+            and 0 <= now_s - rested.read_s < RESTED_MAX_S
+        ):
+            return rested.work
+        work = self._work_read(pids)
+        self._rested.pop(container.incarnation, None)
+        if cpu_time is not None and work.processes is not None:
+            self._rested[container.incarnation] = _Rested(cpu_time=cpu_time, pids=pids, read_s=now_s, work=work)
+        return work
+
+    def _work_read(self, pids: frozenset[int]) -> WorkUse:
+        if len(pids) > processes.PROCESSES_MAX:
+            because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
+            return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+        try:
+            found = self._work.read(pids)
+        except (OSError, ValueError, KeyError) as error:
+            return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+        if any(each.io_bytes is None for each in found.values()):
+            because = "the kernel does not tell us the I/O of its processes"
+            return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+        return WorkUse(processes=found)
+
+
+class _Own(NamedTuple):
+    """Whose processes are told apart: a worker as one process, in one incarnation of its container."""
+
+    container: str
+    worker: str
+    incarnation: str
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rested:
+    """What a container's processes had done by a look, and the CPU time that they had used together before it."""
+
+    cpu_time: bytes
+    pids: frozenset[int]
+    read_s: float
+    work: WorkUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """One of several workers of a container: its history, its own processes, and what these use of the GPUs."""
+
+    worker: str
+    history: ContainerHistory
+    pids: frozenset[int]
+    use: GpuUse
+
+
+_NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
+
+
+def _ram_of(pids: frozenset[int]) -> RamUse:
+    """What processes hold in RAM: of the page cache nothing, which is accounted to their container as a whole."""
+    try:
+        return RamUse(usage_bytes=processes.resident_bytes(pids))
+    except (OSError, ValueError) as error:
+        return RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))

@@ -1,0 +1,77 @@
+"""What one look at the host asks, source by source."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from exporter.model.gpu import GpuReadings
+from exporter.model.worker import TaskReadings, WorkerReadings
+from exporter.source_runner import SourceRunner
+from exporter.sources import workers
+from exporter.sources.containers.directory import Listings
+from exporter.sources.containers.poller import Listing
+from exporter.sources.containers.systemd import Units
+from exporter.sources.tasks import Tasks
+
+
+class Engine(Protocol):
+    """Where the running containers of one kind come from."""
+
+    def latest(self) -> Listing:
+        """The newest listing, or OSError with the reason why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What each source answered; `None` where it failed, or where there is none."""
+
+    workers: WorkerReadings | None
+    gpus: Mapping[str, GpuReadings | None]
+    tasks: TaskReadings | None
+    listings: Listings
+
+
+class HostSources:
+    """The sources of one host.
+
+    Args:
+        runner: runs each of them.
+        directory: the folder of the workers' state files.
+        units: finds which service each worker is of.
+        gpus: reads GPUs, by the name of the source.
+        engines: list the containers, by kind.
+        tasks: reads the tasks of other runners, where there is a folder of theirs.
+    """
+
+    def __init__(
+        self,
+        runner: SourceRunner,
+        *,
+        directory: Path,
+        units: Units,
+        gpus: Mapping[str, Callable[[], GpuReadings]],
+        engines: Mapping[str, Engine],
+        tasks: Tasks | None,
+    ) -> None:
+        self._runner = runner
+        self._directory = directory
+        self._units = units
+        self._gpus = gpus
+        self._engines = engines
+        self._tasks = tasks
+
+    def read(self) -> Answers:
+        """Ask each once."""
+        ask = self._runner.read
+        self._runner.begin()
+        found = ask("workers", lambda: workers.read(self._directory))
+        if found is not None:
+            found = self._units.place(found)
+        self._runner.ask_drivers()
+        return Answers(
+            workers=found,
+            gpus={source: ask(source, read) for source, read in self._gpus.items()},
+            tasks=None if self._tasks is None else ask("tasks", self._tasks.read),
+            listings={kind: ask(kind, engine.latest) for kind, engine in self._engines.items()},
+        )

@@ -1,0 +1,162 @@
+"""What is seen of each worker's process, one look after another: where it is or was, its CPU time, its death."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from exporter.evidence import container_history
+from exporter.evidence.unknown import UnknownCounter
+from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
+from exporter.model.container import Container
+from exporter.model.thresholds import Thresholds
+from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.sources import processes
+from exporter.sources.containers.directory import Listings, Running, holding
+from exporter.sources.containers.systemd import Units
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkersSeen:
+    """The workers, the dead ones with their container; `ended` are those of these containers that do not run.
+
+    `cpu_still_s` and `dead_s` are as in `Snapshot`.
+    """
+
+    workers: WorkerReadings | None
+    ended: tuple[Container, ...]
+    cpu_still_s: Mapping[int, float]
+    dead_s: Mapping[str, float]
+
+
+class WorkerWatch:
+    """Keeps what was seen of each worker."""
+
+    def __init__(self, thresholds: Thresholds, *, units: Units, unknown: UnknownCounter) -> None:
+        self._thresholds = thresholds
+        self._units = units
+        self._unknown = unknown
+        self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
+        self._deaths: dict[tuple[str, str], DeathHistory] = {}
+        self._last_places: dict[tuple[str, str], Container] = {}
+
+    def look(self, found: WorkerReadings | None, running: Running, listings: Listings, *, now_s: float) -> WorkersSeen:
+        """Take in one look."""
+        by_id = {each.id: each for each in running.containers.values()}
+        cpu_still_s = self._cpu_still(found, by_id, now_s)
+        ended: dict[str, Container] = {}
+        if found is not None:
+            found = self._place_the_dead(found, by_id, listings, ended)
+        dead_s = self._dead_for(found, {**ended, **by_id}, now_s)
+        return WorkersSeen(workers=found, ended=tuple(ended.values()), cpu_still_s=cpu_still_s, dead_s=dead_s)
+
+    def _place_the_dead(
+        self, found: WorkerReadings, by_id: Mapping[str, Container], listings: Listings, ended: dict[str, Container]
+    ) -> WorkerReadings:
+        """Give dead workers the container they were in, as far as it is known; what of it does not run joins `ended`.
+
+        A dead worker's files name no container: their lock has no holder any more. So each worker's is remembered while
+        it lives; and where nobody here has seen it alive, it is the one container that its folder is mounted into.
+        """
+        trees = {each.pid: each for each in by_id.values() if each.kind == "process"}
+        remembered: dict[tuple[str, str], Container] = {}
+        sightings: list[WorkerSighting] = []
+        for sighting in found.workers:
+            key = sighting.worker.worker, sighting.worker.incarnation
+            place = self._last_places.get(key)
+            if sighting.alive is False:
+                if place is not None and place.kind == "systemd":
+                    place = by_id.get(place.id) or self._units.renewed(place)
+                else:
+                    place = place_now(place, sighting.folder, listings)
+                if place is not None and place.id not in by_id:
+                    ended[place.id] = place
+            elif sighting.container_id is not None:
+                place = by_id.get(sighting.container_id, place)
+            elif sighting.pid is not None:
+                place = trees.get(sighting.pid, place)
+            if place is not None:
+                remembered[key] = place
+            dead_in = None if sighting.alive is not False or place is None else place.id
+            sightings.append(sighting if dead_in is None else replace(sighting, container_id=dead_in))
+        self._last_places = remembered
+        return replace(found, workers=tuple(sightings))
+
+    def _dead_for(self, found: WorkerReadings | None, places: dict[str, Container], now_s: float) -> dict[str, float]:
+        """For how long each dead worker has been seen dead, by name."""
+        histories: dict[tuple[str, str], DeathHistory] = {}
+        dead_s: dict[str, float] = {}
+        for sighting in () if found is None else found.workers:
+            if sighting.alive is not False:
+                continue
+            key = sighting.worker.worker, sighting.worker.incarnation
+            place = places.get(sighting.container_id or "")
+            if place is not None and place.paused:  # its time starts anew when the container goes on
+                self._unknown.add(place.name, "death", container_history.PAUSED.reason)
+                continue
+            histories[key] = self._deaths.get(key) or DeathHistory(self._thresholds)
+            dead_s[sighting.worker.worker] = histories[key].observe(
+                None if place is None else place.incarnation, sighting.worker.heartbeat, now_s=now_s
+            )
+        self._deaths = histories
+        return dead_s
+
+    def _cpu_still(
+        self, found: WorkerReadings | None, by_id: Mapping[str, Container], now_s: float
+    ) -> dict[int, float]:
+        """For how long the process of each live worker has used no CPU time, nor waited for storage, by pid."""
+        histories: dict[tuple[int, int], CpuHistory] = {}
+        workers_found = () if found is None else found.workers
+        stores = {
+            each.pid for each in workers_found if each.job is not None and each.job.phase in container_history.STORES
+        }
+        still_s: dict[int, float] = {}
+        for sighting in workers_found:
+            pid = sighting.pid
+            if pid in still_s or not sighting.alive:  # one process can be several workers
+                continue
+            place = by_id.get(sighting.container_id or "")
+            name = place.name if place else sighting.worker.worker
+            if place is not None and place.paused:
+                self._unknown.add(name, "cpu", container_history.PAUSED.reason)
+                continue
+            if pid is None:
+                self._unknown.add(name, "cpu", "pid_unknown")
+                continue
+            try:
+                use = processes.cpu_use(pid)
+            except (OSError, ValueError):
+                self._unknown.add(name, "cpu", "unreadable")
+                continue
+            process = (pid, use.start_ticks)
+            histories[process] = self._cpu_histories.get(process) or CpuHistory(self._thresholds)
+            still_s[pid] = histories[process].observe(use, now_s=now_s, stores=pid in stores)
+        # What was not read in this look starts anew, as after a gap.
+        self._cpu_histories = histories
+        return still_s
+
+
+def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:
+    """The live workers of each container, by its id."""
+    found_in: dict[str, list[WorkerSighting]] = {}
+    for each in () if found is None else found.workers:
+        if each.alive and each.pid is not None and each.container_id is not None:
+            found_in.setdefault(each.container_id, []).append(each)
+    return found_in
+
+
+def place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:
+    """Where a dead worker was, as its engine has that container now."""
+    if last is not None:
+        listing = listings.get(last.kind)
+        if listing is None:
+            return last
+        listed = listing.containers.get(last.id) or listing.down.get(last.id)
+        if listed is None and not last.listed:  # remembered while its engine was silent, which it is no more
+            return replace(last, listed=True)
+        return listed or last
+    asked = holding(listings)
+    known = [listing for listing in asked if listing is not None]
+    if len(known) < len(asked):
+        return None  # the engine that does not answer may have another that holds the folder
+    every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
+    found = [each for each in every if folder in each.folders]
+    return found[0] if len(found) == 1 else None
