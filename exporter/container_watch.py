@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from exporter.evidence import container_history, gpu_attribution, process_ownership
-from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
+from exporter.evidence import gpu_attribution, process_ownership, work_history
+from exporter.evidence.container_history import ContainerHistory, RamUse
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.unknown import UnknownCounter
+from exporter.evidence.work_history import WorkUse
 from exporter.gpu_watch import GpuView
 from exporter.model.container import Container, ContainerEvidence
 from exporter.model.gpu import GpuReadings
@@ -114,7 +115,7 @@ class ContainerWatch:
             or history.wants_work(use, now_s=now_s, lost=lost)
             or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
         )
-        work = self._work_of(container, pids, now_s) if wanted else container_history.AS_IT_WAS
+        work = self._work_of(container, pids, now_s) if wanted else work_history.AS_IT_WAS
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=lost, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
@@ -123,7 +124,7 @@ class ContainerWatch:
             return found, _NONE_APART
         own = {
             each.worker: each.history.observe(
-                container, each.use, _ram_of(each.pids), container_history.work_of(work, each.pids), now_s=now_s
+                container, each.use, _ram_of(each.pids), work_history.work_of(work, each.pids), now_s=now_s
             )
             for each in members
         }

@@ -18,14 +18,15 @@ from bench.corpus.scenario import Condition, Doing, Process, Program, Scenario, 
 from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
 from exporter.collectors.registry import SnapshotCollector
-from exporter.evidence import container_history, gpu_attribution, process_ownership, vram_budgets
-from exporter.evidence.container_history import WORKED_S, ContainerHistory, RamUse, WorkUse
+from exporter.evidence import container_history, gpu_attribution, process_ownership, vram_budgets, work_history
+from exporter.evidence.container_history import ContainerHistory, RamUse
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.gpu_loss import LossHistory
 from exporter.evidence.process_ownership import Born
 from exporter.evidence.server_health import Asking
 from exporter.evidence.vram_reclaim import ReturnHistory
 from exporter.evidence.windows import WORK_WINDOW_S
+from exporter.evidence.work_history import WORKED_S, WorkUse
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, Probe, ServerEvidence, Tenancy
 from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
@@ -638,17 +639,17 @@ class Host:
                 self._thresholds, found=self._snapshot is None
             )
         use = history.use(container, pids, gpus)
-        work = container_history.AS_IT_WAS
+        work = work_history.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
         looks = [(history, use), *((each.history, each.use) for each in members)]
         if wanted := _wanted(looks, now.boottime_s, lost):
             work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
-            work = container_history.NOT_LOOKED_AT
+            work = work_history.NOT_LOOKED_AT
         for each in members:
             own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
             self._apart[each.worker] = each.history.observe(
-                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), container_history.work_of(work, each.pids),
+                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.work_of(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
         found = history.observe(

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pytest
 from structlog.testing import LogCapture
 
-from exporter.evidence import container_history
+from exporter.evidence import gpu_trackers
 from exporter.evidence.container_history import RamUse
 from exporter.model.container import ContainerEvidence, GpuShare, Tenancy
 from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings
@@ -151,7 +151,7 @@ def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else
 def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
     house: Path, start_worker: StartWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_history, "OUTAGE_S", 0.0)
+    monkeypatch.setattr(gpu_trackers, "OUTAGE_S", 0.0)
     start_worker("w0")
     fails = partial(simulated.read, tmp_path / "no such file")
 

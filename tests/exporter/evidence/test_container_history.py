@@ -8,10 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.evidence import container_history, gpu_attribution, signs_of_life, windows, worker_liveness
-from exporter.evidence.container_history import OUTAGE_S, PAUSES_MAX, ContainerHistory, RamUse, WorkUse, without_figures
+from exporter.evidence import container_history, gpu_attribution, signs_of_life, windows, work_history, worker_liveness
+from exporter.evidence.container_history import PAUSES_MAX, ContainerHistory, RamUse, without_figures
 from exporter.evidence.gpu_attribution import HUNG, NO_GPU, REQUESTS_MAX, GpuUse, gpu_use
 from exporter.evidence.gpu_history import GpuHistory
+from exporter.evidence.gpu_trackers import OUTAGE_S
+from exporter.evidence.work_history import WorkUse
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, GpuShare
 from exporter.model.gpu import NUMBERED, WITH_NODES, Gpu, GpuFigures, GpuProcess, GpuReadings, GpuTotals, MigInstance
@@ -1739,8 +1741,8 @@ def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
 def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None:
     whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 
-    assert container_history.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
-    assert container_history.work_of(container_history.AS_IT_WAS, {2}) is container_history.AS_IT_WAS
+    assert work_history.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
+    assert work_history.work_of(work_history.AS_IT_WAS, {2}) is work_history.AS_IT_WAS
 
 
 # Whose turn it is to have its work read
@@ -1752,7 +1754,7 @@ def wanted(*looks: tuple[float, GpuUse], paused: bool = False, lost: Collection[
     for gap_s, gpu in looks:
         now_s += gap_s
         turns.append(history.wants_work(gpu, now_s=now_s, lost=lost))
-        work = WorkUse(processes={1: worked()}) if turns[-1] else container_history.AS_IT_WAS
+        work = WorkUse(processes={1: worked()}) if turns[-1] else work_history.AS_IT_WAS
         history.observe(build.container(paused=paused), gpu, ram(1), work, now_s=now_s)
     return turns
 
@@ -1799,7 +1801,7 @@ def test_work_is_read_at_each_look_while_a_gpu_is_lost_of_the_container_itself()
 def test_what_could_not_be_read_is_tried_again_at_the_next_look() -> None:
     history = ContainerHistory(RATES)
     turns = []
-    for number, work in enumerate([WorkUse(processes={1: worked()}), container_history.NOT_LOOKED_AT] * 2):
+    for number, work in enumerate([WorkUse(processes={1: worked()}), work_history.NOT_LOOKED_AT] * 2):
         turns.append(history.wants_work(use(0.99), now_s=1000.0 + 4 * number))
         history.observe(build.container(), use(0.99), ram(1), work, now_s=1000.0 + 4 * number)
 
@@ -1812,7 +1814,7 @@ def test_between_two_looks_at_the_work_of_a_pegged_container_what_was_told_stand
     for number in range(8):
         gpu = use(0.99) if number < 7 else use(0.0)
         turn = history.wants_work(gpu, now_s=1000.0 + number)
-        work = WorkUse(processes={1: worked()}) if turn else container_history.AS_IT_WAS
+        work = WorkUse(processes={1: worked()}) if turn else work_history.AS_IT_WAS
         told.append(history.observe(build.container(), gpu, ram(1), work, now_s=1000.0 + number).work_still_s)
 
     assert told == [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 7.0]
@@ -1823,7 +1825,7 @@ def test_what_was_done_between_two_looks_at_the_work_is_seen_at_the_later_one() 
     for number in range(13):  # the whole of it within the seconds that nobody looked
         gpu, now_s = use(0.9 if number < 12 else 0.0), 1000.0 + number
         done = worked(10**6, faults=10**4, cpu_s=3.0) if number > 9 else worked()
-        work = WorkUse(processes={1: done}) if history.wants_work(gpu, now_s=now_s) else container_history.AS_IT_WAS
+        work = WorkUse(processes={1: done}) if history.wants_work(gpu, now_s=now_s) else work_history.AS_IT_WAS
         last = history.observe(build.container(), gpu, ram(1), work, now_s=now_s)
 
     assert (last.io_still_s, last.fault_still_s, last.cpu_still_s) == (0.0, 0.0, 0.0)
@@ -1834,7 +1836,7 @@ def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_st
     for number in range(36):
         gpu, now_s = use(0.9 if number < 31 else 0.0), 1000.0 + number
         seen = {1: worked()} if number % 10 < 4 else {1: worked(), 100 + number: worked(10**9)}  # helpers come and go
-        work = WorkUse(processes=seen) if history.wants_work(gpu, now_s=now_s) else container_history.AS_IT_WAS
+        work = WorkUse(processes=seen) if history.wants_work(gpu, now_s=now_s) else work_history.AS_IT_WAS
         told.append(history.observe(build.container(), gpu, ram(1), work, now_s=now_s).io_still_s)
 
     assert told[:31] == [0.0] * 31
@@ -1845,7 +1847,7 @@ def test_what_was_not_seen_is_no_stillness_either_once_the_burst_before_it_is_te
     history, told = ContainerHistory(RATES), []
     for second in range(13):
         seen = WorkUse(processes={1: worked(1001 if second else 0)})
-        work = container_history.AS_IT_WAS if 1 < second < 7 else seen
+        work = work_history.AS_IT_WAS if 1 < second < 7 else seen
         told.append(history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second).io_still_s)
 
     assert told[-3:] == [0.0, 4.0, 5.0]
@@ -1855,8 +1857,8 @@ def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:
     history, why = ContainerHistory(RATES), Unknown(reason="io_unreadable", because="not for us")
     history.observe(build.container(), use(0.9), ram(1), WorkUse(processes={1: worked(None)}, unknown=why), now_s=1.0)
 
-    between = history.observe(build.container(), use(0.9), ram(1), container_history.AS_IT_WAS, now_s=2.0)
-    paused = history.observe(build.container(paused=True), use(0.9), ram(1), container_history.AS_IT_WAS, now_s=3.0)
+    between = history.observe(build.container(), use(0.9), ram(1), work_history.AS_IT_WAS, now_s=2.0)
+    paused = history.observe(build.container(paused=True), use(0.9), ram(1), work_history.AS_IT_WAS, now_s=3.0)
 
     assert (between.io_still_s, between.fault_still_s, between.work_unknown) == (None, 0.0, why)
     assert (paused.fault_still_s, paused.work_unknown) == (None, container_history.PAUSED)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
-from exporter.evidence.container_history import ContainerHistory, RamUse, WorkUse
+from exporter.evidence.container_history import ContainerHistory, RamUse
 from exporter.evidence.gpu_attribution import GpuUse
+from exporter.evidence.work_history import WorkUse
 from exporter.http import evidence
 from exporter.model.container import Container
 from exporter.model.snapshot import Snapshot
