@@ -1,0 +1,932 @@
+"""What a container has of GPUs, by what their drivers list of its processes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exporter.evidence import gpu_attribution
+from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.gpu_attribution import gpu_use
+from exporter.model.container import ContainerEvidence, GpuShare
+from exporter.model.gpu import Gpu, GpuProcess, GpuReadings, MigInstance
+from exporter.model.unknown import Unknown
+from tests.exporter import builders as build
+from tests.exporter.evidence.values import OTHER_PID, OWN, THRESHOLDS, ram
+
+pytestmark = pytest.mark.pure
+
+# Attribution
+
+
+def attributed(
+    *found: Gpu, request: tuple[str, ...] | None = ("all",), pids: frozenset[int] | None = OWN
+) -> tuple[float | None, str | None]:
+    """The container's utilisation, or the reason why it is unknown."""
+    result = gpu_use(build.container(gpu_request=request), pids, GpuReadings(source="test", gpus=found), THRESHOLDS)
+    return result.utilization_ratio, result.unknown.reason if result.unknown else None
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param([build.gpu(0)], (0.0, None), id="a container on no list is a measured 0"),
+        pytest.param([build.gpu(0, build.process(OTHER_PID, 0.9))], (0.0, None), id="another's work is not its own"),
+        pytest.param(
+            [build.gpu(0, build.process(4001, 0.2), build.process(4002, 0.3), build.process(OTHER_PID, 0.4))],
+            (0.5, None),
+            id="its processes are summed",
+        ),
+        pytest.param(
+            [build.gpu(0, build.process(4001, 0.8), build.process(4002, 0.9), utilization_ratio=1.0)],
+            (1.0, None),
+            id="a sum over 1 is 1",
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, build.process(4001, 0.7))], (0.7, None), id="the greatest of its GPUs counts"
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, processes=None)],
+            (None, "not_listed"),
+            id="one of two GPUs unlisted is unknown",
+        ),
+        pytest.param(
+            [build.gpu(0), build.gpu(1, build.process(4001, None))],
+            (None, "not_measured"),
+            id="an unmeasured process of its own is unknown",
+        ),
+        pytest.param(
+            [build.gpu(0, build.process(OTHER_PID, None))],
+            (None, "not_measured"),
+            id="an unmeasured process of another could hide its own child",
+        ),
+        pytest.param([build.gpu(0, utilization_ratio=None)], (None, "not_measured"), id="an unmeasured GPU is unknown"),
+        pytest.param(
+            [build.gpu(0, utilization_ratio=0.06)], (None, "unattributed"), id="unattributed over idle could be its"
+        ),
+        pytest.param([build.gpu(0, utilization_ratio=0.05)], (0.0, None), id="unattributed at idle does not veto"),
+        pytest.param(
+            [build.gpu(0, build.process(OTHER_PID, 0.85), utilization_ratio=0.9)],
+            (0.0, None),
+            id="0.90 - 0.85 is not over 0.05",
+        ),
+        pytest.param([], (None, "gpu_missing"), id="a host without GPUs measures none"),
+    ],
+)
+def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tuple[float | None, str | None]) -> None:
+    assert attributed(*found) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        pytest.param(("all",), (0.25, None), id="all"),
+        pytest.param(("0",), (0.25, None), id="by index"),
+        pytest.param(("GPU-0",), (0.25, None), id="by UUID"),
+        pytest.param(("0", "GPU-0", "0"), (0.25, None), id="one GPU named three times is one GPU"),
+        pytest.param(("0", "7"), (None, "gpu_missing"), id="one that is not reported"),
+        pytest.param(("GPU-0", "MIG-1"), (None, "gpu_missing"), id="a partition that is not reported"),
+        pytest.param(None, (None, "no_gpu"), id="none"),
+    ],
+)
+def test_the_gpus_of_a_container_are_those_it_asked_for(
+    request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]
+) -> None:
+    mine, another = build.process(4001, 0.25), build.process(OTHER_PID, 0.9)
+
+    assert attributed(build.gpu(0, mine), build.gpu(1, another), request=request_) == expected
+
+
+NVIDIA = build.gpu(0, build.process(4001, 0.25))
+AMD = build.gpu(0, uuid="GPU-amd", node="renderD128", attribution="device")
+INTEL = build.gpu(1, uuid="pci-0000:00:02.0", node="renderD129")
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus"),
+    [
+        pytest.param(("all",), ("GPU-0",), id="all is all of NVIDIA's"),
+        pytest.param(("0",), ("GPU-0",), id="an index is one of NVIDIA's"),
+        pytest.param(("renderD129",), ("GPU-0", "pci-0000:00:02.0"), id="a node, and the GPU that it is seen on"),
+        pytest.param(("GPU-amd",), ("GPU-0", "GPU-amd"), id="a UUID is anybody's"),
+        pytest.param(("dri",), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="the folder of all nodes"),
+        pytest.param(("0", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="an index and all nodes"),
+        pytest.param(("all", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="every GPU of either kind"),
+        pytest.param(("all", "renderD130"), ("GPU-0",), id="all, and a node of a GPU of NVIDIA's"),
+        pytest.param(("0", "renderD130"), ("GPU-0",), id="an index, and the node of that GPU"),
+    ],
+)
+def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+
+    assert (found.gpus, found.unknown) == (gpus, None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "missing"),
+    [
+        pytest.param(("renderD130",), "renderD130", id="a node"),
+        pytest.param(("1", "dri"), "1", id="an index, which is none of AMD's or Intel's"),
+    ],
+)
+def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing: str) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+
+    because = f"assigned GPU {missing} is not reported"
+    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "changes", "gpus"),
+    [
+        pytest.param("process", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a process that names none"),
+        pytest.param("systemd", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a service"),
+        pytest.param("kubernetes", ("all", "dri"), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a pod that was given some"),
+        pytest.param("docker", ("all",), {}, None, id="--gpus all is NVIDIA's, which nobody reads"),
+        pytest.param("process", ("all",), {"nvidia_unread": True}, None, id="a process that may be on NVIDIA's"),
+        pytest.param("process", ("all",), {"failed": ("gpu",)}, None, id="a process, and the driver does not answer"),
+        pytest.param("kubernetes", ("all", "dri"), {"nvidia_unread": True}, None, id="a pod that may be on NVIDIA's"),
+    ],
+)
+def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
+    kind: str, request_: tuple[str, ...], changes: dict[str, Any], gpus: tuple[str, ...] | None
+) -> None:
+    readings = replace(build.gpus(AMD, INTEL), **changes)
+
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == (None if gpus else "gpu_missing")
+    assert found.utilization_ratio == (0.0 if gpus else None)
+    if gpus:
+        assert found.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("request_", "readings", "because"),
+    [
+        pytest.param(
+            ("all",), build.gpus(INTEL), "every GPU of NVIDIA's is assigned, and none is reported", id="none is read"
+        ),
+        pytest.param(
+            ("all",),
+            replace(build.gpus(INTEL), nvidia_unread=True),
+            "every GPU of NVIDIA's is assigned, and none is reported, though its hardware or its driver is there",
+            id="none is read, and there are some",
+        ),
+        pytest.param(
+            ("dri",),
+            GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",)),
+            "every GPU with a render node is assigned, and their source fails",
+            id="a source that fails",
+        ),
+    ],
+)
+def test_which_gpus_are_missing_is_said(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because=because)
+
+
+FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
+
+
+@pytest.mark.parametrize(
+    ("request_", "gpus", "nameless"),
+    [
+        pytest.param(("all",), (), ("all",), id="a word"),
+        pytest.param(("0", "renderD128"), (), ("0", "renderD128"), id="an index and a node"),
+        pytest.param((FULL,), (FULL,), (), id="a UUID"),
+        pytest.param((FULL[:12],), (), (FULL[:12],), id="a part of one"),
+        pytest.param((f"MIG-{FULL}/7/0",), (), (f"MIG-{FULL}/7/0",), id="an older name of an instance"),
+        pytest.param(("renderD130",), ("GPU-gone",), (), id="a node of a GPU that was read before"),
+        pytest.param(("renderD130", "7", FULL), (FULL, "GPU-gone"), ("7",), id="one of each"),
+    ],
+)
+def test_of_what_is_missing_only_uuids_are_names_of_gpus(
+    request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]
+) -> None:
+    readings = GpuReadings(source="test", gpus=(INTEL,), failed=("gpu", "drm"), gone={"renderD130": "GPU-gone"})
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.gpus, found.nameless) == (gpus, nameless)
+    assert (found.unknown and found.unknown.reason) == "gpu_missing"
+
+
+def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_missing() -> None:
+    container = build.container(gpu_request=("0", FULL[:12]))
+
+    found = gpu_use(container, OWN, build.gpus(NVIDIA), THRESHOLDS, ("GPU-0", FULL))
+
+    assert (found.gpus, found.nameless) == (("GPU-0", FULL), (FULL[:12],))
+
+
+@pytest.mark.parametrize("request_", [("all",), ("0",)], ids=["all", "its index, which is another's now"])
+@pytest.mark.parametrize(
+    ("dropped", "reason"),
+    [
+        pytest.param(("GPU-7",), "gpu_missing", id="its driver lists it no more"),
+        pytest.param(("GPU-8",), None, id="that is another"),
+        pytest.param((), None, id="it was unmade, or goes by another name"),
+    ],
+)
+def test_a_gpu_that_a_container_had_and_that_is_lost_is_missing_and_not_idle_by_the_others(
+    request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(build.gpu(0),), dropped=dropped)
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
+
+    assert (found.unknown and found.unknown.reason, found.nameless) == (reason, ())
+    assert (found.gpus, found.utilization_ratio) == ((("GPU-0", "GPU-7"), None) if reason else (("GPU-0",), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("request_", "uuids", "found"),
+    [
+        pytest.param(FULL[:12], [FULL, "GPU-8932f938"], FULL, id="its first digits"),
+        pytest.param(FULL[:-1], [FULL], FULL, id="nearly all of it"),
+        pytest.param(FULL[:11], [FULL], None, id="too few to be sure of"),
+        pytest.param(FULL[:12], [FULL, f"{FULL[:12]}-another"], None, id="those of two"),
+        pytest.param(FULL[:12], [FULL, FULL[:12]], FULL[:12], id="a whole one, and the first digits of another"),
+        pytest.param(FULL[:12], ["GPU-8932f938"], None, id="those of none"),
+    ],
+)
+def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
+    gpus = [build.gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
+
+    use = gpu_use(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
+
+    assert use.gpus == ((found,) if found else ())
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (
+        (0.0, None) if found else (None, "gpu_missing")
+    )
+
+
+def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
+    gpu = build.gpu(0, uuid="GPU-18b70c33a1b2c3d4", node="renderD128")
+
+    use = gpu_use(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    assert (use.gpus, use.unknown and use.unknown.reason) == ((), "gpu_missing")
+
+
+@pytest.mark.parametrize(
+    ("request_", "found", "reason"),
+    [
+        pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="a node of a GPU that is gone"),
+        pytest.param(("all", "renderD131"), (NVIDIA,), "gpu_missing", id="beside all of NVIDIA's"),
+        pytest.param(("renderD131",), (NVIDIA,), "gpu_missing", id="the only one that had a node"),
+        pytest.param(("dri",), (NVIDIA, INTEL), "gpu_missing", id="one of all nodes"),
+        pytest.param(("0", "renderD130"), (NVIDIA, INTEL), None, id="a node that never was a GPU that is read"),
+        pytest.param(
+            ("dri",), (build.gpu(0, uuid="GPU-gone", node="renderD132"),), None, id="it has another node by now"
+        ),
+    ],
+)
+def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
+    request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=found, gone={"renderD131": "GPU-gone"})
+
+    use = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (use.unknown and use.unknown.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "found", "shares"),
+    [
+        pytest.param(
+            ("GPU-elsewhere",),
+            [build.gpu(0, build.process(4001, 0.25, 7), build.process(OTHER_PID, 0.5, 9)), build.gpu(1)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7, attributed=True)],
+            id="a name that fits no GPU, and processes on another",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0), build.gpu(1, build.process(4002, 0.5, 9))],
+            [
+                GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=True),
+                GpuShare(gpu="GPU-1", utilization_ratio=0.5, memory_bytes=9, attributed=True),
+            ],
+            id="one of two names, and processes on a third GPU",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, build.process(4001, None, None))],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False)],
+            id="and what its process does is unknown",
+        ),
+        pytest.param(
+            ("0", "7"),
+            [build.gpu(0, utilization_ratio=0.9, memory_used_bytes=9 * 2**30)],
+            [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
+            id="and work that is nobody's",
+        ),
+        pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
+    ],
+)
+def test_a_missing_gpu_costs_nothing_of_what_its_processes_hold_and_do_on_others(
+    request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]
+) -> None:
+    use = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
+
+    assert list(use.shares) == shares
+    assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (None, "gpu_missing")
+
+
+def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_share() -> None:
+    use = gpu_use(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    assert (use.shares, use.unknown and use.unknown.reason) == ((), "gpu_missing")
+
+
+def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> None:
+    container = build.container(gpu_request=("dri",))
+
+    found = gpu_use(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
+
+    assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", because="no GPU is assigned"))
+
+
+@pytest.mark.parametrize(
+    ("request_", "missing"),
+    [
+        pytest.param(("renderD129",), "renderD129", id="one"),
+        pytest.param(("dri", "renderD129"), "renderD129", id="beside all nodes"),
+        pytest.param(("renderD130", "renderD129"), "renderD129", id="two"),
+        pytest.param(("0", "renderD129"), None, id="beside a GPU of NVIDIA's, whose node it may be"),
+        pytest.param(("all", "renderD129"), None, id="beside all of NVIDIA's"),
+    ],
+)
+def test_a_gpu_that_was_gone_before_the_exporter_began_is_missed_by_who_was_given_its_node(
+    request_: tuple[str, ...], missing: str | None
+) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    because = f"assigned GPU {missing} is not reported"
+    assert found.unknown == (Unknown(reason="gpu_missing", because=because) if missing else None)
+    assert found.utilization_ratio == (None if missing else 0.0)
+
+
+def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> None:
+    mine = build.gpu(0, build.process(4001, 0.5, 5 * 2**20))
+
+    found = gpu_use(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=5 * 2**20, attributed=True),)
+    assert (found.gpus, found.utilization_ratio) == (("GPU-0",), None)
+
+
+@pytest.mark.parametrize(
+    ("request_", "had", "failed", "reason"),
+    [
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), ("drm",), "source_failed", id="it was on another"),
+        pytest.param(("0",), ("GPU-0",), ("drm",), None, id="it was on none of those"),
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), (), None, id="nothing fails, and it is on it no more"),
+        pytest.param(("7",), ("GPU-0", "GPU-amd"), ("drm",), "gpu_missing", id="and misses one"),
+    ],
+)
+def test_a_gpu_that_a_container_was_on_is_not_passed_over_while_its_source_fails(
+    request_: tuple[str, ...], had: tuple[str, ...], failed: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, had)
+
+    assert (found.gpus, found.unknown and found.unknown.reason) == (had if failed else ("GPU-0",), reason)
+    assert (found.utilization_ratio is None) == (reason is not None)
+
+
+UNREAD = replace(AMD, processes=None, unknown="AMD's compute driver is there and cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("pids", "gpus", "unlisted", "reason"),
+    [
+        pytest.param(OWN, (NVIDIA, UNREAD), (), "not_listed", id="its processes cannot be listed"),
+        pytest.param(OWN, (NVIDIA, AMD), (4002,), "not_listed", id="the open files of one of its own cannot be"),
+        pytest.param(OWN, (NVIDIA, AMD), None, "not_listed", id="those of too many cannot be"),
+        pytest.param(None, (NVIDIA, AMD), (), "processes_unknown", id="its own processes are unknown"),
+        pytest.param(OWN, (NVIDIA, replace(UNREAD, uuid="pci-0")), (), "not_listed", id="it goes by another name"),
+        pytest.param(OWN, (NVIDIA, AMD), (OTHER_PID,), None, id="it is listed without it"),
+        pytest.param(OWN, (NVIDIA,), None, None, id="it is gone"),
+    ],
+)
+def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
+    pids: frozenset[int] | None, gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
+
+    found = gpu_use(build.container(gpu_request=("0",)), pids, readings, THRESHOLDS, ("GPU-0", "GPU-amd"))
+
+    assert (found.gpus, found.unknown and found.unknown.reason) == (("GPU-0", "GPU-amd")[: 2 if reason else 1], reason)
+    assert (found.utilization_ratio is None) == (reason is not None)
+    assert [share.gpu for share in found.shares] == ([] if pids is None else ["GPU-0"])
+
+
+def test_a_gpu_without_a_render_node_is_listed_whole_by_its_driver() -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA, build.gpu(1)), unlisted=None)
+
+    found = gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-1"))
+
+    assert (found.gpus, found.utilization_ratio) == (("GPU-0",), 0.25)
+
+
+ON_BOTH = (NVIDIA, replace(AMD, processes=(build.process(4001, 0.9),)))
+FAILED = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",), gone={"renderD128": "GPU-amd"})
+BETWEEN = {
+    "nothing": (),
+    "its processes were unknown": ((None, build.gpus(*ON_BOTH)),),
+    "its list could not be read": ((OWN, build.gpus(NVIDIA, UNREAD)),),
+    "no source answered": ((OWN, None),),
+    "another process of its reader had not found it yet": (
+        (OWN, FAILED),
+        (OWN, GpuReadings(source="test", gpus=(NVIDIA, AMD), unlisted=(4001,))),
+    ),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_what_worked_on_a_gpu_is_not_idle_after_looks_that_could_not_see_it(
+    between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...],
+) -> None:
+    history = ContainerHistory(THRESHOLDS)
+    place = build.container(gpu_request=("0",))
+    found = []
+
+    for now_s, (pids, readings) in enumerate([(OWN, build.gpus(*ON_BOTH)), *between, (OWN, FAILED), (OWN, FAILED)]):
+        seen = gpu_use(place, pids, readings, THRESHOLDS, history.gpus)
+        found.append(history.observe(place, seen, ram(0), now_s=now_s))
+
+    assert [each.gpu_idle_s for each in found] == [0.0] + [None] * (len(found) - 1)
+    assert found[-1].busy_s["GPU-0"] - found[-2].busy_s["GPU-0"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "gpus", "unlisted", "reason"),
+    [
+        pytest.param("process", ("all",), (NVIDIA, UNREAD), (), "not_listed", id="a list that cannot be read"),
+        pytest.param("systemd", ("all",), (NVIDIA, AMD), (4001,), "not_listed", id="its open files cannot be listed"),
+        pytest.param("process", ("all",), (NVIDIA, AMD), (OTHER_PID,), None, id="another's cannot be"),
+        pytest.param("process", ("all",), (NVIDIA,), None, None, id="there is no such GPU"),
+        pytest.param("process", ("0",), (NVIDIA, UNREAD), (), None, id="it names a GPU of NVIDIA's"),
+        pytest.param("docker", ("all",), (NVIDIA, UNREAD), (), None, id="--gpus all gives NVIDIA's alone"),
+    ],
+)
+def test_what_sees_every_gpu_may_be_on_those_whose_processes_are_not_listed(
+    kind: str, request_: tuple[str, ...], gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
+
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
+    assert [share.gpu for share in found.shares] == ["GPU-0"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "request_", "failed", "reason"),
+    [
+        pytest.param("process", ("all",), ("drm",), "source_failed", id="a process that names none"),
+        pytest.param("systemd", ("all",), ("drm",), "source_failed", id="a service that names none"),
+        pytest.param("process", ("0",), ("drm",), None, id="one that names a GPU of NVIDIA's"),
+        pytest.param("docker", ("all",), ("drm",), None, id="--gpus all gives NVIDIA's alone"),
+        pytest.param("process", ("all",), (), None, id="nothing fails"),
+    ],
+)
+def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
+    kind: str, request_: tuple[str, ...], failed: tuple[str, ...], reason: str | None
+) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
+
+    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        pytest.param(("all",), None, id="all of NVIDIA's, which are read"),
+        pytest.param(("dri",), "gpu_missing", id="all nodes"),
+        pytest.param(("0", "renderD128"), "gpu_missing", id="an index, and a node that may be of one that is missing"),
+        pytest.param(("renderD128",), "gpu_missing", id="a node of a GPU that is missing"),
+        pytest.param(("GPU-0",), None, id="a GPU of a source that answers"),
+    ],
+)
+def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple[str, ...], reason: str | None) -> None:
+    readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",))
+
+    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+
+    assert (found.unknown and found.unknown.reason) == reason
+
+
+@pytest.mark.parametrize(
+    ("found", "attributed"),
+    [
+        pytest.param(build.gpu(0, build.process(4001, 0.9)), True, id="each process is measured"),
+        pytest.param(build.gpu(0, build.process(4001, 0.0)), True, id="idle, and measured"),
+        pytest.param(build.gpu(0, build.process(4001, None), utilization_ratio=0.9), False, id="its own is not"),
+        pytest.param(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.9), False, id="another's is not"),
+        pytest.param(build.gpu(0, utilization_ratio=0.9), False, id="nobody on the list does it"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=0.9), False, id="there is no list"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=None), None, id="a lost GPU does nothing known"),
+    ],
+)
+@pytest.mark.behaviour("A19")
+def test_where_only_the_whole_gpu_is_measured_that_is_told(found: Gpu, attributed: bool | None) -> None:
+    use = gpu_use(build.container(), OWN, build.gpus(found), THRESHOLDS)
+
+    assert [share.attributed for share in use.shares] == [attributed]
+    assert (use.unknown is None) == (attributed is True)
+
+
+def test_a_gpu_named_twice_has_one_share() -> None:
+    found = gpu_use(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+
+    assert found.gpus == ("GPU-0",)
+    assert len(found.shares) == 1
+
+
+def test_work_seen_on_another_gpu_than_asked_for_is_no_idleness() -> None:
+    elsewhere = build.gpu(1, build.process(4001, 0.9))
+
+    assert attributed(build.gpu(0), elsewhere, request=("0",)) == (0.9, None)
+    assert attributed(build.gpu(0), build.gpu(1, build.process(OTHER_PID, 0.9)), request=("0",)) == (0.0, None)
+
+
+def test_unknown_processes_make_the_utilisation_unknown() -> None:
+    assert attributed(build.gpu(0), pids=None) == (None, "processes_unknown")
+
+
+def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
+    found = gpu_use(build.container(), OWN, None, THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown == Unknown(reason="source_failed", because="no GPU source answers")
+
+
+def test_an_unknown_says_which_gpu_and_why() -> None:
+    lost = build.gpu(1, processes=None, utilization_ratio=None, unknown="GPU is lost")
+
+    found = gpu_use(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
+
+    assert found.gpus == ("GPU-0", "GPU-1")
+    assert found.unknown == Unknown(reason="not_listed", because="GPU-1: GPU is lost")
+    assert found.shares[1] == GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None)
+
+
+def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
+    known = build.gpu(0, build.process(4001, 0.0, 10), build.process(4002, 0.0, 20), build.process(OTHER_PID, 0.0, 40))
+    unknown = build.gpu(1, build.process(4001, 0.0, None))
+
+    found = gpu_use(build.container(), OWN, build.gpus(known, unknown), THRESHOLDS)
+
+    assert [share.memory_bytes for share in found.shares] == [30, None]
+
+
+@pytest.mark.parametrize(
+    ("found", "ratio", "size"),
+    [
+        pytest.param(
+            build.gpu(0, build.process(1, 0.25, 10), utilization_ratio=0.75, memory_used_bytes=30), 0.5, 20, id="rest"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
+            -0.25,
+            -20,
+            id="they are told to do and to hold more than it does and has in use",
+        ),
+        pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
+        pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
+        pytest.param(build.gpu(0, utilization_ratio=None, memory_used_bytes=None), None, None, id="no figure"),
+    ],
+)
+def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
+    assert found.unattributed_ratio == ratio
+    assert gpu_attribution.unattributed_bytes(found) == size
+
+
+percents = st.integers(0, 100).map(lambda percent: percent / 100)
+
+
+@pytest.mark.parametrize(
+    ("processes", "ratio", "size"),
+    [
+        pytest.param([build.process(7, 0.25, 10), build.process(8, 0.5, 20), build.process(4001, 0.1, 5)], 0.75, 30,
+                     id="their sum"),
+        pytest.param([build.process(4001, 0.1, 5)], 0.0, 0, id="nothing, where each is in a container"),
+        pytest.param([build.process(4001, None, None)], 0.0, 0, id="nothing, whatever those in containers do"),
+        pytest.param([build.process(7, None, 10), build.process(8, 0.5, None)], None, None, id="unknown by any"),
+        pytest.param(None, None, None, id="unknown without a list"),
+    ],
+)  # fmt: skip
+def test_what_processes_in_no_container_have_of_a_gpu(
+    processes: list[GpuProcess] | None, ratio: float | None, size: int | None
+) -> None:
+    gpu = build.gpu(0, processes=None) if processes is None else build.gpu(0, *processes)
+
+    found = gpu_attribution.unplaced(gpu, OWN)
+
+    assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
+
+
+def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own_time() -> None:
+    decodes = GpuProcess(pid=4001, utilization_ratio=0.02, memory_bytes=9, busiest_ratio=0.9)
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(build.gpu(0, decodes)), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (found.shares[0].utilization_ratio, found.shares[0].busiest_ratio) == (0.02, 0.9)
+    assert (found.gpu_idle_s, found.gpu_not_seen_busy_s) == (0.0, 0.0)
+    assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "total", "hidden", "idle_s"),
+    [
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9, busiest_ratio=0.9), 0.08, -0.82, 1.0, id="it decodes"),
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9), 0.08, 0.08, None, id="it does nothing that could be that time"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.35, 0.05, 1.0, id="as much as idle is left"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than that is left"),
+    ],
+)
+def test_time_of_a_gpu_that_a_neighbours_copies_and_video_may_be_is_not_taken_for_hidden_work(
+    neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None
+) -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    gpu = build.gpu(0, build.process(4001), neighbour, utilization_ratio=total)
+
+    def look(now_s: float) -> ContainerEvidence:
+        return history.observe(
+            container, gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS), RamUse(usage_bytes=1), now_s=now_s
+        )
+
+    look(1.0)
+    found = look(2.0)
+
+    assert (gpu.hidden_ratio, found.gpu_idle_s) == (hidden, idle_s)
+    assert gpu.unattributed_ratio == pytest.approx(total - (neighbour.utilization_ratio or 0.0))
+    assert found.shares[0].attributed is (idle_s is not None)
+
+
+work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, st.none() | percents), max_size=6)
+
+
+@given(work, percents)
+def test_utilisation_adds_up_whatever_is_told_of_each(
+    processes: list[tuple[int, float, float | None]], total: float
+) -> None:
+    listed = (GpuProcess(pid, own, 1, busiest_ratio=most) for pid, own, most in processes)
+    gpu = build.gpu(0, *listed, utilization_ratio=total)
+    a, b = OWN, frozenset({5001})
+
+    uses = [gpu_use(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
+
+    containers = sum(use.shares[0].utilization_ratio or 0.0 for use in uses)
+    outside = gpu_attribution.unplaced(gpu, a | b).utilization_ratio
+    assert containers + (outside or 0.0) + (gpu.unattributed_ratio or 0.0) == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30),
+            (None, None),
+            id="it may do what nobody listed does, and hold what nobody listed holds",
+        ),
+        pytest.param(
+            build.gpu(0, utilization_ratio=0.7), (None, 0), id="it may do what nobody listed does, who holds nothing"
+        ),
+        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="and does what it does"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.7),
+            (None, 0),
+            id="another is not measured, and the list says who holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.4, memory_used_bytes=2 * 2**30),
+            (None, None),
+            id="another is not measured, and somebody on no list holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.05, memory_used_bytes=2 * 2**30),
+            (None, 0),
+            id="another is not measured, of a GPU at rest: the memory that nobody holds is its driver's",
+        ),
+        pytest.param(
+            build.gpu(0, utilization_ratio=None, memory_used_bytes=2 * 2**30),
+            (None, None),
+            id="nobody knows whether the GPU works, and somebody on no list holds memory",
+        ),
+        pytest.param(
+            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
+        ),
+    ],
+)
+def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.memory_bytes) == told
+    assert not (share.attributed is False and 0 in told[:1])
+
+
+def test_a_look_that_cannot_compare_leaves_no_peak_of_nothing_behind() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+    unmeasured = build.process(OTHER_PID, None, 9)
+
+    def look(now_s: float, other: GpuProcess) -> ContainerEvidence:
+        gpu = build.gpu(0, other, utilization_ratio=0.4, memory_used_bytes=2 * 2**30)
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    first = look(1.0, unmeasured)
+    second = look(2.0, build.process(OTHER_PID, 0.0, 9))
+
+    assert [each.shares[0].memory_bytes for each in (first, second)] == [None, None]
+    assert (first.peak_bytes, second.peak_bytes) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("attribution", "used_ratio", "told"),
+    [
+        pytest.param("none", 0.03, (None, 0.0, 0.0), id="a GPU at rest of which nobody tells who uses it: idle"),
+        pytest.param("none", 0.7, (None, 0.0, None), id="at work for nobody listed: unknown"),
+        pytest.param("process", 0.03, (0.0, None, 0.0), id="a measured 0 is the utilisation itself"),
+    ],
+)
+def test_what_engines_did_is_told_apart_from_a_utilisation_that_cannot_be(
+    attribution: str, used_ratio: float, told: tuple[float | None, float | None, float | None]
+) -> None:
+    gpu = build.gpu(0, build.process(4001), attribution=attribution, utilization_ratio=used_ratio)
+
+    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+
+    (share,) = use.shares
+    assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == told
+
+
+def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
+    history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
+
+    def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
+        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
+
+    hidden = look(1.0, build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30))
+    shown = look(2.0, build.gpu(0))
+
+    assert (hidden.peak_bytes, hidden.busy_s) == ({}, {})
+    assert (shown.peak_bytes, shown.busy_s) == ({"GPU-0": 0}, {"GPU-0": 0.0})
+
+
+@given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
+def test_a_known_utilisation_accounts_for_the_gpu_to_within_idle(
+    processes: list[tuple[int, float]], total: float
+) -> None:
+    found = build.gpu(0, *(build.process(pid, ratio) for pid, ratio in processes), utilization_ratio=total)
+
+    own, reason = attributed(found)
+
+    listed = sum(ratio for _, ratio in processes)
+    assert (own is None) == (reason == "unattributed") == (round(total - listed, 9) > THRESHOLDS.idle_ratio)
+    if own is not None:
+        assert own == pytest.approx(min(1.0, sum(ratio for pid, ratio in processes if pid in OWN)))
+
+
+# Instances of a GPU
+
+
+def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
+    """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
+    mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
+    given: dict[str, Any] = {
+        "uuid": f"MIG-{number}",
+        "mig": mig,
+        "utilization_ratio": None,
+        "attribution": "none",
+    }
+    return build.gpu(0, *processes, **(given | changes))
+
+
+CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG mode", attribution="none")
+
+
+@pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
+def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: str) -> None:
+    own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
+    readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
+
+    found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
+
+    assert found.gpus == ("MIG-1",)
+    assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700, attributed=False),)
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+    assert found.unknown.reason == "not_measured"
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts", "missing"),
+    [
+        pytest.param(("MIG-0",), [instance(0, build.process(4001, None, 5))], {"MIG-0": False}, id="by its UUID"),
+        pytest.param(("MIG-0",), [instance(0)], {"MIG-0": False}, id="while none of its processes is there"),
+        pytest.param(("MIG-0",), [instance(0, processes=None)], {"MIG-0": False}, id="whose processes are not listed"),
+        pytest.param(
+            ("GPU-1",),
+            [instance(0, build.process(4001, None, 5)), instance(1), build.gpu(1, uuid="GPU-1")],
+            {"MIG-0": False, "GPU-1": True},
+            id="that its processes are on, beside a GPU that can be told apart",
+        ),
+        pytest.param(
+            None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="that nobody gave it"
+        ),
+        pytest.param(
+            ("all",),
+            [instance(0), instance(1)],
+            {"GPU-0": None, "MIG-0": None, "MIG-1": None},
+            id="all, and it is on none",
+        ),
+        pytest.param(
+            ("all",),
+            [instance(0, build.process(4001, None, 5)), instance(1, build.process(OTHER_PID, None, 5))],
+            {"GPU-0": None, "MIG-0": False, "MIG-1": None},
+            id="all, and it is on one",
+        ),
+        pytest.param(
+            ("all",), [instance(0, processes=None)], {"GPU-0": None, "MIG-0": False}, id="all, and it may be on one"
+        ),
+        pytest.param(
+            ("all", "MIG-1"),
+            [instance(0), instance(1)],
+            {"GPU-0": None, "MIG-0": None, "MIG-1": False},
+            id="all, and one by its name",
+        ),
+        pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole, whose instances nobody names"),
+        pytest.param(
+            ("0",),
+            [instance(0, build.process(4001, None, 5)), instance(1)],
+            {"GPU-0": None, "MIG-0": False},
+            id="the whole, and it is seen on which",
+        ),
+    ],
+)
+@pytest.mark.behaviour("A19")
+def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
+    request_: tuple[str, ...] | None, parts: list[Gpu], missing: dict[str, bool | None]
+) -> None:
+    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
+
+    assert {share.gpu: share.attributed for share in found.shares} == missing
+    assert found.utilization_ratio is None
+
+
+def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_any_others() -> None:
+    busy = build.gpu(0, build.process(4001, None, 5), utilization_ratio=0.9)
+    other = build.gpu(1, build.process(OTHER_PID, None, 5), utilization_ratio=0.9)
+
+    found = gpu_use(build.container(gpu_request=None), OWN, build.gpus(busy, other), THRESHOLDS)
+
+    assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=5, attributed=False),)
+
+
+def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
+    found = gpu_use(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
+
+    assert found.utilization_ratio is None
+    assert found.unknown is not None
+
+
+def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
+    readings = build.gpus(CUT, instance(0))
+
+    found = gpu_use(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
+
+    assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
+
+
+def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
+    own = instance(0, build.process(4001, None, 700), memory_used_bytes=900)
+    assert own.mig
+    shared = replace(own, mig=replace(own.mig, shares_memory=True))
+
+    assert gpu_attribution.unattributed_bytes(own) == 200
+    assert gpu_attribution.unattributed_bytes(shared) is None

@@ -1,0 +1,86 @@
+"""What is counted of each GPU, whichever container used it."""
+
+from dataclasses import replace
+
+import pytest
+
+from exporter.evidence.gpu_history import GpuHistory
+from exporter.model.gpu import GpuFigures, GpuReadings, GpuTotals
+from tests.exporter import builders as build
+from tests.exporter.evidence.values import THRESHOLDS
+
+pytestmark = pytest.mark.pure
+
+# Counters of a GPU
+
+
+def counted(*looks: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
+    """What has been counted after the last of these looks: seconds since the one before, and what was read."""
+    history, now_s = GpuHistory(THRESHOLDS), 1000.0
+    for gap_s, readings in looks:
+        now_s += gap_s
+        last = history.observe(readings, now_s=now_s)
+    return dict(last)
+
+
+def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
+    return build.gpus(build.gpu(0, uuid=uuid, utilization_ratio=utilization_ratio))
+
+
+@pytest.mark.parametrize(
+    ("looks", "busy_s"),
+    [
+        pytest.param([(0, at(0.9))], 0.0, id="from zero at the first look"),
+        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each look stands for the time before it"),
+        pytest.param([(0, at(None))], None, id="absent until something was measured"),
+        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="and from zero then"),
+        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="an unknown look adds nothing"),
+        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="nor does one without a source"),
+        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="nor the time after a gap"),
+        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
+    ],
+)
+def test_the_time_a_gpu_was_busy_is_counted_of_measured_looks_only(
+    looks: list[tuple[float, GpuReadings | None]], busy_s: float | None
+) -> None:
+    assert counted(*looks)["GPU-0"].busy_s == busy_s
+
+
+def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=0.5))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert {uuid: found.busy_s for uuid, found in counted((0, both), (1, both)).items()} == {"GPU-0": 1.0, "GPU-1": 0.5}
+    assert list(counted((0, both), (1, first))) == ["GPU-0"]
+    assert counted((0, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+    assert counted((0, both), (1, None)) == {}
+    assert counted((0, both), (1, None), (1, both))["GPU-1"].busy_s == 0.5
+
+
+def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_not() -> None:
+    both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=1.0))
+    first = build.gpus(build.gpu(0, utilization_ratio=1.0))
+
+    assert counted((0, both), (1, both), (1, replace(first, failed=("drm",))), (1, both))["GPU-1"].busy_s == 2.0
+    assert counted((0, both), (1, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
+
+
+def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_their_reason() -> None:
+    history, readings = GpuHistory(THRESHOLDS), build.gpus(build.gpu(0), build.gpu(1))
+
+    history.observe(readings, now_s=1.0, returning_unknown={"GPU-0": "not_yet", "GPU-1": "not_yet"})
+    history.observe(readings, now_s=2.0, returning_unknown={"GPU-0": "not_yet"})
+    found = history.observe(readings, now_s=3.0, returning_unknown={})
+
+    figure = "memory_returning_bytes", "not_yet"
+    assert {uuid: each.unknown for uuid, each in found.items()} == {"GPU-0": {figure: 2}, "GPU-1": {figure: 1}}
+
+
+def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
+    refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
+    other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
+
+    found = counted((0, refused), (1, refused), (1, other))
+
+    assert found["GPU-0"].unknown == {("power_watts", "timeout"): 2, ("power_watts", "failed"): 1}
+    assert found["GPU-1"].unknown == {}

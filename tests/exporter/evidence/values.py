@@ -1,0 +1,21 @@
+"""Values that several modules of tests of evidence share."""
+
+from exporter.evidence.container_history import RamUse
+from exporter.evidence.gpu_attribution import GpuUse
+from exporter.model.container import GpuShare
+from exporter.model.thresholds import Thresholds
+from exporter.model.unknown import Unknown
+
+THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
+OWN = frozenset({4001, 4002})
+OTHER_PID = 9999
+
+
+def use(utilization_ratio: float | None) -> GpuUse:
+    share = GpuShare(gpu="GPU-0", utilization_ratio=utilization_ratio, memory_bytes=0)
+    unknown = Unknown(reason="not_listed", because="said so") if utilization_ratio is None else None
+    return GpuUse(gpus=("GPU-0",), shares=(share,), utilization_ratio=utilization_ratio, unknown=unknown)
+
+
+def ram(usage_bytes: int | None) -> RamUse:
+    return RamUse(usage_bytes=usage_bytes)
