@@ -21,10 +21,6 @@ from exporter.sources.containers.cgroups import Places
 from exporter.sources.containers.directory import HOLDING, Placement, Running
 from exporter.sources.process_io import Work
 
-RESTED_MAX_S: Final = 10.0
-"""For how long it is believed of a container that its processes have done nothing because none has had any CPU time,
-seconds: one that was moved by hand into a cgroup of another's CPU time would do so unseen."""
-
 BEGINNING_TOLD: Final = HOLDING | {"kubernetes", "systemd"}
 """The kinds of containers of which it is told which process they began with; of others `pid` is any."""
 
@@ -53,7 +49,6 @@ class ContainerWatch:
         self._told_apart: set[_Own] = set()
         self._kinds: frozenset[str] = frozenset()  # of containers that were told of at some look before
         self._work = Work()
-        self._rested: dict[str, _Rested] = {}
 
     def look(
         self,
@@ -71,7 +66,6 @@ class ContainerWatch:
             for incarnation, history in self._histories.items()
             if incarnation in running.containers or history.kind in running.silent
         }
-        self._rested = {each: rested for each, rested in self._rested.items() if each in running.containers}
         self._told_apart = set()
         looked = [
             self._look_at(container, placement.looks[each], gpus, now_s, sharing.get(container.id, ()))
@@ -110,12 +104,8 @@ class ContainerWatch:
             self._histories[container.incarnation] = history
         use = history.use(container, pids, gpus)
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
-        wanted = (
-            pids is None
-            or history.wants_work(use, now_s=now_s, lost=lost)
-            or (bool(members) and any(each.history.wants_work(each.use, now_s=now_s) for each in members))
-        )
-        work = self._work_of(container, pids, now_s) if wanted else work_history.AS_IT_WAS
+        # That the processes are unknown is counted already, as the unknown GPU or RAM.
+        work = WorkUse(processes=None) if pids is None else self._work_read(pids)
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=lost, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
@@ -165,29 +155,6 @@ class ContainerWatch:
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
         return members
 
-    def _work_of(self, container: Container, pids: frozenset[int] | None, now_s: float) -> WorkUse:
-        """What a container's processes have done; as it was read before where none of them has run since.
-
-        Who does no I/O, touches no memory and uses no CPU time needs none of it, and a full host has hundreds of them.
-        """
-        if pids is None:
-            return WorkUse(processes=None)  # which is counted already, as the GPU's or the RAM's unknown
-        # Before the processes are read: who runs while they are has moved it by the next look.
-        cpu_time = self._places.cpu_time(container)
-        rested = self._rested.get(container.incarnation)
-        if (
-            rested is not None
-            and rested.cpu_time == cpu_time
-            and rested.pids == pids
-            and 0 <= now_s - rested.read_s < RESTED_MAX_S
-        ):
-            return rested.work
-        work = self._work_read(pids)
-        self._rested.pop(container.incarnation, None)
-        if cpu_time is not None and work.processes is not None:
-            self._rested[container.incarnation] = _Rested(cpu_time=cpu_time, pids=pids, read_s=now_s, work=work)
-        return work
-
     def _work_read(self, pids: frozenset[int]) -> WorkUse:
         if len(pids) > processes.PROCESSES_MAX:
             because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
@@ -209,16 +176,6 @@ class _Own(NamedTuple):
     worker: str
     incarnation: str
     pid: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Rested:
-    """What a container's processes had done by a look, and the CPU time that they had used together before it."""
-
-    cpu_time: bytes
-    pids: frozenset[int]
-    read_s: float
-    work: WorkUse
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,14 +41,10 @@ class GpuWatch:
         self._gpu_history = GpuHistory(thresholds)
         self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
         self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
-        self._found: GpuReadings | None = None
 
     def merge(self, answers: Mapping[str, GpuReadings | None], *, now_s: float) -> GpuView:
         """Take in what each source has answered, `None` where it has not."""
         losses, found = self._loss_history.observe(self._merged(answers), now_s=now_s)
-        if found == self._found:  # then what has been worked out of them stands too
-            found = self._found
-        self._found = found
         return GpuView(readings=found, losses=losses)
 
     def account(self, view: GpuView, placement: Placement, *, now_s: float) -> GpuAccount:

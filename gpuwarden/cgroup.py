@@ -330,27 +330,6 @@ def frozen(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = R
     return False
 
 
-def cpu_time(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> File | None:
-    """The file that tells how much CPU time all processes of a container have used; `None` where nothing accounts it.
-
-    By cpuacct.usage (cgroup-v1/cpuacct.rst), nanoseconds, and in version 2 by cpu.stat, microseconds. It stands as long
-    as none of them runs, but for what the kernel books as late as the next clock tick.
-
-    Raises:
-        OSError: the process is gone.
-    """
-    for controllers, path in sorted(_groups(pid, container, proc), reverse=True):
-        told: tuple[str, ...] = ()
-        if "cpuacct" in controllers.split(","):
-            told = tuple(f"{root}/{each}/{path}/cpuacct.usage" for each in ("cpuacct", controllers))
-        elif not controllers:
-            told = tuple(f"{each}/{path}/cpu.stat" for each in (root, f"{root}/unified"))
-        for file in told:
-            with contextlib.suppress(FileNotFoundError):
-                return File(file)
-    return None
-
-
 def place(pid: int, container: str, *, proc: Path = procfs.PROC, root: Path = ROOT) -> Place:
     """Where a container is accounted, by its id and one of its processes. It does not move as long as it is there.
 

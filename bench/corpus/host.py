@@ -6,11 +6,11 @@ its own collectors: no series is made up.
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Container as Names
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -26,7 +26,7 @@ from exporter.evidence.process_ownership import Born
 from exporter.evidence.server_health import Asking
 from exporter.evidence.vram_reclaim import ReturnHistory
 from exporter.evidence.windows import WORK_WINDOW_S
-from exporter.evidence.work_history import WORKED_S, WorkUse
+from exporter.evidence.work_history import WorkUse
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container, ContainerEvidence, Probe, ServerEvidence, Tenancy
 from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
@@ -70,14 +70,12 @@ HELPER: Final = 500
 """By how much the pid of whoever does a worker's work is greater than the worker's own, where that is another."""
 BEFORE_S: Final = int(WORK_WINDOW_S + Thresholds.gap_max_s)
 """For so long before a change it is looked each second: what is averaged over a window then is so of equal looks."""
-AFTERWARDS_S: Final = int(WORKED_S + WORK_WINDOW_S + Thresholds.gap_max_s)
+AFTERWARDS_S: Final = int(30 + WORK_WINDOW_S + Thresholds.gap_max_s)
 """And after one: by then the exporter's evidence has come to what it goes on with until the next."""
 SCRAPED: Final = ("watched", "clock set", "rebooted")
 """Hosts whose scrapes succeed."""
 BLIND: Final = ("unwatched", "frozen", "asleep")
 """Hosts whose exporter does not look."""
-
-_T = TypeVar("_T")
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A series: its name and its labels, `host` among them."""
@@ -321,9 +319,7 @@ class Host:
         self._places: dict[str, Container] = {}  # the engine's: it lists those that are down too
         self._every_s = math.gcd(int(self._thresholds.gap_max_s), scenario.scrape_s)
         self._closely = frozenset(self._looked_at_closely(mine))
-        self._reads_s: int | None = None
         self._told: tuple[object, GpuReadings | None] = ((), None)
-        self._found: dict[Hashable, object] = {}
         self._answered_file = b""
         self._start_exporter()
 
@@ -371,9 +367,9 @@ class Host:
         """Whether a look at this second finds what the ones around it do not tell.
 
         Else every look would find what the last one found, or the same more of it, and change no figure but by the time
-        that has passed. What is read of processes every few seconds only is read when it is due.
+        that has passed.
         """
-        return second % self._every_s == 0 or second in self._closely or second == self._reads_s
+        return second % self._every_s == 0 or second in self._closely
 
     def _looked_at_closely(self, programs: Sequence[Program]) -> Iterator[int]:
         ends_s = self._scenario.plays_s
@@ -413,9 +409,7 @@ class Host:
 
     def _look(self, second: int, now: Stamp) -> Snapshot:
         losses, gpus = self._losses.observe(self._answer(second), now_s=now.boottime_s)
-        gpus = self._as_before("gpus", gpus)
-        self._reads_s = None
-        running = {each.incarnation: self._as_before(each.incarnation, each) for each in self._listed()}
+        running = {each.incarnation: each for each in self._listed()}
         self._containers = {key: found for key, found in self._containers.items() if key in running}
         self._apart: dict[str, ContainerEvidence] = {}
         self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
@@ -474,14 +468,6 @@ class Host:
             yield SourceHealth(
                 source=source, success=did, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
             )
-
-    def _as_before(self, what: Hashable, found: _T) -> _T:
-        """What was found before, where it is the same: of that the exporter's modules work nothing out anew."""
-        before: Any = self._found.get(what)
-        if found == before:
-            return before  # type: ignore[no-any-return]
-        self._found[what] = found
-        return found
 
     def _answer(self, second: int) -> GpuReadings | None:
         """What the driver tells; nothing while it does not answer, for one GPU or another."""
@@ -627,8 +613,7 @@ class Host:
             each.doing.process is Process.UNREAPED and each.program.container == container.name for each in self.lives
         )
         # Of one that runs and has no process to be seen, the exporter knows none.
-        known = None if unreaped and not inside else born | asked.keys()
-        pids = self._as_before((container.incarnation, "pids"), known)
+        pids = None if unreaped and not inside else born | asked.keys()
         unread = {what for each in inside for what in each.doing.unread}
         ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
         if "ram" in unread:
@@ -639,11 +624,8 @@ class Host:
                 self._thresholds, found=self._snapshot is None
             )
         use = history.use(container, pids, gpus)
-        work = work_history.AS_IT_WAS
         members = self._members(container, inside, gpus, history)
-        looks = [(history, use), *((each.history, each.use) for each in members)]
-        if wanted := _wanted(looks, now.boottime_s, lost):
-            work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
+        work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
             work = work_history.NOT_LOOKED_AT
         for each in members:
@@ -652,7 +634,7 @@ class Host:
                 container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.work_of(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
-        found = history.observe(
+        return history.observe(
             container,
             use,
             ram,
@@ -661,23 +643,6 @@ class Host:
             lost=lost,
             frozen_s=now.boottime_s if container.paused else None,
         )
-        self._read_again(looks, second, now.boottime_s, lost, wanted=wanted)
-        return found
-
-    def _read_again(
-        self,
-        looks: Sequence[tuple[ContainerHistory, GpuUse]],
-        second: int,
-        now_s: float,
-        lost: Collection[str],
-        *,
-        wanted: bool,
-    ) -> None:
-        """Note when what its processes did is read next, where that is not at each look."""
-        if second + 1 in self._closely or (wanted and _wanted(looks, now_s + 1, lost)):
-            return
-        due = (second + each for each in range(1, self._every_s) if _wanted(looks, now_s + each, lost))
-        self._reads_s = min(filter(None, (self._reads_s, next(due, None))), default=None)
 
     def _members(
         self, container: Container, inside: Sequence[_Life], gpus: GpuReadings | None, history: ContainerHistory
@@ -743,11 +708,6 @@ class _Member:
     history: ContainerHistory
     pids: frozenset[int]
     use: GpuUse
-
-
-def _wanted(looks: Iterable[tuple[ContainerHistory, GpuUse]], now_s: float, lost: Collection[str]) -> bool:
-    """Whether the processes of a container are to be read, for the whole of it or for one of its workers."""
-    return any(history.wants_work(use, now_s=now_s, lost=lost) for history, use in looks)
 
 
 def _varies(doing: Doing, still: Thresholds) -> bool:

@@ -18,9 +18,6 @@ _IDLE_BY: Final = (
     "`gpuwarden_container_gpu_utilization_ratio`, or `gpuwarden_container_gpu_busiest_engine_ratio` where there is one"
 )
 
-_SELDOM: Final = "; each 10 s while its GPU is busy in part, and 0 then"
-"""When the work of a container is looked at less often (`exporter.evidence.container_history.BUSY_APART_S`)."""
-
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by container name; full id and incarnation on the info series alone."""
@@ -173,19 +170,19 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             "io_still_seconds",
             "For how long its processes have read and written no more than the threshold.",
             lambda each: or_nan(each.io_still_s),
-            f"`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`{_SELDOM}",
+            "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
         ),
         (
             "fault_still_seconds",
             "For how long its processes have had no more page faults than the threshold.",
             lambda each: or_nan(each.fault_still_s),
-            f"`/proc/PID/stat`, compared at each look with `--faults-still-per-s`{_SELDOM}",
+            "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
         ),
         (
             "cpu_still_seconds",
             "For how long its processes have used no more CPU time than the threshold.",
             lambda each: or_nan(each.cpu_still_s),
-            f"`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`{_SELDOM}",
+            "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
         ),
         (
             "work_still_seconds",

@@ -8,7 +8,6 @@ seconds.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from operator import is_not
 from typing import Final, NamedTuple
 
 from exporter.evidence.gpu_attribution import GpuUse, gpu_use
@@ -23,9 +22,6 @@ from gpuwarden.job import Phase
 
 PAUSES_MAX: Final = 64
 """Pauses of a container that are remembered; past them the oldest go, and the steps they fell into count whole."""
-
-_Inputs = tuple[Container, frozenset[int] | None, GpuReadings | None, tuple[str, ...], frozenset[str]]
-"""What a container's use of its GPUs is told by: itself, its processes, the readings, its GPUs, those seen there."""
 
 
 class RamUse(NamedTuple):
@@ -82,21 +78,14 @@ class UsageCounters:
         self._peak_bytes: dict[str, int] = {}
 
     def observe(self, shares: Sequence[GpuShare], gap_s: float) -> tuple[Mapping[str, float], Mapping[str, int]]:
-        """Add up how long each GPU was busy, and note the most memory.
-
-        What was told of the looks before is another dictionary, but where nothing has changed since.
-        """
-        busy_s, peak_bytes = self._busy_s, self._peak_bytes
+        """Add up how long each GPU was busy, and note the most memory."""
         for gpu, ratio, size, _, _ in shares:
             # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
-            if ratio is not None and ((added_s := gap_s * ratio) or gpu not in busy_s):
-                if busy_s is self._busy_s:
-                    busy_s = busy_s.copy()
-                busy_s[gpu] = busy_s.get(gpu, 0.0) + added_s
-            if size is not None and size > peak_bytes.get(gpu, -1):
-                peak_bytes = {**peak_bytes, gpu: size}
-        self._busy_s, self._peak_bytes = busy_s, peak_bytes
-        return self._busy_s, self._peak_bytes
+            if ratio is not None:
+                self._busy_s[gpu] = self._busy_s.get(gpu, 0.0) + gap_s * ratio
+            if size is not None:
+                self._peak_bytes[gpu] = max(size, self._peak_bytes.get(gpu, 0))
+        return dict(self._busy_s), dict(self._peak_bytes)
 
 
 class PauseTracker:
@@ -144,7 +133,6 @@ class ContainerHistory:
         self.kind = ""
         self._thresholds = thresholds
         self._found = found
-        self._used: tuple[_Inputs, GpuUse] | None = None
         self._last_s: float | None = None
         self._ram = RamTracker(thresholds)
         self._idle = GpuIdleTracker(thresholds, asks=asks)
@@ -155,18 +143,8 @@ class ContainerHistory:
         self._pauses = PauseTracker(thresholds)
 
     def use(self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None) -> GpuUse:
-        """`gpu_use` with what has been seen of it so far. Of the very same as at the last look it is the very same.
-
-        On GPUs at rest that is what most looks come to.
-        """
-        asked = container, pids, readings, self.gpus, self.there
-        if self._used is None or any(map(is_not, asked, self._used[0])):
-            self._used = asked, gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
-        return self._used[1]
-
-    def wants_work(self, gpu: GpuUse, *, now_s: float, lost: Collection[str] = ()) -> bool:
-        """Whether this look is to read what the processes have done; else `observe` is given `AS_IT_WAS`."""
-        return self._work.wants(gpu, now_s=now_s, lost=lost)
+        """`gpu_use` with what has been seen of it so far."""
+        return gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
 
     def observe(
         self,
@@ -184,10 +162,8 @@ class ContainerHistory:
         `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have, or was found with.
         `frozen_s` is when the kernel said at this look that all of it is frozen; `None` where it is not, or unasked.
         """
-        if gpu.gpus and gpu.gpus != self.gpus:  # else the very same stay, by which `use` knows them
-            self.gpus = gpu.gpus
-        if not self.there.issuperset(gpu.there):
-            self.there = self.there.union(gpu.there)
+        self.gpus = gpu.gpus or self.gpus
+        self.there = self.there.union(gpu.there)
         if lost:  # who was given every GPU has none among its own that was lost before
             lost = (self.there.union(gpu.gpus) if self._found else self.there).intersection(lost)
         self.kind = container.kind
@@ -201,9 +177,7 @@ class ContainerHistory:
         unknown = PAUSED if container.paused else None
         seen = None if unknown else gpu
         idle_s, not_seen_busy_s = self._idle.observe(seen, now_s=now_s)
-        still, work_unknown = self._work.observe(
-            WorkUse(processes=None, unknown=work.unknown) if unknown else work, now_s=now_s
-        )
+        still = self._work.observe(NOT_LOOKED_AT if unknown else work, now_s=now_s)
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,
@@ -222,7 +196,7 @@ class ContainerHistory:
             io_still_s=still.io_still_s,
             fault_still_s=still.fault_still_s,
             cpu_still_s=still.cpu_still_s,
-            work_unknown=work_unknown or unknown,
+            work_unknown=work.unknown or unknown,
             peak_bytes=peak_bytes,
             oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),

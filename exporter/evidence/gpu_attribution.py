@@ -305,8 +305,6 @@ def _asked_for(container: Container, readings: GpuReadings) -> _Asked:
     key = container.gpu_request or (), container.kind in OUTSIDE
     found = readings.asked.get(key)
     if not isinstance(found, _Asked):
-        if len(readings.asked) >= REQUESTS_MAX:  # readings that do not change are kept, while containers come and go
-            readings.asked.clear()
         found = readings.asked[key] = _resolved(_wanted(*key, readings), readings)
     return found
 

@@ -89,18 +89,15 @@ class StillRate:
         self._since_s = self._over_s = 0.0
         self._exceeded = False
 
-    def add(self, now_s: float, amount: float, *, seen: bool) -> float:
-        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds.
-
-        Where the time since then was not `seen` there may have been more: it is kept from now on at the soonest.
-        """
+    def add(self, now_s: float, amount: float) -> float:
+        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds."""
         if not self._totals:
             self._totals.append((now_s, 0.0))
             self._since_s = self._over_s = now_s
             return 0.0
         before_s, before = self._totals[-1]
         total = before + amount
-        if not seen or amount > self._rate_max * (now_s - before_s):
+        if amount > self._rate_max * (now_s - before_s):
             self._over_s = now_s
         if len(self._totals) > 1 and total == self._totals[-2][1]:
             self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
@@ -110,7 +107,7 @@ class StillRate:
             self._totals.popleft()
         first_s, first = self._totals[0]
         # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
-        if not seen or total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
+        if total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s, self._exceeded = now_s, True
             if self._over_s <= first_s:
                 self._over_s = now_s  # no look of these was over it, and all were together

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final, NamedTuple
 
 
@@ -210,9 +210,8 @@ class Gpu:
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
 
-@lru_cache(maxsize=2)
 def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
-    """By pid, the places of the lists that it is on: those of one look are mostly those of the next."""
+    """By pid, the places of the lists that it is on."""
     found: dict[int, tuple[int, ...]] = {}
     for place, pids in enumerate(listed):
         here = (place,)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
     from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
@@ -37,8 +37,7 @@ class CpuUse:
     uninterruptible: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessWork:
+class ProcessWork(NamedTuple):
     """What one process has done since it started, all its threads and the children it has waited for together.
 
     `io_bytes` is what it read and wrote, from the page cache or a disk, `None` where the kernel will not say; `faults`

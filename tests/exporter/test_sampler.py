@@ -19,7 +19,7 @@ from structlog.testing import LogCapture
 from exporter.evidence import gpu_trackers
 from exporter.evidence.container_history import RamUse
 from exporter.model.container import ContainerEvidence, GpuShare, Tenancy
-from exporter.model.gpu import Gpu, GpuFigures, GpuReadings
+from exporter.model.gpu import Gpu, GpuReadings
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
@@ -120,17 +120,6 @@ def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: Sta
 
     between_s = second.taken.boottime_s - first.taken.boottime_s
     assert (only(second).gpu_idle_s, only(second).ram_still_s) == (between_s, between_s)
-
-
-def test_readings_that_say_the_same_are_the_same_and_any_that_say_something_else_are_told(house: Path) -> None:
-    cool, warm = (GpuFigures(temperature_celsius=celsius) for celsius in (60.0, 61.0))
-    figures = iter((cool, cool, warm, cool))
-    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, build.process(), figures=next(figures))))
-
-    found = [look.sample().gpus for _ in range(4)]
-
-    assert found[1] is found[0]
-    assert [each and each.gpus[0].figures for each in found] == [cool, cool, warm, cool]
 
 
 def test_where_there_is_no_source_of_gpus_none_is_out_of_order(

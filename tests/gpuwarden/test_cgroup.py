@@ -313,49 +313,6 @@ def test_a_container_in_a_container_has_its_own_group(proc: Path, root: Path) ->
 # --- how much
 
 
-@pytest.mark.parametrize(
-    ("line", "file"),
-    [
-        pytest.param(f"0::/docker/{ID}", f"docker/{ID}/cpu.stat", id="version 2"),
-        pytest.param(f"5:cpu,cpuacct:/docker/{ID}", f"cpuacct/docker/{ID}/cpuacct.usage", id="version 1"),
-        pytest.param(f"5:cpu,cpuacct:/docker/{ID}", f"cpu,cpuacct/docker/{ID}/cpuacct.usage", id="by its whole name"),
-        pytest.param(f"0::/docker/{ID}/inside", f"unified/docker/{ID}/cpu.stat", id="hybrid, groups of its own"),
-    ],
-)
-def test_the_cpu_time_of_a_container_is_told_by_the_file_of_its_group(
-    proc: Path, root: Path, line: str, file: str
-) -> None:
-    belongs(proc, line, f"0::/user.slice/{OTHER}")
-    (root / file).parent.mkdir(parents=True)
-    (root / file).write_text("7\n")
-
-    found = cgroup.cpu_time(PID, ID, proc=proc, root=root)
-
-    assert found is not None
-    assert found.read() == b"7\n"
-
-
-def test_of_both_versions_the_first_tells_the_cpu_time_for_the_unified_group_may_be_the_daemons(
-    proc: Path, root: Path
-) -> None:
-    belongs(proc, f"0::/docker/{ID}", f"5:cpuacct:/docker/{ID}")
-    group(root / f"unified/docker/{ID}", cpu_stat="1\n")
-    group(root / f"cpuacct/docker/{ID}", cpuacct_usage="2\n")
-
-    found = cgroup.cpu_time(PID, ID, proc=proc, root=root)
-
-    assert found is not None
-    assert found.read() == b"2\n"
-
-
-def test_cpu_time_that_is_accounted_nowhere_or_with_somebody_elses_is_not_told(proc: Path, root: Path) -> None:
-    belongs(proc, f"4:memory:/docker/{ID}", "5:cpu,cpuacct:/", f"0::/docker/{OTHER}")
-    group(root / "cpuacct", cpuacct_usage="2\n")
-    group(root / f"docker/{OTHER}", cpu_stat="1\n")
-
-    assert cgroup.cpu_time(PID, ID, proc=proc, root=root) is None
-
-
 def test_memory_of_version_2_is_the_whole_charge_with_its_parts(root: Path) -> None:
     place = group(root / "c", memory_current="1000\n", memory_stat="anon 300\nfile 700\ninactive_file 150\n")
 

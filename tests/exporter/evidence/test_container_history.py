@@ -1,18 +1,17 @@
 """From samples to durations: what is idle, what is still, and for how long that is known."""
 
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.evidence import container_history, gpu_attribution, windows, work_history
+from exporter.evidence import container_history, windows, work_history
 from exporter.evidence.container_history import PAUSES_MAX, ContainerHistory, without_figures
-from exporter.evidence.gpu_attribution import HUNG, NO_GPU, REQUESTS_MAX, GpuUse, gpu_use
+from exporter.evidence.gpu_attribution import HUNG, NO_GPU, GpuUse, gpu_use
 from exporter.evidence.gpu_trackers import OUTAGE_S
 from exporter.evidence.work_history import WorkUse
-from exporter.model.container import Container, ContainerEvidence, GpuShare
+from exporter.model.container import ContainerEvidence, GpuShare
 from exporter.model.gpu import NUMBERED, WITH_NODES, GpuFigures, GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
@@ -142,28 +141,6 @@ BUSY = build.gpus(build.gpu(0, build.process(4001, 0.5)), build.gpu(1))
 REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
 
 
-@pytest.mark.parametrize(
-    ("container", "pids", "readings", "told"),
-    [
-        pytest.param(build.container(), OWN, REST, 0.0, id="its GPU does nothing any more"),
-        pytest.param(build.container(), frozenset({OTHER_PID}), BUSY, 0.0, id="its processes are others"),
-        pytest.param(build.container(), None, BUSY, None, id="its processes are unknown"),
-        pytest.param(build.container(gpu_request=("2",)), OWN, BUSY, None, id="it is another container"),
-        pytest.param(build.container(), OWN, None, None, id="no GPU is read"),
-    ],
-)
-def test_what_a_container_uses_is_told_anew_once(
-    container: Container, pids: frozenset[int] | None, readings: GpuReadings | None, told: float | None
-) -> None:
-    history, first = ContainerHistory(THRESHOLDS), build.container()
-    before = history.use(first, OWN, BUSY)
-
-    found = history.use(container, pids, readings)
-
-    assert (before.utilization_ratio, found.utilization_ratio) == (0.5, told)
-    assert found == gpu_use(container, pids, readings, THRESHOLDS)
-
-
 @pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen there", "never there"])
 def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
     history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
@@ -177,24 +154,6 @@ def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(
     assert found.unknown
     assert found.unknown.reason == "gpu_missing"
     assert found == gpu_use(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
-
-
-def test_what_a_container_uses_of_the_same_readings_is_worked_out_once() -> None:
-    history, given = ContainerHistory(THRESHOLDS), build.container()
-    history.observe(given, history.use(given, OWN, BUSY), ram(1), now_s=1000.0)
-    found = history.use(given, OWN, BUSY)
-    history.observe(given, found, ram(1), now_s=1001.0)
-
-    assert history.use(given, OWN, BUSY) is found
-
-
-def test_readings_that_stay_remember_a_bounded_number_of_requests() -> None:
-    readings = build.gpus(build.gpu(0))
-    for number in range(3 * REQUESTS_MAX):
-        gpu_use(build.container(gpu_request=("0", f"GPU-never-{number}")), OWN, readings, THRESHOLDS)
-
-    assert len(readings.asked) <= REQUESTS_MAX
-    assert gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS).gpus == ("GPU-0",)
 
 
 # Busy counters
@@ -661,127 +620,6 @@ def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None
     whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 
     assert work_history.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
-    assert work_history.work_of(work_history.AS_IT_WAS, {2}) is work_history.AS_IT_WAS
-
-
-# Whose turn it is to have its work read
-
-
-def wanted(*looks: tuple[float, GpuUse], paused: bool = False, lost: Collection[str] = ()) -> list[bool]:
-    """Whether each look reads the work: seconds since the one before, and the GPU's use."""
-    history, now_s, turns = ContainerHistory(RATES), 1000.0, []
-    for gap_s, gpu in looks:
-        now_s += gap_s
-        turns.append(history.wants_work(gpu, now_s=now_s, lost=lost))
-        work = WorkUse(processes={1: worked()}) if turns[-1] else work_history.AS_IT_WAS
-        history.observe(build.container(paused=paused), gpu, ram(1), work, now_s=now_s)
-    return turns
-
-
-NO_GPU_USE = GpuUse(
-    gpus=(), shares=(), utilization_ratio=None, unknown=Unknown(reason=gpu_attribution.NO_GPU, because="none")
-)
-
-
-@pytest.mark.parametrize(
-    ("looks", "turns"),
-    [
-        pytest.param([(1.0, use(0.05))] * 5, [True] * 5, id="each look while the GPU is idle"),
-        pytest.param([(1.0, NO_GPU_USE)] * 5, [True] * 5, id="or there is none"),
-        pytest.param([(1.0, use(0.06))] * 12, [True] + [False] * 9 + [True, False], id="each tenth: busy in part"),
-        pytest.param([(1.0, use(None))] * 5, [True, False, False, True, False], id="each third: nobody knows"),
-        pytest.param([(1.0, use(0.9))] * 2 + [(1.0, use(0.0))] * 2, [True, False, True, True],
-                     id="at once when it goes idle"),
-        pytest.param([(1.0, use(0.99))] * 5, [True, False, False, True, False], id="or it is pegged"),
-        pytest.param([(3.0, use(0.99))] * 11 + [(1.0, use(0.99))] * 3 + [(1.0, use(None))] * 2, [True] * 16,
-                     id="each look of who has been still for a while: pegged, or nobody knows"),
-        pytest.param([(3.0, use(0.98))] * 13 + [(1.0, use(0.98))] * 10,
-                     [True, False, False, False] * 3 + [True] + [False] * 9 + [True],
-                     id="and not of who takes its GPU with pauses"),
-        pytest.param([(5.0, use(0.9))] * 5, [True, False, True, False, True],
-                     id="each other look where looks are five seconds apart"),
-        pytest.param([(1.0, use(0.9))] * 4 + [(1.0, use(None))] * 2, [True, False, False, False, True, False],
-                     id="at once when nobody knows any more"),
-        pytest.param([(1.0, use(0.9)), (-50.0, use(0.9))], [True, True], id="a clock that ran backwards"),
-    ],
-)  # fmt: skip
-def test_work_is_read_at_each_look_while_it_counts(looks: list[tuple[float, GpuUse]], turns: list[bool]) -> None:
-    assert wanted(*looks) == turns
-
-
-def test_work_is_read_at_each_look_while_a_gpu_is_lost_of_the_container_itself() -> None:
-    """For how long it has done nothing since is told to the second, and not by every third look."""
-    looks = [(1.0, use(None))] * 5
-
-    assert wanted(*looks, lost=("GPU-0",)) == [True] * 5
-    assert wanted(*looks, lost=("GPU-1",)) == [True, False, False, True, False]
-
-
-def test_what_could_not_be_read_is_tried_again_at_the_next_look() -> None:
-    history = ContainerHistory(RATES)
-    turns = []
-    for number, work in enumerate([WorkUse(processes={1: worked()}), work_history.NOT_LOOKED_AT] * 2):
-        turns.append(history.wants_work(use(0.99), now_s=1000.0 + 4 * number))
-        history.observe(build.container(), use(0.99), ram(1), work, now_s=1000.0 + 4 * number)
-
-    assert turns == [True] * 4
-    assert history.wants_work(use(0.99), now_s=1013.0)
-
-
-def test_between_two_looks_at_the_work_of_a_pegged_container_what_was_told_stands_and_does_not_grow() -> None:
-    history, told = ContainerHistory(RATES), []
-    for number in range(8):
-        gpu = use(0.99) if number < 7 else use(0.0)
-        turn = history.wants_work(gpu, now_s=1000.0 + number)
-        work = WorkUse(processes={1: worked()}) if turn else work_history.AS_IT_WAS
-        told.append(history.observe(build.container(), gpu, ram(1), work, now_s=1000.0 + number).work_still_s)
-
-    assert told == [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, 6.0, 7.0]
-
-
-def test_what_was_done_between_two_looks_at_the_work_is_seen_at_the_later_one() -> None:
-    history = ContainerHistory(RATES)
-    for number in range(13):  # the whole of it within the seconds that nobody looked
-        gpu, now_s = use(0.9 if number < 12 else 0.0), 1000.0 + number
-        done = worked(10**6, faults=10**4, cpu_s=3.0) if number > 9 else worked()
-        work = WorkUse(processes={1: done}) if history.wants_work(gpu, now_s=now_s) else work_history.AS_IT_WAS
-        last = history.observe(build.container(), gpu, ram(1), work, now_s=now_s)
-
-    assert (last.io_still_s, last.fault_still_s, last.cpu_still_s) == (0.0, 0.0, 0.0)
-
-
-def test_what_began_and_ended_between_looks_that_are_far_apart_is_not_told_as_stillness() -> None:
-    history, told = ContainerHistory(RATES), []
-    for number in range(36):
-        gpu, now_s = use(0.9 if number < 31 else 0.0), 1000.0 + number
-        seen = {1: worked()} if number % 10 < 4 else {1: worked(), 100 + number: worked(10**9)}  # helpers come and go
-        work = WorkUse(processes=seen) if history.wants_work(gpu, now_s=now_s) else work_history.AS_IT_WAS
-        told.append(history.observe(build.container(), gpu, ram(1), work, now_s=now_s).io_still_s)
-
-    assert told[:31] == [0.0] * 31
-    assert told[31:34] == [1.0, 2.0, 3.0]
-
-
-def test_what_was_not_seen_is_no_stillness_either_once_the_burst_before_it_is_ten_seconds_ago() -> None:
-    history, told = ContainerHistory(RATES), []
-    for second in range(13):
-        seen = WorkUse(processes={1: worked(1001 if second else 0)})
-        work = work_history.AS_IT_WAS if 1 < second < 7 else seen
-        told.append(history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0 + second).io_still_s)
-
-    assert told[-3:] == [0.0, 4.0, 5.0]
-
-
-def test_why_work_is_unknown_stands_as_long_as_what_was_told() -> None:
-    history, why = ContainerHistory(RATES), Unknown(reason="io_unreadable", because="not for us")
-    history.observe(build.container(), use(0.9), ram(1), WorkUse(processes={1: worked(None)}, unknown=why), now_s=1.0)
-
-    between = history.observe(build.container(), use(0.9), ram(1), work_history.AS_IT_WAS, now_s=2.0)
-    paused = history.observe(build.container(paused=True), use(0.9), ram(1), work_history.AS_IT_WAS, now_s=3.0)
-
-    assert (between.io_still_s, between.fault_still_s, between.work_unknown) == (None, 0.0, why)
-    assert (paused.fault_still_s, paused.work_unknown) == (None, container_history.PAUSED)
-    assert history.wants_work(use(0.9), now_s=3.5)
 
 
 def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:

@@ -22,10 +22,9 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.worker import ProcessWork, WorkerReadings, WorkerSighting
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
-from exporter.sources.containers.cgroups import Places
 from exporter.sources.containers.poller import Listing
 from exporter.sources.process_io import FILES_WANTED, Work
-from gpuwarden import cgroup, clock, procfs
+from gpuwarden import cgroup, procfs
 from gpuwarden.evidence import WorkerFacts
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
@@ -154,20 +153,6 @@ def test_a_file_that_stays_open_is_read_anew(tmp_path: Path) -> None:
     (folder / "io").write_text(IO.replace("rchar: 100", "rchar: 1000"))
 
     assert (before, work.read([41])[41].io_bytes) == (127, 1027)
-
-
-def test_what_is_told_of_a_process_that_says_the_same_again_is_the_same_and_else_read_anew(tmp_path: Path) -> None:
-    folder = kernel(tmp_path, 41)
-    work = Work(proc=tmp_path)
-    first, again = work.read([41])[41], work.read([41])[41]
-    (folder / "stat").write_text((folder / "stat").read_text().replace(" 14 15 ", " 1400 15 "))
-    ran = work.read([41])[41]
-    (folder / "io").write_text(IO.replace("wchar: 20", "wchar: 21"))
-    wrote = work.read([41])[41]
-
-    assert again is first
-    assert ran.cpu_s - first.cpu_s == pytest.approx((1400 - 14) / TICKS)
-    assert ((ran.io_bytes or 0), (wrote.io_bytes or 0)) == (127, 128)
 
 
 def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there_still(tmp_path: Path) -> None:
@@ -527,84 +512,6 @@ def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker:
     assert seen.fault_still_s is not None
     assert seen.cpu_still_s is not None
     assert seen.work_unknown is None or seen.io_still_s is None
-
-
-WITHOUT_GPU = {"NVIDIA_VISIBLE_DEVICES": "none"}
-"""Of a worker whose work is looked at each time."""
-
-
-@pytest.mark.parametrize(
-    ("cpu_times", "passed_s", "reads"),
-    [
-        pytest.param([b"7", b"7", b"7"], 1.0, 1, id="none of them has run"),
-        pytest.param([b"7", b"8", b"8"], 1.0, 2, id="one has run"),
-        pytest.param([b"7", b"8", b"7"], 1.0, 3, id="and it is not what it once was that counts"),
-        pytest.param([None, None, None], 1.0, 3, id="nobody tells"),
-        pytest.param([b"7", None, b"7"], 1.0, 3, id="nobody tells for a look"),
-        pytest.param([b"7", b"7", b"7"], 9.9, 2, id="that is believed for less than ten seconds"),
-        pytest.param([b"7", b"7", b"7"], 10.0, 3, id="and no longer"),
-    ],
-)
-def test_processes_are_read_again_only_once_one_of_them_has_run(
-    cpu_times: list[bytes | None],
-    passed_s: float,
-    reads: int,
-    house: Path,
-    start_worker: StartWorker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    start_worker("w0", env=WITHOUT_GPU)
-    found, told = sampler(house, gap_max_s=60.0), iter(cpu_times)
-    at_s = iter(100.0 + number * passed_s for number in range(3))
-    monkeypatch.setattr(Places, "cpu_time", lambda *_: next(told))
-    monkeypatch.setattr(clock, "stamp", lambda: replace(build.ago(0.0), boottime_s=next(at_s)))
-    asked: list[frozenset[int]] = []
-    read = Work.read
-
-    def count(work: Work, pids: frozenset[int]) -> dict[int, ProcessWork]:
-        asked.append(pids)
-        return read(work, pids)
-
-    monkeypatch.setattr(Work, "read", count)
-    seen = [found.sample().containers[0] for _ in cpu_times]
-
-    assert len(asked) == reads
-    assert [each.fault_still_s is None for each in seen] == [False] * 3
-
-
-def test_who_comes_or_goes_has_all_read_again(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = start_worker("w0", env=WITHOUT_GPU)
-    found = sampler(house)
-    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
-    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid}))
-    found.sample()
-    monkeypatch.setattr(processes, "tree", lambda *_, **__: frozenset({worker.pid, os.getpid()}))
-
-    found.sample()
-
-    (rested,) = found._containers._rested.values()
-    assert rested.work.processes is not None
-    assert rested.work.processes.keys() == {worker.pid, os.getpid()}
-
-
-def test_what_was_read_of_a_container_that_rests_is_forgotten_with_it_however_many_come_and_go(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = sampler(house)
-    monkeypatch.setattr(Places, "cpu_time", lambda *_: b"7")
-    seen: set[str] = set()
-    for _ in range(3):
-        worker = start_worker("w0", env=WITHOUT_GPU)
-        (running,) = found.sample().containers
-        seen.add(running.container.incarnation)
-
-        assert list(found._containers._rested) == [running.container.incarnation]
-        worker.end()
-    found.sample()
-
-    assert (len(seen), found._containers._rested) == (3, {})
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from exporter.sources.containers import docker as containers
 from exporter.sources.containers.cgroups import Places, Unlisted
 from exporter.sources.containers.docker import EngineContainers
 from exporter.sources.containers.poller import Listing
-from exporter.sources.process_io import Work
 from gpuwarden import cgroup, clock
 from testbed import private_engine
 from testbed.docker_engine import Engine, NoEngine, docker_engine
@@ -377,121 +376,6 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
     assert found == [[{41}, {51}]] * 2
     # The usage and its parts, the folder, and the processes, of which version 1 makes the list as it is opened.
     assert (kept, descriptors()) == (4 if host.version_2 else 3, open_before)
-
-
-def test_the_cpu_time_of_a_container_stands_until_one_of_its_processes_runs_and_is_untold_where_nobody_keeps_it(
-    host: Host,
-) -> None:
-    host.process(41, scope())
-    host.process(51, scope(OTHER))
-    file = host.root / scope() / "cpu.stat" if host.version_2 else host.root / "cpuacct" / scope() / "cpuacct.usage"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("7\n")
-    if not host.version_2:
-        (host.proc / "41" / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
-    places = Places(proc=host.proc, root=host.root, kept_max=2)
-    before = places.cpu_time(container())
-    for each in (container(), container(51, OTHER)):
-        places.look(each)
-    found = [places.cpu_time(container())]
-    file.write_text("8\n")
-    found.append(places.cpu_time(container()))
-
-    assert (before, found) == (None, [b"7\n", b"8\n"])
-    assert places.cpu_time(container(51, OTHER)) is None
-    file.write_text("")
-    assert places.cpu_time(container()) is None, "a file that says nothing tells none"
-
-
-@pytest.mark.parametrize(
-    ("lines", "files", "told"),
-    [
-        pytest.param(["4:cpu,cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage"], "cpuacct/{}/cpuacct.usage",
-                     id="version 1"),
-        pytest.param(["4:cpu,cpuacct:/{}"], ["cpu,cpuacct/{}/cpuacct.usage"], "cpu,cpuacct/{}/cpuacct.usage",
-                     id="version 1 without the link of one controller to both"),
-        pytest.param(["0::/{}"], ["{}/cpu.stat"], "{}/cpu.stat", id="version 2"),
-        pytest.param(["4:cpu,cpuacct:/{}", "0::/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
-                     "cpuacct/{}/cpuacct.usage", id="hybrid"),
-        pytest.param(["0::/{}", "14:cpuacct:/{}"], ["cpuacct/{}/cpuacct.usage", "unified/{}/cpu.stat"],
-                     "cpuacct/{}/cpuacct.usage", id="hybrid in another order"),
-        pytest.param(["4:memory:/{}", "0::/{}"], ["memory/{}/cpu.stat", "unified/{}/cpu.stat"],
-                     "unified/{}/cpu.stat", id="hybrid without an account of version 1"),
-        pytest.param(["4:cpuset,cpu:/{}"], ["cpuset,cpu/{}/cpuacct.usage", "cpuacct/{}/cpuacct.usage"], None,
-                     id="another controller"),
-    ],
-)  # fmt: skip
-def test_the_cpu_time_is_read_where_the_container_is_accounted_by_either_version(
-    lines: list[str], files: list[str], told: str | None, tmp_path: Path
-) -> None:
-    host = Host(tmp_path)
-    host.process(41, scope())
-    (host.proc / "41" / "cgroup").write_text("".join(f"{line.format(scope())}\n" for line in lines))
-    for each in files:
-        file = host.root / each.format(scope())
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(each.format(scope()))
-
-    found = cgroup.cpu_time(41, ID, proc=host.proc, root=host.root)
-
-    assert (found and found.read().decode()) == (told and told.format(scope()))
-
-
-def exited(host: Host, *pids: int) -> None:
-    """Processes that their container's group lists and that say they are in none: leaders that have left threads."""
-    for pid in pids:
-        host.process(pid, scope())
-        (host.proc / str(pid) / "cgroup").write_text("5:cpu,cpuacct:/\n4:memory:/\n")
-
-
-def with_cpu_time(host: Host, *pids: int) -> None:
-    for pid in pids:
-        host.process(pid, scope())
-        (host.proc / str(pid) / "cgroup").write_text(f"5:cpu,cpuacct:/{scope()}\n4:memory:/{scope()}\n")
-    file = host.root / "cpuacct" / scope() / "cpuacct.usage"
-    file.parent.mkdir(parents=True)
-    file.write_text("7\n")
-
-
-@pytest.mark.parametrize(
-    ("gone", "there", "told"),
-    [
-        pytest.param(range(40, 41), [45], b"7\n", id="one lower than another that is there"),
-        pytest.param(range(41, 44), [45], b"7\n", id="also the one that it began with"),
-        pytest.param(range(11, 31), [41], b"7\n", id="many, but not the one that it began with"),
-        pytest.param(range(31, 35), [45], None, id="more than are asked"),
-    ],
-)
-def test_the_cpu_time_is_found_by_another_process_where_the_first_has_exited(
-    gone: range, there: list[int], told: bytes | None, tmp_path: Path
-) -> None:
-    host = Host(tmp_path, version_1=True)
-    with_cpu_time(host, *there)
-    exited(host, *gone)
-    places, here = host.places(), build.container(id=ID, incarnation=f"{ID}@1", pid=41, group=f"{host.top / scope()}")
-
-    assert processes_in(places, here) == {*gone, *there}
-    assert places.cpu_time(here) == told
-
-
-@pytest.mark.parametrize("error", [ProcessLookupError, FileNotFoundError])
-def test_a_container_whose_process_ends_while_its_files_are_opened_is_read_all_the_same(
-    error: type[OSError], host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host.process(41, scope())
-    tell, ended = cgroup.cpu_time, iter([error("it has ended")])
-
-    def tell_at_last(*arguments: Any, **named: Any) -> cgroup.File | None:
-        for each in ended:
-            raise each
-        return tell(*arguments, **named)
-
-    monkeypatch.setattr(cgroup, "cpu_time", tell_at_last)
-    places = host.places()
-
-    found = [(processes_in(places, container()), len(places._kept)) for _ in range(2)]
-
-    assert found == [({41}, 0), ({41}, 1)]
 
 
 def test_where_open_files_tell_nothing_any_more_the_group_is_looked_for_in_the_same_look(
@@ -975,7 +859,7 @@ def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_b
             eventually(lambda: told[-1].isdisjoint(names), within_s=90)
             last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
             watch = sampler._containers
-            left = watch._histories | watch._places._known | watch._places._first | watch._rested
+            left = watch._histories | watch._places._known | watch._places._first
             eventually(lambda: not group_files(tuple(made)), "the files of those that are gone are closed")
         finally:
             ended.set()
@@ -1055,48 +939,6 @@ def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_
         real.remove(force=True)
 
     assert real.attrs["State"]["Pid"] in seen
-
-
-@pytest.mark.needs_docker
-def test_the_cpu_time_of_a_real_container_stands_while_it_sleeps_and_moves_with_whatever_it_does(
-    client: docker.DockerClient,
-) -> None:
-    sleeper = ["python3", "-c", "import time; time.sleep(600)"]
-    real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
-    try:
-        real.reload()
-        pid = int(real.attrs["State"]["Pid"])
-        here, places = build.container(id=str(real.id), pid=pid), Places()
-        looks: list[tuple[bytes | None, object]] = [(None, None)]
-        eventually(lambda: places.look(here)[0])
-
-        def stands() -> bool:
-            looks.append((places.cpu_time(here), Work().read([pid])))
-            return looks[-1] == looks[-2]
-
-        eventually(stands)
-        real.exec_run(["true"])
-        after = places.cpu_time(here)
-    finally:
-        real.remove(force=True)
-
-    assert after not in (None, looks[-1][0])
-
-
-@pytest.mark.needs_docker
-def test_the_cpu_time_of_a_real_container_that_ends_after_the_look_is_untold(client: docker.DockerClient) -> None:
-    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
-    try:
-        real.reload()
-        here, places = build.container(id=str(real.id), pid=int(real.attrs["State"]["Pid"])), Places()
-        looked = eventually(lambda: places.look(here)[0])
-        before = places.cpu_time(here)
-    finally:
-        real.remove(force=True)
-
-    assert looked
-    assert before
-    assert places.cpu_time(here) is None
 
 
 @pytest.mark.needs_docker
