@@ -100,6 +100,7 @@ ABSENT: Final[Mapping[str, str]] = {
     "gpuwarden_task_start_timestamp_seconds": "as `gpuwarden_task_info`",
     "gpuwarden_taskfiles_invalid": f"nothing is wrong with any file, or {NO_TASKS}",
     "gpuwarden_container_info": IT_IS_DOWN,
+    "gpuwarden_container_managed": "kind is neither docker nor podman, whose containers alone have the label",
     "gpuwarden_container_memory_bytes": "no memory controller accounts for it, or it cannot be read",
     "gpuwarden_container_memory_anon_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",
     "gpuwarden_container_memory_working_set_bytes": "as `gpuwarden_container_memory_bytes`; always for kind `process`",

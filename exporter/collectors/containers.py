@@ -36,6 +36,16 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; of one "
         "that none of them lists `/proc/PID/cgroup`",
     )  # fmt: skip
+    yield gauge(
+        "gpuwarden_container_managed",
+        "1 for a container that opted in to being stopped and started, 0 for one that did not.",
+        _NAME,
+        (
+            ((each.container.name,), None if each.container.managed is None else float(each.container.managed))
+            for each in found
+        ),
+        source="label `gpuwarden.managed`, by its engine's API",
+    )
     for name, help_text, value, source in (
         (
             "memory_bytes",

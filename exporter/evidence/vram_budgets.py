@@ -32,10 +32,15 @@ MIB_MAX: Final = 99_999_999
 """The greatest budget, MiB: what eight digits can say."""
 
 
+def is_managed(labels: Mapping[str, str]) -> bool:
+    """Whether a container opted in to being stopped and started."""
+    return labels.get(MANAGED_LABEL) == "true"
+
+
 def terms(labels: Mapping[str, str], *, vanishes: bool = False) -> Tenancy:
     """What a container's labels say of its part in a GPU's memory; one that `vanishes` is removed when it ends."""
     protected = labels.get(PROTECTED_LABEL, "false") != "false"
-    recyclable = labels.get(MANAGED_LABEL) == "true" and not protected and not vanishes
+    recyclable = is_managed(labels) and not protected and not vanishes
     said = labels.get(BUDGET_LABEL)
     if said is None:
         return Tenancy(recyclable=recyclable)

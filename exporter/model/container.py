@@ -82,6 +82,8 @@ class Container:
     folders: tuple[str, ...] = ()
     server: Server | None = None
     paused: bool = False
+    managed: bool | None = None
+    """Whether it opted in to being stopped and started; `None` where no label says so: services, pods, processes."""
     tenancy: Tenancy = field(default_factory=Tenancy)
     namespace: str | None = None
     pod: str | None = None

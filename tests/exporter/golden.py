@@ -119,7 +119,7 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
+            container=build.container(managed=True, tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
             oom_kills=1,
             shares=(
                 # It decodes, and runs no kernel.
@@ -134,7 +134,8 @@ SNAPSHOT = build.snapshot(
         ),
         build.evidence(
             # What its label says of a budget cannot be read.
-            container=build.container(id=OTHER_ID, name="worker-1", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
+            container=build.container(id=OTHER_ID, name="worker-1", managed=False,
+                                      incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
                                       tenancy=Tenancy(invalid=Unknown(reason="bad_budget", because="3 GB"))),
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),

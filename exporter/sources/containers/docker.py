@@ -270,7 +270,7 @@ def _container(found: dict[str, Any], directory: str | None = None, kind: str = 
 
 
 def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Container:
-    state = found["State"]
+    state, labels = found["State"], found["Config"].get("Labels") or {}
     return Container(
         kind=kind,
         id=found["Id"],
@@ -282,9 +282,8 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         folders=_folders(found, directory),
         server=_server(found),
         paused=bool(state.get("Paused")),
-        tenancy=vram_budgets.terms(
-            found["Config"].get("Labels") or {}, vanishes=bool(found["HostConfig"].get("AutoRemove"))
-        ),
+        managed=vram_budgets.is_managed(labels),
+        tenancy=vram_budgets.terms(labels, vanishes=bool(found["HostConfig"].get("AutoRemove"))),
     )
 
 

@@ -1130,6 +1130,6 @@ def test_what_a_container_may_hold_of_a_gpus_memory_is_read_from_its_labels() ->
     silent = _container(inspected())
 
     assert found is not None
-    assert found.tenancy == Tenancy(budget_bytes=3000 * 2**20, recyclable=True)
+    assert (found.managed, found.tenancy) == (True, Tenancy(budget_bytes=3000 * 2**20, recyclable=True))
     assert silent is not None
-    assert silent.tenancy == Tenancy()
+    assert (silent.managed, silent.tenancy) == (False, Tenancy())
