@@ -5,15 +5,13 @@ anywhere, the next one reads the ledger and the world, and goes on. On a shared 
 that is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
 """
 
-import math
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import structlog
@@ -21,7 +19,6 @@ import structlog
 from gpuwarden import clock
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import DatabaseError
-from gpuwarden.db.locks import LockHeldElsewhereError, ProcessLock
 from gpuwarden.db.migrate import NewerTablesError
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
@@ -35,6 +32,11 @@ from remediator.clients.alertmanager import Silences
 from remediator.clients.exporter import Witness, WorkerUnseenError
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
+from remediator.executor.clock import SuspendAwareClock
+from remediator.executor.hosts import HostLiveness
+from remediator.executor.limits import RemedyLimits
+from remediator.executor.lock import ExecutorLock
+from remediator.executor.timers import Timers
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.recent import WRANGLING
 from remediator.plan import (
@@ -53,7 +55,7 @@ from remediator.plan import (
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES, guards, restart, wrangle
 from remediator.remedies.guards import Orders, Safeguards
-from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile
+from remediator.settings.policy_file import PolicyFile
 
 log: Final = structlog.get_logger("executor")
 
@@ -69,9 +71,6 @@ STEPS_MAX: Final = 20
 ANNOUNCED_S: Final = 10.0
 """How long another host leaves a silent host's jobs to the executor that has announced to move them, seconds."""
 
-PAUSE_MAX_S: Final = 10.0
-"""A loop that has not gone round for longer was stopped, or without its ledger, and has not looked on, seconds."""
-
 FORGET_S: Final = 0.1
 """How much of each `tend_s` goes to forgetting what has been over for long, seconds, and a transaction more."""
 
@@ -82,9 +81,6 @@ FACTS_S: Final = 30.0
 CLOCK_STEP_S: Final = 3600.0
 CLOCK_BELIEVED_S: Final = 600.0
 """A clock that was set, or that was just come upon, makes nothing old before it has gone on for so long, seconds."""
-
-ALIVE_S: Final = 15.0
-"""A host whose executor gave its newest sign of life within this time shows life, seconds; one is given each second."""
 
 LOOK_FOR_S: Final = 10.0
 """How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are.
@@ -102,10 +98,6 @@ _HELD: Final = frozenset(
     }
 )
 """Waits that tell nothing of whether a wedge is confirmed still."""
-
-
-class AlreadyExecutingError(GpuwardenError):
-    """Another executor holds this ledger's lock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,66 +130,6 @@ class Pace:
     """For how long what is over is kept; 0 is for ever."""
 
 
-@dataclass(kw_only=True)
-class _Watch:
-    """Since when this process has seen an episode as it is, by the monotonic clock."""
-
-    stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
-    quiet_since_s: float | None = None
-    runs_since_s: tuple[str, float] | None = None
-    """Which incarnation of the container runs, and since when it was seen to."""
-    stuck_since_s: float | None = None
-    """Since when the queue has answered nothing, or taken nothing."""
-
-    refused_at_s: float | None = None
-    """When the queue refused what was to be written there for this episode; `None`: it has taken something since."""
-
-    refusals: set[str] = field(default_factory=set)
-    """What it has refused since then, and is on record."""
-
-    stopped_at_s: float | None = None
-    """When the newest stop came to an end, however it went."""
-
-    waited: str = ""
-    """What it was told to wait for last."""
-
-    captured: set[int | None] = field(default_factory=set)
-    """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
-
-    warned_since_s: tuple[int, float] | None = None
-    """Which free's worker is known to have been warned, and since when."""
-
-    def knows_warned_since_s(self, free: Intent | None, now_s: float) -> float:
-        """Since when a free's worker is known to have been warned."""
-        if free is None or not free.data.get("warned"):
-            return now_s
-        if self.warned_since_s is None or self.warned_since_s[0] != free.intent_id:
-            self.warned_since_s = (free.intent_id, now_s)
-        return self.warned_since_s[1]
-
-    def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
-        """Since when an intent has been at its stage; one that was promised anew begins anew."""
-        if intent is None:
-            return now_s
-        known = self.stages_since_s.get(intent.kind)
-        if known is None or known[:2] != (intent.intent_id, intent.stage):
-            known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
-        return known[2]
-
-    def forget_promises(self) -> None:
-        """Let the time at the stage of what is only promised begin anew."""
-        self.stages_since_s = {kind: known for kind, known in self.stages_since_s.items() if known[1] != Stage.PLANNED}
-
-    def up_since_s(self, container: ContainerState | None, now_s: float) -> float:
-        """Since when the container has been seen to run as it is; a look that did not see it run begins anew."""
-        if container is None or not container.running:
-            self.runs_since_s = None
-            return now_s
-        if self.runs_since_s is None or self.runs_since_s[0] != container.incarnation:
-            self.runs_since_s = (container.incarnation, now_s)
-        return self.runs_since_s[1]
-
-
 class Executor:
     """Works the ledger's open episodes on one host.
 
@@ -210,26 +142,23 @@ class Executor:
     """
 
     def __init__(
-        self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace, lock: "ExecutorLock | None" = None
+        self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace, lock: ExecutorLock | None = None
     ) -> None:
         self._ledger = ledger
         self._host = host
         self._hands = hands
         self._pace = pace
         self._lock = lock
-        self._waits: dict[int, str] = {}
-        self._watches: dict[int, _Watch] = {}
-        self._signs: dict[str, tuple[float, float]] = {}
-        self._heard_s: dict[str, float] = {}
-        self._silent: list[Episode] = []
-        self._said_s: dict[int, float] = {}
+        self._timers = Timers()
+        self.clock = SuspendAwareClock()
+        self.limits = RemedyLimits(hands.policy, limits=pace.limits, safeguards=pace.safeguards)
+        self.liveness = HostLiveness(ledger, host=host, clock=self.clock)
         self._at_work: dict[int, Future[None]] = {}
         self._tending: Future[None] | None = None
         self._errors = 0
         self._workers: int | None = None
         self._acts: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        self._started_at = time.time()
-        self._looking_since_s = self._went_round_s = time.monotonic()
+        self._started_at = self.clock.unix_s()
         self._judged_s: dict[int, float] = {}
         self._next_look_s = self._next_tend_s = self._next_fences_s = self._next_look_for_s = 0.0
         self._clock_s = self._forgets_from_s = 0.0
@@ -272,7 +201,7 @@ class Executor:
     ) -> None:
         if changes.wait(POLL_S):
             self._next_look_s = 0.0
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         if now_s >= self._next_look_s:
             if self._lock is not None and not self._lock.held():
                 self._closing.wait(self._pace.look_again_s)
@@ -282,101 +211,52 @@ class Executor:
             changes.any()  # our own beat is no news; whatever came before it is read now
             self.look(pool, counting)
         else:
-            self._look_on()
+            self.clock.tick()
         if now_s >= self._next_tend_s:
             self._next_tend_s = now_s + self._pace.tend_s
             self._tend_beside(tending)
             self._forget()
-
-    def _look_on(self) -> None:
-        """The loop goes round, the ledger answers, and this is the host's one executor: patience goes on.
-
-        The order matters to the threads that read both: see `_patience_since_s`.
-        """
-        now_s = time.monotonic()
-        if now_s - self._went_round_s > PAUSE_MAX_S:
-            log.warning("stood still; patience begins anew", for_s=round(now_s - self._went_round_s))
-            self._looking_since_s = now_s
-        self._went_round_s = now_s
-
-    def _patience_since_s(self, since_s: float, now_s: float) -> float:
-        """Since when something has been so while we looked on; only now, where the loop has just stood still.
-
-        A thread may wake before the loop does.
-        """
-        if now_s - self._went_round_s > PAUSE_MAX_S:
-            return now_s
-        return max(since_s, self._looking_since_s)
 
     def look(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
         """Take the new alerts, and give every open episode that is not at work its turn; runs in `counting`.
 
         A container that is slow to stop holds up its own episode only.
         """
-        self._look_on()
+        self.clock.tick()
         self._collect()
         while self._ledger.inbox.take_new(self._host, now=self._ledger.now()):
             pass
         episodes = [each for each in self._ledger.episodes.list_open(self._host) if each.subject is not Subject.HOST]
-        looks_for = time.monotonic() >= self._next_look_for_s
+        looks_for = self.clock.now_s() >= self._next_look_for_s
         if looks_for:
-            self._silent = self._ledger.episodes.about_silent_hosts()
-            self._said_s = {
-                each.episode_id: self._said_s.get(each.episode_id, time.monotonic())
-                for each in self._silent
-                if each.firing
-            }
-            self._next_look_for_s = time.monotonic() + LOOK_FOR_S
+            self.liveness.accuse(self._ledger.episodes.about_silent_hosts())
+            self._next_look_for_s = self.clock.now_s() + LOOK_FOR_S
         if self._ledger.shared:
-            self._see_executors(time.monotonic())
+            self.liveness.observe()
         self._keep_fences(episodes)
-        known = {each.episode_id for each in (*episodes, *self._silent)}
-        for closed in (set(self._waits) | set(self._watches) | set(self._judged_s)) - known:
-            self._waits.pop(closed, None)
-            self._watches.pop(closed, None)
-            self._judged_s.pop(closed, None)
+        known = {each.episode_id for each in (*episodes, *self.liveness.accused)}
+        self._timers.forget(known)
+        for closed in set(self._judged_s) - known:
+            del self._judged_s[closed]
         for episode in episodes:
             if episode.episode_id not in self._at_work and self._is_due(episode):
                 judged = episode.subject is Subject.RUN
                 work = counting.submit(self._judge, episode) if judged else pool.submit(self._work, episode)
                 self._at_work[episode.episode_id] = work
-        for episode in self._silent:
+        for episode in self.liveness.accused:
             if looks_for and episode.episode_id not in self._at_work:
-                accused = self._accused_with(episode)
+                accused = self.liveness.accused_with(episode)
                 self._at_work[episode.episode_id] = pool.submit(self._look_for, episode, accused)
 
     def _is_due(self, episode: Episode) -> bool:
         """Whether an episode has its turn at this look; what a run costs to count grows with its items."""
         if episode.subject is not Subject.RUN:
             return True
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         if now_s - self._judged_s.get(episode.episode_id, -LOOK_FOR_S) < LOOK_FOR_S:
             return False
         self._judged_s[episode.episode_id] = now_s
         return True
-
-    def _see_executors(self, now_s: float) -> None:
-        """Since when each host's executor has shown the same sign of life, by our own clock and not by theirs."""
-        for host, beat_at in self._ledger.executors.last_beats().items():
-            before = self._signs.get(host)
-            if before is None or before[0] != beat_at:
-                self._signs[host] = (beat_at, now_s)
-            if before is not None and before[0] != beat_at:  # the first that is seen of it may be old
-                self._heard_s[host] = now_s
-
-    def _shows_life(self, host: str, now_s: float) -> bool:
-        """Whether a host's executor, or we ourselves, gave a sign of life while we looked on, and lately."""
-        return host == self._host or now_s - self._heard_s.get(host, -ALIVE_S) < ALIVE_S
-
-    def _accused_with(self, episode: Episode) -> int:
-        """How many hosts are said to be silent together, this one among them.
-
-        Not who was said to be before this one last showed life to us, as the rule that accuses them has it: that one's
-        silence was no part of what silences this one. Of what we have not seen ourselves nothing is left out.
-        """
-        heard_s = self._heard_s.get(episode.host, -math.inf)
-        found = (each for each in self._silent if each.firing)
-        return sum(each is episode or self._said_s[each.episode_id] >= heard_s for each in found)
 
     def _keep_fences(self, episodes: list[Episode]) -> None:
         """Lengthen the fences of the jobs that this host is about to settle, so that no sweep gives them away.
@@ -384,7 +264,7 @@ class Executor:
         As often as a worker renews its lease, so that a clock that is set takes neither. The first failure ends it: a
         queue that does not answer must not keep the loop from going round.
         """
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         if now_s < self._next_fences_s:
             return
         self._next_fences_s = now_s + HEARTBEAT_S
@@ -398,31 +278,6 @@ class Executor:
             except GpuwardenError as error:
                 log.warning("the fence could not be lengthened", job_id=job_id, because=str(error))
                 return
-
-    def _silent_s(self, host: str, now_s: float) -> float:
-        """For how long we have looked on while a host's executor showed no new sign of life."""
-        return now_s - self._patience_since_s(self._signs.get(host, (0.0, now_s))[1], now_s)
-
-    def _policies(self) -> Policies:
-        return Policies() if self._hands.policy is None else self._hands.policy.now()
-
-    def _limits(self, remedy: str) -> Limits:
-        """What bounds a remedy: the settings, but for what its policy says."""
-        its, limits = self._policies().of(remedy), self._pace.limits
-        if not isinstance(its, JobRemedyPolicy):
-            return limits
-        retries_max = limits.retries_max if its.retries_max is None else its.retries_max
-        return replace(
-            limits,
-            unconfirmed=its.unconfirmed,
-            retries_max=retries_max,
-            warn_signal=its.warn_signal,
-            warn_grace_s=its.warn_grace_s,
-        )
-
-    def _safeguards(self, remedy: str) -> Safeguards:
-        cooldown_s = self._policies().of(remedy).cooldown_s
-        return self._pace.safeguards if cooldown_s is None else replace(self._pace.safeguards, cooldown_s=cooldown_s)
 
     def _collect(self) -> None:
         """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
@@ -501,11 +356,11 @@ class Executor:
             self._clock_s, self._forgets_from_s = now - boot_s, boot_s + CLOCK_BELIEVED_S
         if boot_s < self._forgets_from_s:
             return
-        until_s, before = time.monotonic() + FORGET_S, now - self._pace.keep_s
+        until_s, before = self.clock.now_s() + FORGET_S, now - self._pace.keep_s
         for host, count in self._ledger.inbox.abandon(before=before, now=now).items():
             message = "its executor has not taken them up for --keep-days: `gpuwarden ledger refused` tells them"
             log.error("accepted alerts abandoned", host=host, count=count, because=message)
-        while self._ledger.episodes.forget(before=before) and time.monotonic() < until_s:
+        while self._ledger.episodes.forget(before=before) and self.clock.now_s() < until_s:
             pass
 
     def _work(self, episode: Episode | None) -> None:
@@ -524,7 +379,7 @@ class Executor:
                 if isinstance(step, plan.Wait):
                     self._wait(episode, step)
                     return
-                self._waits[episode.episode_id] = ""
+                self._timers.of(episode.episode_id).waits_for = ""
                 if self._captured(facts, step):
                     episode = self._ledger.episodes.get_open(episode.episode_id)
                     continue  # that took its time: what was decided before it is decided anew
@@ -551,7 +406,7 @@ class Executor:
         """
         if not (isinstance(step, plan.Begin) or guards.is_first(step)):
             return step
-        safeguards, now = self._safeguards(facts.episode.remedy), self._ledger.now()
+        safeguards, now = self.limits.safeguards_of(facts.episode.remedy), self._ledger.now()
         orders, recent = self._ledger.orders.standing(guards.wish(facts.episode, step), safeguards, now=now)
         held = guards.hold(step, facts, orders, recent, safeguards, now=now)
         begins = held is step and (isinstance(step, plan.Begin) or guards.is_untouched(facts))
@@ -574,7 +429,7 @@ class Executor:
         if captor is None or container is None or not container.running or not _ends_it(facts, step):
             return False
         intent_id = None if episode.free is None else episode.free.intent_id
-        tried = self._watches.setdefault(episode.episode_id, _Watch()).captured
+        tried = self._timers.of(episode.episode_id).captured
         if intent_id in tried or self._ledger.captures.has(episode):
             return False
         tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
@@ -597,7 +452,7 @@ class Executor:
             if isinstance(step, plan.Wait):
                 self._wait(episode, step, once=True)
             elif self._may_act(read_at_s):
-                self._waits[episode.episode_id] = ""
+                self._timers.of(episode.episode_id).waits_for = ""
                 if isinstance(step, plan.Lose | plan.Return):
                     self._move_jobs(episode, step)
                 else:
@@ -621,7 +476,7 @@ class Executor:
             if isinstance(step, plan.Wait):
                 self._wait(episode, step)
             elif self._may_act(read_at_s):
-                self._waits[episode.episode_id] = ""
+                self._timers.of(episode.episode_id).waits_for = ""
                 if isinstance(step, plan.Wrangle):
                     self._carry_out(episode, step)
                 else:
@@ -646,7 +501,7 @@ class Executor:
         """
         if not isinstance(step, plan.Wrangle):
             return step
-        safeguards, now = self._pace.safeguards, self._ledger.now()
+        safeguards, now = self.limits.safeguards, self._ledger.now()
         wanted = guards.wish(facts.episode, step)
         orders, recent = self._ledger.orders.standing(wanted, safeguards, now=now)
         held = guards.may_wrangle(wanted, orders, recent, safeguards, now=now)
@@ -659,7 +514,7 @@ class Executor:
         if self._hands.silences is None:
             return None
         heard = self._hands.silences.of(facts.episode.fingerprints, host=facts.episode.host)
-        return guards.heed(heard.silences, heard.unknown, self._pace.safeguards)
+        return guards.heed(heard.silences, heard.unknown, self.limits.safeguards)
 
     def _facts_of_run(self, episode: Episode) -> Facts:
         queue, unknown, run = self._hands.queue, "", None
@@ -682,7 +537,7 @@ class Executor:
         """Facts of what only the queue knows: a run, or a host's jobs."""
         return Facts(
             armed=armed,
-            limits=self._pace.limits,
+            limits=self.limits.limits,
             episode=episode,
             evidence=None,
             container=None,
@@ -698,7 +553,7 @@ class Executor:
         """The step, or the wait that an order or a silence puts before it; what is given back is not held."""
         if not isinstance(step, plan.Lose):
             return step
-        safeguards, now = self._pace.safeguards, self._ledger.now()
+        safeguards, now = self.limits.safeguards, self._ledger.now()
         wanted = guards.wish(facts.episode, step)
         orders, recent = self._ledger.orders.standing(wanted, safeguards, now=now)
         held = guards.may_hold(wanted, orders, recent, by=self._host, now=now)
@@ -707,14 +562,14 @@ class Executor:
     def _facts_of_host(self, episode: Episode, accused: int) -> Facts:
         """A host acts for another where both are armed for it: whoever disarmed either wants nothing moved."""
         orders, queue, unknown, host = self._ledger.orders.current(), self._hands.queue, "", None
-        now_s = time.monotonic()
+        now_s = self.clock.now_s()
         try:
             host = HostFacts(
                 jobs=queue.jobs_on(episode.host, now=queue.now()),
-                shows_life=self._shows_life(episode.host, now_s),
-                silent_for_s=self._silent_s(episode.host, now_s),
+                shows_life=self.liveness.shows_life(episode.host, now_s),
+                silent_for_s=self.liveness.silent_s(episode.host, now_s),
                 accused=accused,
-                alive=sum(self._shows_life(each, now_s) for each in {*self._heard_s, self._host}),
+                alive=self.liveness.alive(now_s),
                 taken=self._ledger.journal.has_decided(episode.episode_id, _LOSE),
             )
         except GpuwardenError as error:
@@ -729,12 +584,12 @@ class Executor:
 
         What is only promised and held, by whatever it is, loses none of the patience with its confirmation by that.
         """
+        timers = self._timers.of(episode.episode_id)
         if step.reason in _HELD:
-            self._watches.setdefault(episode.episode_id, _Watch()).forget_promises()
-        told = f"{step.reason} {step.asks or ''} {step.about}"
-        if self._waits.get(episode.episode_id) != told:
-            self._waits[episode.episode_id] = told
-            self._watches.setdefault(episode.episode_id, _Watch()).waited = told
+            timers.forget_promises()
+        recorded = f"{step.reason} {step.asks or ''} {step.about}"
+        if timers.waits_for != recorded:
+            timers.waits_for = timers.waited = recorded
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.message)
             self._ledger.journal.wait(episode.episode_id, step, now=self._ledger.now(), once=once)
 
@@ -746,8 +601,8 @@ class Executor:
         server = self._server(episode, unknown)
         container, container_known = self._container(episode, evidence or server, unknown)
         job, job_known = self._job(episode, unknown)
-        now_s = time.monotonic()
-        watch = self._watches.setdefault(episode.episode_id, _Watch())
+        now_s = self.clock.now_s()
+        watch = self._timers.of(episode.episode_id)
         if len(unknown) > worker_ended or watch.quiet_since_s is None:
             watch.quiet_since_s = now_s  # somebody was silent: a worker that is not seen is an answer
         refused_s_ago = None if watch.refused_at_s is None else now_s - watch.refused_at_s
@@ -762,7 +617,7 @@ class Executor:
         settle_since_s = watch.stage_since_s(episode.settle, now_s)
         up_since_s = watch.up_since_s(container, now_s)
         warned_since_s = watch.knows_warned_since_s(episode.free, now_s)
-        limits = self._limits(episode.remedy)
+        limits = self.limits.limits_of(episode.remedy)
         listener, deaf = _listener(limits, episode, evidence, container)
         return Facts(
             armed=self._armed(episode.remedy),
@@ -775,14 +630,14 @@ class Executor:
             job_known=job_known,
             server=server,
             worker_ended=worker_ended,
-            free_for_s=now_s - self._patience_since_s(free_since_s, now_s),
-            settle_for_s=now_s - self._patience_since_s(settle_since_s, now_s),
-            quiet_for_s=now_s - self._patience_since_s(watch.quiet_since_s, now_s),
-            runs_for_s=now_s - self._patience_since_s(up_since_s, now_s),
-            queue_stuck_for_s=now_s - self._patience_since_s(stuck_since_s, now_s),
+            free_for_s=now_s - self.clock.since(free_since_s, now_s),
+            settle_for_s=now_s - self.clock.since(settle_since_s, now_s),
+            quiet_for_s=now_s - self.clock.since(watch.quiet_since_s, now_s),
+            runs_for_s=now_s - self.clock.since(up_since_s, now_s),
+            queue_stuck_for_s=now_s - self.clock.since(stuck_since_s, now_s),
             refused_s_ago=refused_s_ago,
             stopped_s_ago=None if watch.stopped_at_s is None else now_s - watch.stopped_at_s,
-            warned_for_s=now_s - self._patience_since_s(warned_since_s, now_s),
+            warned_for_s=now_s - self.clock.since(warned_since_s, now_s),
             listener=listener,
             deaf=deaf,
             unknown="; ".join(unknown),
@@ -897,7 +752,7 @@ class Executor:
                 raise AssertionError("it is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
-        safeguards = self._safeguards(episode.remedy)
+        safeguards = self.limits.safeguards_of(episode.remedy)
         self._instead(episode, self._ledger.intents.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
 
     def _instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
@@ -943,19 +798,19 @@ class Executor:
         Each refusal is on record once, of a quarantine once a stage: the step is tried again for as long as it takes,
         and the free has its turn.
         """
-        watch = self._watches.setdefault(episode.episode_id, _Watch())
-        watch.refused_at_s = time.monotonic()  # also where it is a defect that ends it: no stop waits for that for ever
+        watch = self._timers.of(episode.episode_id)
+        watch.refused_at_s = self.clock.now_s()  # also where a defect ends it: no stop waits for that for ever
         try:
             taken = write()
         except GpuwardenError as error:
-            watch.refused_at_s = time.monotonic()
+            watch.refused_at_s = self.clock.now_s()
             log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
             if step not in watch.refusals:
                 message = f"the queue takes nothing, and it is tried again: {error}"
                 self._ledger.journal.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
                 watch.refusals.add(step)
             else:
-                self._waits[episode.episode_id] = watch.waited  # nothing is on record that it would be told again after
+                watch.waits_for = watch.waited  # nothing is on record that it would be told again after
             return None
         watch.refused_at_s = None
         watch.refusals.clear()
@@ -989,7 +844,7 @@ class Executor:
             if still is None or still.incarnation != intent.key:
                 return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._pace.stop_grace_s))
-            self._watches.setdefault(episode.episode_id, _Watch()).stopped_at_s = time.monotonic()
+            self._timers.of(episode.episode_id).stopped_at_s = self.clock.now_s()
             self._retire(episode)
             self._tell(episode, "stop", *how)
 
@@ -1040,12 +895,12 @@ class Executor:
     def _carry_out(self, episode: Episode, step: plan.Wrangle) -> None:
         """Do it, on record before. Decided anew in the transaction that does it: what is so no more is not done."""
         instead = self._ledger.run_decisions.begin(
-            episode, step, safeguards=self._pace.safeguards, now=self._ledger.now()
+            episode, step, safeguards=self.limits.safeguards, now=self._ledger.now()
         )
         if instead is not None:
             self._instead(episode, instead)
             return
-        queue, name, rules = self._hands.queue, WRANGLING[type(step)], wrangle.rules(self._pace.limits)
+        queue, name, rules = self._hands.queue, WRANGLING[type(step)], wrangle.rules(self.limits.limits)
         who = f"the executor of {self._host}, episode {episode.episode_id}"
         if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
             tell = f"; the {step.tell} is to be told" if step.tell else ""
@@ -1066,8 +921,9 @@ class Executor:
         state: str | None = None,
         reason: Reason | None = None,
     ) -> bool:
-        if stage is not intent.stage and (watch := self._watches.get(episode.episode_id)) is not None:
-            watch.refusals.discard("quarantine")  # one that is wanted at this stage, too, is on record for it
+        if stage is not intent.stage:
+            # One that is wanted at this stage too is recorded for it.
+            self._timers.of(episode.episode_id).refusals.discard("quarantine")
         return self._ledger.intents.advance(
             intent,
             stage,
@@ -1084,12 +940,12 @@ class Executor:
 
     def _try(self, act: Callable[[], None]) -> tuple[str, str]:
         """Act after the decision is on record; how it went, in the ledger's words."""
-        started_s = time.monotonic()
+        started_s = self.clock.now_s()
         try:
             act()
         except GpuwardenError as error:
             return "failed", str(error)
-        return "did", f"took {time.monotonic() - started_s:.1f} s"
+        return "did", f"took {self.clock.now_s() - started_s:.1f} s"
 
     def _tell(self, episode: Episode, step: str, act: str, message: str) -> None:
         self._ledger.journal.record(episode.episode_id, act, step, message, now=self._ledger.now())
@@ -1143,52 +999,3 @@ def _accused(episode: Episode) -> str | None:
 
 _FULL_ID: Final = re.compile(r"([0-9a-z]{64})@")
 """How a container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
-
-
-class ExecutorLock:
-    """That this is the host's one executor. One that a broken connection lost is asked for again.
-
-    Raises:
-        AlreadyExecutingError: another one is; the message says which process.
-        DatabaseError: the ledger does not answer.
-    """
-
-    def __init__(self, ledger: Ledger, *, host: str) -> None:
-        self._ledger = ledger
-        self._host = host
-        self._told = False
-        self.lost = False
-        """Whether it was lost when it was last asked for. Read by the threads that act."""
-        try:
-            self._lock: ProcessLock | None = ledger.lock_executor(host)
-        except LockHeldElsewhereError as error:
-            raise AlreadyExecutingError(
-                f"another executor works this ledger ({error}): one acts, the other must not"
-            ) from None
-
-    def held(self) -> bool:
-        """Whether we may act now.
-
-        Raises:
-            DatabaseError: the ledger does not answer; then we may not.
-        """
-        if self._lock is not None and self._lock.held():
-            return True
-        self.lost = True
-        self.close()
-        try:
-            self._lock = self._ledger.lock_executor(self._host)
-        except LockHeldElsewhereError as error:
-            if not self._told:
-                log.warning("another executor took over; nothing is done here meanwhile", because=str(error))
-            self._told = True
-            return False
-        self._told = self.lost = False
-        log.warning("the lock was lost with its connection, and is ours again")
-        return True
-
-    def close(self) -> None:
-        """Let another one execute."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None

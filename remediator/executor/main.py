@@ -19,7 +19,8 @@ from remediator.clients.alertmanager import Silences
 from remediator.clients.exporter import Access, Witness
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.clients.prometheus_range import Curves
-from remediator.executor.executor import Executor, ExecutorLock, Hands, Pace
+from remediator.executor.executor import Executor, Hands, Pace
+from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Limits
 from remediator.remedies.guards import Safeguards

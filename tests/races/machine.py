@@ -71,7 +71,7 @@ class Races(RuleBasedStateMachine):
         self.points = Points(self._meanwhile)
         self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
-        for module in ("remediator.executor.executor", "remediator.clients.job_queue_sql"):
+        for module in ("remediator.executor.clock", "remediator.clients.job_queue_sql"):
             stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
         stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
         for engine, told in (

@@ -49,7 +49,7 @@ def web_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
-    for module in ("executor.executor", "webhook.app", "webhook.intake", "webhook.reconcile"):
+    for module in ("executor.clock", "executor.executor", "webhook.app", "webhook.intake", "webhook.reconcile"):
         monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
 

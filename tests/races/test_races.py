@@ -37,8 +37,8 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
-    for module in ("remediator.executor.executor",):
-        monkeypatch.setattr(f"{module}.log", Silent())
+    for module in ("clock", "executor"):
+        monkeypatch.setattr(f"remediator.executor.{module}.log", Silent())
 
 
 class Silent:

@@ -17,7 +17,7 @@ import pytest
 from gpuwarden import logs
 from gpuwarden.cli.main import main
 from gpuwarden.db.migrate import newest_revision
-from remediator.executor.executor import ExecutorLock
+from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import LEDGER
 from tests.asking import PLAIN

@@ -18,7 +18,7 @@ from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.schema import JOBS, WORKERS
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor import executor
+from remediator.executor import clock, executor
 from remediator.executor.executor import Executor
 from remediator.ledger import intents
 from remediator.ledger.schema import INTENTS
@@ -216,7 +216,7 @@ def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Executor,
         "_tend",
-        lambda self: self._hands.queue.tend(now=executor.time.time()),  # type: ignore[attr-defined]
+        lambda self: self._hands.queue.tend(now=clock.time.time()),  # type: ignore[attr-defined]
     )
 
 

@@ -35,13 +35,12 @@ from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue
 from remediator.executor.executor import (
     FACTS_S,
     STEPS_MAX,
-    AlreadyExecutingError,
     Executor,
-    ExecutorLock,
     Hands,
     Pace,
-    _Watch,
 )
+from remediator.executor.lock import AlreadyExecutingError, ExecutorLock
+from remediator.executor.timers import EpisodeTimers
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.executors import Executors
 from remediator.ledger.ledger import Ledger
@@ -97,7 +96,7 @@ def arm(ledger: Ledger, *, host: str = HOST, armed: bool = True) -> None:
 
 def turn(works: Executor, ledger: Ledger) -> None:
     """One look without the loop: take what is new and give every open episode its share."""
-    works._look_on()
+    works.clock.tick()
     while ledger.inbox.take_new(HOST, now=time.time()):
         pass
     for episode in ledger.episodes.list_open(HOST):
@@ -774,17 +773,17 @@ def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
 
 
 def test_what_ends_and_starts_again_between_two_looks_is_looked_at_anew() -> None:
-    watch = _Watch()
+    timers = EpisodeTimers()
 
     def up_since_s(now_s: float, **changed: Any) -> float:
-        return watch.up_since_s(build.container(**changed), now_s)
+        return timers.up_since_s(build.container(**changed), now_s)
 
     assert up_since_s(1.0) == 1.0
     assert up_since_s(2.0) == 1.0
     assert up_since_s(3.0, incarnation=build.REBORN) == 3.0
     assert up_since_s(4.0, incarnation=build.REBORN, running=False) == 4.0
     assert up_since_s(5.0, incarnation=build.REBORN) == 5.0
-    assert watch.up_since_s(None, 6.0) == 6.0
+    assert timers.up_since_s(None, 6.0) == 6.0
 
 
 def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopped(
@@ -1223,7 +1222,7 @@ def test_patience_comes_to_an_end_while_the_queue_is_locked(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
-    monkeypatch.setattr("remediator.executor.executor.PAUSE_MAX_S", 2.0)
+    monkeypatch.setattr("remediator.executor.clock.PAUSE_MAX_S", 2.0)
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
     monkeypatch.setattr("remediator.executor.executor.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
@@ -1724,7 +1723,7 @@ def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(
 
 def test_another_process_is_refused_and_the_lock_ends_with_its_holder(ledger: Ledger, ledger_url: str) -> None:
     script = (
-        "import sys; from remediator.executor.executor import ExecutorLock\n"
+        "import sys; from remediator.executor.lock import ExecutorLock\n"
         "from remediator.ledger.ledger import Ledger\n"
         "ExecutorLock(Ledger.open(sys.argv[1]), host='another')"
     )

@@ -54,7 +54,7 @@ def beating(ledger: Ledger) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.executor.executor.ALIVE_S", BOUND_S)
+    monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", BOUND_S)
     monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", PACE.look_again_s)
     monkeypatch.setattr("remediator.executor.executor.ANNOUNCED_S", 0.1)
 
@@ -106,7 +106,7 @@ def looked_on(works: Executor) -> Iterator[None]:
     def counted(episode: plan.Episode, accused: int) -> None:
         nonlocal looks
         look_for(episode, accused)
-        looks += works._silent_s(HOST, time.monotonic()) > 2 * BOUND_S
+        looks += works.liveness.silent_s(HOST, time.monotonic()) > 2 * BOUND_S
 
     works._look_for = counted  # type: ignore[method-assign]
     with looping(works):
@@ -164,7 +164,7 @@ def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
     ledger: Ledger, other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = unheard(store)
-    monkeypatch.setattr("remediator.executor.executor.ALIVE_S", LIVES_S)
+    monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", LIVES_S)
     patient = replace(QUICK, limits=replace(LIMITS, node_lost_after_s=LIVES_S))
     works = executor(other, store, World(), host="box2", pace=patient)
 
@@ -257,13 +257,13 @@ def test_who_is_said_to_be_silent_since_before_a_host_showed_life_is_not_counted
     works = onlooker(other, store)
 
     with looping(works):
-        eventually(lambda: works._silent, "box3 is said to be silent")
+        eventually(lambda: works.liveness.accused, "box3 is said to be silent")
         with beating(ledger):
             began_s = time.monotonic()
-            eventually(lambda: works._heard_s.get(HOST, 0.0) > began_s, "then box1 shows life")
+            eventually(lambda: works.liveness.shows_life(HOST, began_s + BOUND_S), "then box1 shows life")
         inbox.take([host_alert()], []).result(10)
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "and is lost after that")
-        assert [each.firing for each in works._silent] == [True, True]
+        assert [each.firing for each in works.liveness.accused] == [True, True]
 
 
 def test_of_several_hosts_that_look_on_one_holds_its_jobs(

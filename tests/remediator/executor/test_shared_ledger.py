@@ -13,7 +13,8 @@ import pytest
 from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
 from remediator import plan
-from remediator.executor.executor import AlreadyExecutingError, Executor, ExecutorLock
+from remediator.executor.executor import Executor
+from remediator.executor.lock import AlreadyExecutingError, ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import LEDGER
 from remediator.plan import Stage
@@ -171,14 +172,14 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
 ) -> None:
     rounds = 0
     works = executor(ledger, store, World(), pace=replace(PACE, look_again_s=60.0, tend_s=60.0))
-    look_on = works._look_on
+    look_on = works.clock.tick
 
     def counted() -> None:
         nonlocal rounds
         rounds += 1
         look_on()
 
-    works._look_on = counted  # type: ignore[method-assign]
+    works.clock.tick = counted  # type: ignore[method-assign]
     with looping(works):
         eventually(lambda: rounds > 3, "it goes round")
         with monkeypatch.context() as patched:

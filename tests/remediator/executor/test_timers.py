@@ -12,7 +12,8 @@ import pytest
 from gpuwarden.db import engine as db_engine
 from gpuwarden.job import FENCE_S, State
 from gpuwarden.queue import JobStore
-from remediator.executor.executor import PAUSE_MAX_S, Executor
+from remediator.executor.clock import PAUSE_MAX_S
+from remediator.executor.executor import Executor
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
@@ -31,7 +32,7 @@ class Clocks:
         self.steady_s = 1000.0
         self.stepped_s = 0.0
         monkeypatch.setattr(
-            "remediator.executor.executor.time", SimpleNamespace(time=self.wall, monotonic=lambda: self.steady_s)
+            "remediator.executor.clock.time", SimpleNamespace(time=self.wall, monotonic=lambda: self.steady_s)
         )
 
     def wall(self) -> float:

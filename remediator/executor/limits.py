@@ -1,0 +1,44 @@
+"""The bounds of each remedy: the settings, and where the policy file says otherwise, the policy."""
+
+from dataclasses import replace
+
+from remediator.plan import Limits
+from remediator.remedies.guards import Safeguards
+from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile
+
+
+class RemedyLimits:
+    """What bounds each remedy.
+
+    Args:
+        policy: the policy file; `None`: every remedy is as the settings say.
+        limits: those of the settings.
+        safeguards: those of the settings.
+    """
+
+    def __init__(self, policy: PolicyFile | None, *, limits: Limits, safeguards: Safeguards) -> None:
+        self._policy = policy
+        self.limits = limits
+        self.safeguards = safeguards
+
+    def limits_of(self, remedy: str) -> Limits:
+        """What bounds a remedy that the policy file may name."""
+        policy = self._policies().of(remedy)
+        if not isinstance(policy, JobRemedyPolicy):
+            return self.limits
+        retries_max = self.limits.retries_max if policy.retries_max is None else policy.retries_max
+        return replace(
+            self.limits,
+            unconfirmed=policy.unconfirmed,
+            retries_max=retries_max,
+            warn_signal=policy.warn_signal,
+            warn_grace_s=policy.warn_grace_s,
+        )
+
+    def safeguards_of(self, remedy: str) -> Safeguards:
+        """What holds a remedy that the policy file may name."""
+        cooldown_s = self._policies().of(remedy).cooldown_s
+        return self.safeguards if cooldown_s is None else replace(self.safeguards, cooldown_s=cooldown_s)
+
+    def _policies(self) -> Policies:
+        return Policies() if self._policy is None else self._policy.now()
