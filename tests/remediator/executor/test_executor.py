@@ -1250,7 +1250,7 @@ class Crash(BaseException):
     """The process ended here."""
 
 
-UNCOUNTED = frozenset({"now", "orders", "standing"})
+UNCOUNTED = frozenset({"now", "current", "standing"})
 """What is only read from the ledger before an act: to end there is to end before the act."""
 
 
