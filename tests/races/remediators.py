@@ -31,15 +31,20 @@ NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1
 class Watched(Executor):
     """The executor; the judge is told which step of which episode it is at."""
 
-    acting: Acting
+    def __init__(self, *arguments: Any, acting: Acting, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        perform, tend = self.performer.perform, self.housekeeping.tend
 
-    def _perform(self, episode: Episode, step: plan.Step) -> None:
-        self.acting.step, self.acting.episode_id = step, episode.episode_id
-        super()._perform(episode, step)
+        def watched_perform(episode: Episode, step: plan.Step) -> None:
+            acting.step, acting.episode_id = step, episode.episode_id
+            perform(episode, step)
 
-    def _tend(self) -> None:
-        self.acting.tends = True
-        super()._tend()
+        def watched_tend() -> None:
+            acting.tends = True
+            tend()
+
+        self.performer.perform = watched_perform  # type: ignore[method-assign]
+        self.housekeeping.tend = watched_tend  # type: ignore[method-assign]
 
 
 class AtOnce:
@@ -173,9 +178,7 @@ class Remediator:
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
         pace = Pace(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
         hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
-        works = Watched(ledger, host=host, hands=hands, pace=pace)
-        works.acting = self.acting
-        return works
+        return Watched(ledger, host=host, hands=hands, pace=pace, acting=self.acting)
 
 
 def deliver(ledger: Ledger, alerts: list[Alert], *, hosts: tuple[str, ...], now: float) -> None:

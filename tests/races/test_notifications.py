@@ -16,7 +16,7 @@ from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import totals
 from tests.races.notifications import TOKEN, Notifications
-from tests.races.test_races import Silent, run
+from tests.races.test_races import LOGGERS, Silent, run
 
 WANTED = ("accepted", "503", "door killed", "refused at the door", "asked for", "tied", "fence", "stop", "start",
           "trip queued", "trouble")  # fmt: skip
@@ -49,7 +49,7 @@ def web_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
-    for module in ("executor.clock", "executor.executor", "webhook.app", "webhook.intake", "webhook.reconcile"):
+    for module in (*LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):
         monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
 

@@ -16,6 +16,8 @@ from tests.races.judge import totals
 from tests.races.machine import Races
 
 STEPS = 30
+LOGGERS = tuple(f"executor.{each}" for each in ("clock", "executor", "housekeeping", "perform", "waits"))
+"""The modules of the remediator that log in a history."""
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +39,8 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of steps are told to nobody."""
-    for module in ("clock", "executor"):
-        monkeypatch.setattr(f"remediator.executor.{module}.log", Silent())
+    for module in LOGGERS:
+        monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
 
 class Silent:

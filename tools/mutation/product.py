@@ -71,7 +71,7 @@ def _breaks(bug: race_bugs.Mutant, play: Callable[[bool], None]) -> bool:
 def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
     """One bug in the product. The programs log nothing meanwhile, and hypothesis prints nothing."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
-        for name in ("executor.clock", "executor.executor", "webhook.app", "webhook.intake", "webhook.reconcile"):
+        for name in (*test_races.LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):
             patch.setattr(f"remediator.{name}.log", test_races.Silent())
         for module in (claims, outbox, runs, sql, sweeps):  # a statement kept from before has no bug
             for kept in vars(module).values():

@@ -19,7 +19,8 @@ from gpuwarden.queue.schema import JOBS, WORKERS
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor import clock, executor
-from remediator.executor.executor import Executor
+from remediator.executor.housekeeping import Housekeeping
+from remediator.executor.perform import Performer
 from remediator.ledger import intents
 from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
@@ -43,15 +44,15 @@ class Mutant:
 
 def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop is followed by a start at once, before the settle."""
-    free = Executor._free
+    free = Performer._free
 
-    def stop_and_start(self: Executor, episode: Any, step: Any) -> None:
+    def stop_and_start(self: Performer, episode: Any, step: Any) -> None:
         free(self, episode, step)
         now = self._ledger.episodes.get_open(episode.episode_id)
         if not isinstance(step, Start) and now is not None and now.free is not None:
             free(self, now, Start(message="in one breath"))
 
-    monkeypatch.setattr(Executor, "_free", stop_and_start)
+    monkeypatch.setattr(Performer, "_free", stop_and_start)
 
 
 def attempt_not_checked_by_trips(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +215,9 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are compared with the wall clock of whoever sweeps."""
     monkeypatch.setattr(
-        Executor,
-        "_tend",
-        lambda self: self._hands.queue.tend(now=clock.time.time()),  # type: ignore[attr-defined]
+        Housekeeping,
+        "tend",
+        lambda self: self._queue.tend(now=clock.time.time()),  # type: ignore[attr-defined]
     )
 
 
@@ -237,14 +238,14 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The container is stopped first and the ledger told afterwards."""
-    free = Executor._free
+    free = Performer._free
 
-    def act_first(self: Executor, episode: Any, step: Any) -> None:
+    def act_first(self: Performer, episode: Any, step: Any) -> None:
         if not isinstance(step, Start) and episode.free.stage is Stage.PLANNED:
-            self._hands.actuators["docker"].stop(episode.free.data["handle"], grace_s=0.0)
+            self._actuators["docker"].stop(episode.free.data["handle"], grace_s=0.0)
         free(self, episode, step)
 
-    monkeypatch.setattr(Executor, "_free", act_first)
+    monkeypatch.setattr(Performer, "_free", act_first)
 
 
 def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:

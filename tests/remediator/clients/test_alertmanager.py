@@ -99,10 +99,11 @@ def delivered(ledger: Ledger, store: JobStore, url: str, worker: str) -> World:
     return World(Box(worker=worker, job_id=job_id))
 
 
-def with_silences(works: Executor, asks: Silences, *, unknown_holds: bool = False) -> Executor:
-    works._hands = replace(works._hands, silences=asks)
-    works._pace = replace(PACE, safeguards=replace(BOUNDLESS, unknown_holds=unknown_holds))
-    return works
+def with_silences(
+    ledger: Ledger, store: JobStore, world: World, asks: Silences, *, unknown_holds: bool = False
+) -> Executor:
+    pace = replace(PACE, safeguards=replace(BOUNDLESS, unknown_holds=unknown_holds))
+    return executor(ledger, store, world, pace=pace, silences=asks)
 
 
 # --- a real Alertmanager
@@ -115,7 +116,7 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
     world = delivered(ledger, store, its, "w1")
     made = silence(its, worker="w1", comment="a new driver\nat ten")
     with asking(its) as asks:
-        works = with_silences(executor(ledger, store, world), asks)
+        works = with_silences(ledger, store, world, asks)
 
         turn(works, ledger)
         turn(works, ledger)
@@ -141,7 +142,7 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
     ledger.inbox.take_new(HOST, now=time.time())
     made = silence(its, run="r1", comment="a known driver")
     with asking(its) as asks:
-        works = with_silences(executor(ledger, store, World()), asks)
+        works = with_silences(ledger, store, World(), asks)
         ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
 
         works._judge(*ledger.episodes.list_open(HOST))
@@ -160,10 +161,10 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
 def test_a_silence_made_before_the_fence_holds_what_is_only_promised(ledger: Ledger, store: JobStore, its: str) -> None:
     world = delivered(ledger, store, its, "w2")
     with asking(its) as asks:
-        works = with_silences(executor(ledger, store, world), asks)
+        works = with_silences(ledger, store, world, asks)
         ledger.inbox.take_new(HOST, now=time.time())
         (episode,) = ledger.episodes.list_open()
-        works._perform(episode, decide(works._facts(episode)))
+        works.performer.perform(episode, decide(works.facts.of_container(episode)))
         made = silence(its, worker="w[23]", is_regex=True)
 
         turn(works, ledger)
@@ -195,7 +196,7 @@ def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
         )
         expire(its, other)
 
-        to_the_end(with_silences(executor(ledger, store, world), asks), ledger)
+        to_the_end(with_silences(ledger, store, world, asks), ledger)
 
     assert story(ledger).outcome == "mended"
 
@@ -216,7 +217,7 @@ def test_nobody_is_asked_to_approve_what_is_silenced(ledger: Ledger, store: JobS
     world = delivered(ledger, store, its, "w5")
     made = silence(its, worker="w5")
     with asking(its) as asks:
-        works = with_silences(executor(ledger, store, world), asks)
+        works = with_silences(ledger, store, world, asks)
         ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
         turn(works, ledger)
         assert told(ledger)[-1] == "decided wait: silenced"
@@ -239,7 +240,7 @@ def test_while_an_alertmanager_does_not_answer_it_goes_on_and_says_so(ledger: Le
     structlog.reset_defaults()
     world = lost(ledger, store)
     with capture_logs() as logged, asking(LOST) as asks:
-        to_the_end(with_silences(executor(ledger, store, world), asks), ledger)
+        to_the_end(with_silences(ledger, store, world, asks), ledger)
 
     assert story(ledger).outcome == "mended"
     (why, *_) = [each["because"] for each in logged if each["event"].startswith("whether it is silenced is unknown")]
@@ -249,13 +250,13 @@ def test_while_an_alertmanager_does_not_answer_it_goes_on_and_says_so(ledger: Le
 def test_where_the_setting_says_hold_it_waits_until_one_answers(ledger: Ledger, store: JobStore) -> None:
     world = lost(ledger, store)
     with asking(LOST) as asks:
-        works = with_silences(executor(ledger, store, world), asks, unknown_holds=True)
+        works = with_silences(ledger, store, world, asks, unknown_holds=True)
         turn(works, ledger)
         assert told(ledger)[-1] == "decided wait: silences_unknown"
         assert "secret" not in story(ledger).entries[-1].message
         assert world.boxes["w1"].calls == []
     with serving_http(lambda: (200, b"[]")) as server, asking(server.url) as asks:
-        to_the_end(with_silences(works, asks, unknown_holds=True), ledger)
+        to_the_end(with_silences(ledger, store, world, asks, unknown_holds=True), ledger)
 
     assert story(ledger).outcome == "mended"
 
@@ -265,7 +266,7 @@ def test_of_two_alertmanagers_the_one_that_answers_counts(ledger: Ledger, store:
     world = delivered(ledger, store, its, "w6")
     silence(its, worker="w6")
     with asking(LOST, its) as asks:
-        turn(with_silences(executor(ledger, store, world), asks), ledger)
+        turn(with_silences(ledger, store, world, asks), ledger)
 
     assert told(ledger)[-1] == "decided wait: silenced"
 

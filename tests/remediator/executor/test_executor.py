@@ -31,15 +31,17 @@ from gpuwarden.queue import JobStore, Submission
 from gpuwarden.queue.schema import QUEUE
 from remediator import plan
 from remediator.actuators import ActuatorError
+from remediator.clients.alertmanager import Silences
 from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue
 from remediator.executor.executor import (
-    FACTS_S,
     STEPS_MAX,
     Executor,
     Hands,
     Pace,
 )
+from remediator.executor.gather_facts import FACTS_S
 from remediator.executor.lock import AlreadyExecutingError, ExecutorLock
+from remediator.executor.perform import Performer
 from remediator.executor.timers import EpisodeTimers
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.executors import Executors
@@ -79,11 +81,12 @@ def executor(
     lock: ExecutorLock | None = None,
     armed: bool = True,
     policy: PolicyFile | None = None,
+    silences: Silences | None = None,
 ) -> Executor:
     """An executor, after its host was armed or disarmed."""
     arm(next((part for part in vars(ledger).values() if isinstance(part, Ledger)), ledger), host=host, armed=armed)
     queue = BuiltinQueue(store) if isinstance(store, JobStore) else store
-    hands = Hands(witness=world, queue=queue, actuators={"docker": world}, policy=policy)
+    hands = Hands(witness=world, queue=queue, actuators={"docker": world}, policy=policy, silences=silences)
     return Executor(ledger, host=host, hands=hands, pace=pace, lock=lock)
 
 
@@ -193,7 +196,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open(HOST)
 
-    facts = works._facts(episode)
+    facts = works.facts.of_container(episode)
 
     assert (facts.container and facts.container.kind, facts.container_known) == (found, known)
     assert bool(facts.unknown) is not known
@@ -886,7 +889,7 @@ def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
         "remediator.executor.executor.REMEDIES",
         {"restart_worker": replace(REMEDIES["restart_worker"], decide=restless)},
     )
-    monkeypatch.setattr(Executor, "_perform", lambda *_: None)
+    monkeypatch.setattr(Performer, "perform", lambda *_: None)
 
     turn(executor(ledger, store, world), ledger)
 
@@ -903,8 +906,8 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
         if held.free and held.free.stage is Stage.DEAD:
             break
 
-    works._perform(held, Start(message="first"))
-    works._perform(held, Start(message="second, of the same reading"))
+    works.performer.perform(held, Start(message="first"))
+    works.performer.perform(held, Start(message="second, of the same reading"))
 
     assert world.boxes["w1"].calls.count("start") == 1
 
@@ -922,8 +925,8 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
         plan.Wait(reason=Reason.DONE, message="b"),
     ):
         with pytest.raises(AssertionError):
-            works._perform(episode, step)
-    works._perform(
+            works.performer.perform(episode, step)
+    works.performer.perform(
         episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message="no free either")
     )
 
@@ -986,7 +989,7 @@ def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced
 ) -> None:
     """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
-    monkeypatch.setattr("remediator.executor.executor.FACTS_S", 1.0)
+    monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
     world = wedged(ledger, store)
     box = world.boxes["w1"]
 
@@ -1027,15 +1030,15 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
         raise DatabaseError("database is locked")
 
     def refused() -> list[int]:
-        return [works._facts(episode).refused_s_ago is not None, told(ledger).count("failed fence")]
+        return [works.facts.of_container(episode).refused_s_ago is not None, told(ledger).count("failed fence")]
 
-    works._taken(episode, "fence", refuse)
-    works._taken(episode, "fence", refuse)
+    works.performer._taken(episode, "fence", refuse)
+    works.performer._taken(episode, "fence", refuse)
     assert refused() == [True, 1], "on record once"
-    works._taken(episode, "fence", lambda: True)
+    works.performer._taken(episode, "fence", lambda: True)
     assert refused() == [False, 1]
 
-    works._taken(episode, "fence", refuse)
+    works.performer._taken(episode, "fence", refuse)
 
     assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
 
@@ -1224,7 +1227,7 @@ def test_patience_comes_to_an_end_while_the_queue_is_locked(
     """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
     monkeypatch.setattr("remediator.executor.clock.PAUSE_MAX_S", 2.0)
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("remediator.executor.executor.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("remediator.executor.housekeeping.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
     world = wedged(ledger, store)
     world.boxes["w1"].unkillable = True
@@ -1689,10 +1692,10 @@ def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) ->
             sweeps.append(now)
 
     works = executor(ledger, Swept(store), World())
-    works._tend()
+    works.housekeeping.tend()
     works.close()
 
-    works._tend()
+    works.housekeeping.tend()
 
     assert len(sweeps) == 1
 

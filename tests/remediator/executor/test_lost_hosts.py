@@ -56,7 +56,7 @@ def beating(ledger: Ledger) -> Iterator[None]:
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", BOUND_S)
     monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", PACE.look_again_s)
-    monkeypatch.setattr("remediator.executor.executor.ANNOUNCED_S", 0.1)
+    monkeypatch.setattr("remediator.executor.perform.ANNOUNCED_S", 0.1)
 
 
 @pytest.fixture
@@ -273,7 +273,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     store: JobStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("remediator.executor.executor.ANNOUNCED_S", 60.0)
+    monkeypatch.setattr("remediator.executor.perform.ANNOUNCED_S", 60.0)
     job_ids = [unheard(store), JobId(running(store, worker="w2", incarnation="i2"))]
     silence(store)
 

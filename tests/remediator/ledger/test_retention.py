@@ -233,7 +233,7 @@ def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Le
 def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=1000.0)
 
-    executor(ledger, store, World(), pace=PACE)._forget()
+    executor(ledger, store, World(), pace=PACE).housekeeping.forget()
 
     assert states(ledger) == [("gone", "new")]
 
@@ -411,7 +411,7 @@ def test_the_file_does_not_grow_while_as_much_goes_as_comes(ledger: Ledger) -> N
 @pytest.fixture
 def believes_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock has gone on for long enough."""
-    monkeypatch.setattr("remediator.executor.executor.CLOCK_BELIEVED_S", 0.0)
+    monkeypatch.setattr("remediator.executor.housekeeping.CLOCK_BELIEVED_S", 0.0)
 
 
 @pytest.mark.usefixtures("believes_the_clock")
@@ -430,7 +430,7 @@ def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: 
     mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
     works = executor(ledger, store, World(), pace=PACE)
 
-    works._forget()
+    works.housekeeping.forget()
 
     assert ledger.reports.get(1) is not None
 
@@ -444,9 +444,9 @@ def test_a_clock_that_nobody_has_set_yet_makes_nothing_old(
     works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
 
     def left(boot_s: float, *, ahead_s: float = 0.0) -> int:
-        monkeypatch.setattr("remediator.executor.executor.clock.boottime_s", lambda: boot_s)
+        monkeypatch.setattr("remediator.executor.housekeeping.clock.boottime_s", lambda: boot_s)
         monkeypatch.setattr(ledger, "now", lambda: started_at + boot_s + ahead_s)
-        works._forget()
+        works.housekeeping.forget()
         return count(ledger, "episodes")
 
     days_s = 90 * 86400.0
@@ -456,7 +456,7 @@ def test_a_clock_that_nobody_has_set_yet_makes_nothing_old(
 
 @pytest.mark.usefixtures("believes_the_clock")
 def test_one_round_forgets_for_a_moment_only(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.executor.executor.FORGET_S", 0.0)
+    monkeypatch.setattr("remediator.executor.housekeeping.FORGET_S", 0.0)
     monkeypatch.setattr(retention, "EPISODES_AT_ONCE", 1)
     for n in range(3):
         mended(ledger, key=f"key {n}", settle_key=f"{n}/1", at=1000.0)
@@ -464,7 +464,7 @@ def test_one_round_forgets_for_a_moment_only(ledger: Ledger, store: JobStore, mo
 
     left = []
     for _ in range(3):
-        works._forget()
+        works.housekeeping.forget()
         left.append(count(ledger, "episodes"))
 
     assert left == [2, 1, 1]
