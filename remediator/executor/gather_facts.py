@@ -111,8 +111,8 @@ class FactsReader:
             unknown = str(error)
         return self._without_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
 
-    def of_host(self, episode: Episode, accused: int) -> Facts:
-        """Facts of a host that is said to be silent, which `accused` hosts are together.
+    def of_host(self, episode: Episode) -> Facts:
+        """Facts of a host that is said to be silent.
 
         A host acts for another only where both are armed for it.
         """
@@ -123,7 +123,7 @@ class FactsReader:
                 jobs=queue.jobs_on(episode.host, now=queue.now()),
                 shows_life=self._liveness.shows_life(episode.host, now_s),
                 silent_for_s=self._liveness.silent_s(episode.host, now_s),
-                accused=accused,
+                accused=self._liveness.accused_with(episode),
                 alive=self._liveness.alive(now_s),
                 taken=self._ledger.journal.has_decided(episode.episode_id, LOSE),
             )

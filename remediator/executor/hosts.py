@@ -68,5 +68,5 @@ class HostLiveness:
         them: one fault did not silence both. If we never saw this one alive, all count.
         """
         heard_s = self._heard_s.get(episode.host, -math.inf)
-        found = (each for each in self.accused if each.firing)
-        return sum(each is episode or self._accused_since_s[each.episode_id] >= heard_s for each in found)
+        since_s = self._accused_since_s  # another thread replaces it
+        return sum(each == episode.episode_id or since_s[each] >= heard_s for each in since_s)

@@ -26,6 +26,9 @@ class EpisodeTimers:
     stopped_at_s: float | None = None
     """When the newest stop came to an end, however it went."""
 
+    counted_at_s: float | None = None
+    """When the items of its run were last counted."""
+
     waited: str = ""
     """What it was recorded to wait for last."""
 

@@ -33,7 +33,7 @@ class Watched(Executor):
 
     def __init__(self, *arguments: Any, acting: Acting, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        perform, tend = self.performer.perform, self.housekeeping.tend
+        perform, tend = self.processor.performer.perform, self.housekeeping.tend
 
         def watched_perform(episode: Episode, step: plan.Step) -> None:
             acting.step, acting.episode_id = step, episode.episode_id
@@ -43,7 +43,7 @@ class Watched(Executor):
             acting.tends = True
             tend()
 
-        self.performer.perform = watched_perform  # type: ignore[method-assign]
+        self.processor.performer.perform = watched_perform  # type: ignore[method-assign]
         self.housekeeping.tend = watched_tend  # type: ignore[method-assign]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuwarden.db.clock import DatabaseClock
-from remediator.executor import executor
+from remediator.executor import clock
 from remediator.webhook import app, reconcile
 from testbed.postgres import Postgres
 from tests.races import databases
@@ -119,5 +119,5 @@ def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_u
 
 
 def in_place() -> list[object]:
-    its = [vars(app)["time"], vars(executor)["time"], reconcile._ask]
+    its = [vars(app)["time"], vars(clock)["time"], reconcile._ask]
     return [*its, DatabaseClock.now]

@@ -16,7 +16,10 @@ from tests.races.judge import totals
 from tests.races.machine import Races
 
 STEPS = 30
-LOGGERS = tuple(f"executor.{each}" for each in ("clock", "executor", "housekeeping", "perform", "waits"))
+LOGGERS = tuple(
+    f"executor.{each}"
+    for each in ("clock", "executor", "housekeeping", "perform", "process_episode", "stages", "waits")
+)
 """The modules of the remediator that log in a history."""
 
 

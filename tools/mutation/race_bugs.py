@@ -18,7 +18,7 @@ from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.schema import JOBS, WORKERS
 from gpuwarden.queue.sweeps import Sweeps
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor import clock, executor
+from remediator.executor import clock, process_episode
 from remediator.executor.housekeeping import Housekeeping
 from remediator.executor.perform import Performer
 from remediator.ledger import intents
@@ -138,7 +138,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
         return decide(facts)
 
     remedy = replace(REMEDIES["restart_worker"], decide=trusting)
-    monkeypatch.setattr(executor, "REMEDIES", {"restart_worker": remedy})
+    monkeypatch.setattr(process_episode, "REMEDIES", {"restart_worker": remedy})
 
 
 def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:

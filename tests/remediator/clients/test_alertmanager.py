@@ -145,15 +145,15 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
         works = with_silences(ledger, store, World(), asks)
         ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
 
-        works._judge(*ledger.episodes.list_open(HOST))
+        works.process_episode(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "decided wait: silenced"
         assert [each.locked_at for each in store.admin.workers(now=store.now())] == [None, None]
 
         expire(its, made)
-        works._judge(*ledger.episodes.list_open(HOST))
+        works.process_episode(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "decided wait: approval"
         ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
-        works._judge(*ledger.episodes.list_open(HOST))
+        works.process_episode(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "did lock"
 
 
@@ -164,7 +164,7 @@ def test_a_silence_made_before_the_fence_holds_what_is_only_promised(ledger: Led
         works = with_silences(ledger, store, world, asks)
         ledger.inbox.take_new(HOST, now=time.time())
         (episode,) = ledger.episodes.list_open()
-        works.performer.perform(episode, decide(works.facts.of_container(episode)))
+        works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
         made = silence(its, worker="w[23]", is_regex=True)
 
         turn(works, ledger)

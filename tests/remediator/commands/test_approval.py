@@ -163,7 +163,7 @@ def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: L
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open()
-    works.performer.perform(episode, decide(works.facts.of_container(episode)))
+    works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
     ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
 
     turn(works, ledger)

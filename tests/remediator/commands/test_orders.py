@@ -266,7 +266,7 @@ def test_what_is_only_promised_when_a_pause_comes_is_not_fenced_before_it_ends(l
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open()
-    works.performer.perform(episode, decide(works.facts.of_container(episode)))
+    works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
     ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="ann", because="", until=time.time() + 3600))
 
     turn(works, ledger)

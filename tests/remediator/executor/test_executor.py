@@ -34,7 +34,6 @@ from remediator.actuators import ActuatorError
 from remediator.clients.alertmanager import Silences
 from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue
 from remediator.executor.executor import (
-    STEPS_MAX,
     Executor,
     Hands,
     Pace,
@@ -42,6 +41,7 @@ from remediator.executor.executor import (
 from remediator.executor.gather_facts import FACTS_S
 from remediator.executor.lock import AlreadyExecutingError, ExecutorLock
 from remediator.executor.perform import Performer
+from remediator.executor.process_episode import STEPS_MAX
 from remediator.executor.timers import EpisodeTimers
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.executors import Executors
@@ -103,7 +103,7 @@ def turn(works: Executor, ledger: Ledger) -> None:
     while ledger.inbox.take_new(HOST, now=time.time()):
         pass
     for episode in ledger.episodes.list_open(HOST):
-        works._work(episode)
+        works.process_episode(episode)
 
 
 def sql(store: JobStore | Ledger, statement: str) -> list[tuple[Any, ...]]:
@@ -196,7 +196,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open(HOST)
 
-    facts = works.facts.of_container(episode)
+    facts = works.processor.facts.of_container(episode)
 
     assert (facts.container and facts.container.kind, facts.container_known) == (found, known)
     assert bool(facts.unknown) is not known
@@ -721,7 +721,7 @@ def test_facts_that_grew_old_before_the_act_are_read_again(
         return step
 
     sleepy = {"restart_worker": replace(remedy, decide=decide_and_sleep)}
-    monkeypatch.setattr("remediator.executor.executor.REMEDIES", sleepy)
+    monkeypatch.setattr("remediator.executor.process_episode.REMEDIES", sleepy)
 
     turn(executor(ledger, store, world), ledger)
 
@@ -886,7 +886,7 @@ def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
         return WouldAct(message="a") if next(asked) % 2 else begin
 
     monkeypatch.setattr(
-        "remediator.executor.executor.REMEDIES",
+        "remediator.executor.process_episode.REMEDIES",
         {"restart_worker": replace(REMEDIES["restart_worker"], decide=restless)},
     )
     monkeypatch.setattr(Performer, "perform", lambda *_: None)
@@ -906,8 +906,8 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
         if held.free and held.free.stage is Stage.DEAD:
             break
 
-    works.performer.perform(held, Start(message="first"))
-    works.performer.perform(held, Start(message="second, of the same reading"))
+    works.processor.performer.perform(held, Start(message="first"))
+    works.processor.performer.perform(held, Start(message="second, of the same reading"))
 
     assert world.boxes["w1"].calls.count("start") == 1
 
@@ -925,8 +925,8 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
         plan.Wait(reason=Reason.DONE, message="b"),
     ):
         with pytest.raises(AssertionError):
-            works.performer.perform(episode, step)
-    works.performer.perform(
+            works.processor.performer.perform(episode, step)
+    works.processor.performer.perform(
         episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message="no free either")
     )
 
@@ -1030,15 +1030,18 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
         raise DatabaseError("database is locked")
 
     def refused() -> list[int]:
-        return [works.facts.of_container(episode).refused_s_ago is not None, told(ledger).count("failed fence")]
+        return [
+            works.processor.facts.of_container(episode).refused_s_ago is not None,
+            told(ledger).count("failed fence"),
+        ]
 
-    works.performer._taken(episode, "fence", refuse)
-    works.performer._taken(episode, "fence", refuse)
+    works.processor.performer._taken(episode, "fence", refuse)
+    works.processor.performer._taken(episode, "fence", refuse)
     assert refused() == [True, 1], "on record once"
-    works.performer._taken(episode, "fence", lambda: True)
+    works.processor.performer._taken(episode, "fence", lambda: True)
     assert refused() == [False, 1]
 
-    works.performer._taken(episode, "fence", refuse)
+    works.processor.performer._taken(episode, "fence", refuse)
 
     assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
 
@@ -1537,7 +1540,7 @@ def test_a_defect_in_one_episode_is_counted_and_the_others_go_on(
         return remedy.decide(facts)
 
     defect = replace(remedy, decide=defective)
-    monkeypatch.setattr("remediator.executor.executor.REMEDIES", {"restart_worker": defect})
+    monkeypatch.setattr("remediator.executor.process_episode.REMEDIES", {"restart_worker": defect})
 
     def errors() -> int:
         found = ledger.reports.totals(HOST).executor

@@ -101,14 +101,14 @@ def onlooker(other: Ledger, store: JobStore, host: str = "box2", **changed: Any)
 def looked_on(works: Executor) -> Iterator[None]:
     """Long past the bound, and several looks after that."""
     looks = 0
-    look_for = works._look_for
+    process = works.process_episode
 
-    def counted(episode: plan.Episode, accused: int) -> None:
+    def counted(episode: plan.Episode) -> None:
         nonlocal looks
-        look_for(episode, accused)
+        process(episode)
         looks += works.liveness.silent_s(HOST, time.monotonic()) > 2 * BOUND_S
 
-    works._look_for = counted  # type: ignore[method-assign]
+    works.process_episode = counted  # type: ignore[method-assign]
     with looping(works):
         eventually(lambda: looks > 3, "it has looked on for long, and again")
         yield
@@ -294,19 +294,19 @@ def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_the
     monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", 3600.0)
     works = onlooker(other, store)
     rounds, looks = 0, 0
-    look, look_for = works.look, works._look_for
+    look, look_for = works.look, works.process_episode
 
     def counted(pool: Any, counting: Any) -> None:
         nonlocal rounds
         look(pool, counting)
         rounds += 1
 
-    def counted_for(episode: plan.Episode, accused: int) -> None:
+    def counted_for(episode: plan.Episode) -> None:
         nonlocal looks
-        look_for(episode, accused)
+        look_for(episode)
         looks += 1
 
-    works.look, works._look_for = counted, counted_for  # type: ignore[method-assign]
+    works.look, works.process_episode = counted, counted_for  # type: ignore[method-assign]
     with looping(works):
         eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
         assert looks == 1

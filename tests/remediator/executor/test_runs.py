@@ -14,7 +14,7 @@ from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.items.failures import ItemFailures
 from remediator import plan
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import AT_ONCE, Executor
+from remediator.executor.executor import AT_ONCE, Executor, Pace
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
@@ -77,7 +77,7 @@ def judge(works: Executor, ledger: Ledger) -> None:
         pass
     for episode in ledger.episodes.list_open(HOST):
         assert episode.subject is plan.Subject.RUN
-        works._judge(episode)
+        works.process_episode(episode)
 
 
 def locked(store: JobStore) -> dict[str, str | None]:
@@ -276,8 +276,9 @@ def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each
     for host in (HOST, *there):
         works_on(store, "r1", f"w-{host}", failed=6, host=host)
     accuse(ledger)
-    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
-    others = [executor_there(works, ledger, f"w-{host}", host=host) for host in there]
+    pace = replace(PACE, safeguards=Safeguards(storm_targets=1))
+    works = executor(ledger, store, World(), pace=pace)
+    others = [executor_there(ledger, store, f"w-{host}", host=host, pace=pace) for host in there]
     at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
 
     judge(works, ledger)
@@ -309,16 +310,16 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
     assert [told(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"] for number in (0, 1)]
 
 
-def executor_there(works: Executor, ledger: Ledger, worker: str, *, host: str = "box2") -> Executor:
+def executor_there(ledger: Ledger, store: JobStore, worker: str, *, host: str = "box2", pace: Pace = PACE) -> Executor:
     """The executor of another host, armed, whose worker an alert accuses as well."""
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
     ledger.inbox.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
     ledger.inbox.take_new(host, now=time.time())
-    return Executor(ledger, host=host, hands=works._hands, pace=works._pace)
+    return executor(ledger, store, World(), host=host, pace=pace)
 
 
 def judge_there(there: Executor, ledger: Ledger) -> None:
-    there._judge(*ledger.episodes.list_open(there._host))
+    there.process_episode(*ledger.episodes.list_open(there._host))
 
 
 def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the_executor_there(
@@ -334,7 +335,7 @@ def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the
     judge(works, ledger)
     judge(works, ledger)
     assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: other_worker_faulty"])
-    judge_there(executor_there(works, ledger, "worse"), ledger)
+    judge_there(executor_there(ledger, store, "worse"), ledger)
 
     assert sorted(locked(store)) == ["bad", "worse"]
 
@@ -363,7 +364,7 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
     accuse(ledger)
     works = executor(ledger, store, World())
     judge(works, ledger)
-    judge_there(executor_there(works, ledger, "worst", host="box3"), ledger)
+    judge_there(executor_there(ledger, store, "worst", host="box3"), ledger)
     judge(works, ledger)
     end(store, worse, failed=1)
 

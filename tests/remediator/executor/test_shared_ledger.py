@@ -61,13 +61,13 @@ def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
     while (episode := ledger.episodes.list_open(HOST)[0]).settle is None or episode.settle.stage is Stage.PLANNED:
-        works.performer.perform(episode, plan_of(works, episode))
+        works.processor.performer.perform(episode, plan_of(works, episode))
     assert store.job(1).state is State.FENCING
     return world
 
 
 def plan_of(works: Executor, episode: plan.Episode) -> plan.Step:
-    return decide(works.facts.of_container(episode))
+    return decide(works.processor.facts.of_container(episode))
 
 
 def test_a_job_whose_executor_died_after_the_fence_is_queued_by_a_sweep_and_its_container_waits_for_its_host(
@@ -94,7 +94,7 @@ def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger
 
     with ThreadPoolExecutor(2) as pool:
         step = plan.Requeue(retry=1, seen_dead=False, message="both of them", avoid_s=0.0)
-        for done in [pool.submit(each.performer.perform, episode, step) for each in works]:
+        for done in [pool.submit(each.processor.performer.perform, episode, step) for each in works]:
             done.result()
 
     assert told(ledger).count("did requeue") == 1

@@ -116,10 +116,10 @@ def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=30)
     (episode,) = ledger.episodes.list_open()
-    assert works.facts.of_container(episode).settle_for_s == 30.0
+    assert works.processor.facts.of_container(episode).settle_for_s == 30.0
 
     clocks.steady_s += PAUSE_MAX_S + 1
-    found = works.facts.of_container(episode)
+    found = works.processor.facts.of_container(episode)
 
     assert (found.free_for_s, found.settle_for_s, found.quiet_for_s) == (0.0, 0.0, 0.0)
 
@@ -131,19 +131,19 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open()
-    works.performer.perform(episode, _begin(works, episode))
+    works.processor.performer.perform(episode, _begin(works, episode))
     world.boxes["w1"].wedged = False
     look_on(works, ledger, clocks, for_s=60)
     (begun,) = ledger.episodes.list_open()
-    assert works.facts.of_container(begun).free_for_s >= 55.0
+    assert works.processor.facts.of_container(begun).free_for_s >= 55.0
 
     world.boxes["w1"].wedged = True
     ledger.intents.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
     (episode,) = ledger.episodes.list_open()
-    works.performer.perform(episode, _begin(works, episode))
+    works.processor.performer.perform(episode, _begin(works, episode))
     (again,) = ledger.episodes.list_open()
 
-    assert works.facts.of_container(again).free_for_s == 0.0
+    assert works.processor.facts.of_container(again).free_for_s == 0.0
 
 
 def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
@@ -153,17 +153,17 @@ def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open()
-    works.performer.perform(episode, _begin(works, episode))
+    works.processor.performer.perform(episode, _begin(works, episode))
     held = executor(ledger, store, world, armed=False)
 
     look_on(held, ledger, clocks, for_s=LIMITS.free_bound_s + 10)
 
     (begun,) = ledger.episodes.list_open()
-    assert held.facts.of_container(begun).free_for_s < 10.0
+    assert held.processor.facts.of_container(begun).free_for_s < 10.0
 
 
 def _begin(works: Executor, episode: Any) -> Any:
-    return decide(works.facts.of_container(episode))
+    return decide(works.processor.facts.of_container(episode))
 
 
 def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger: Ledger, store: JobStore) -> None:
