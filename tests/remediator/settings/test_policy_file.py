@@ -138,7 +138,7 @@ def test_a_job_not_seen_dead_is_held_until_a_person_changes_the_file(
     look_on(works, ledger, clocks, for_s=10 * BOUND_S)
 
     assert store.job(1).state is State.FENCING
-    assert [each.reason for each in ledger.reports.held()] == ["not_seen_dead"]
+    assert [each.reason for each in ledger.reports.held()] == ["exit_unconfirmed"]
     assert "saw free: abandoned" in told(ledger)
 
     write(path, '[restart_worker]\nunconfirmed = "requeue"')
