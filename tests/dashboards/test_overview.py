@@ -5,7 +5,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -21,26 +20,19 @@ from sqlalchemy import create_engine
 
 from dashboards import render
 from dashboards.queries import PanelQuery, fill_in, panels, queries
-from exporter.collectors import COLLECTORS
-from exporter.collectors.registry import SnapshotCollector
-from exporter.model.container import Container, ContainerEvidence, GpuShare, Probe, ServerEvidence, Tenancy
-from exporter.model.gpu import Gpu, GpuFigures, GpuProcess, GpuReadings, GpuTotals, MigInstance
-from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
-from exporter.model.thresholds import Thresholds
-from exporter.model.unknown import Unknown
-from exporter.model.worker import TaskReadings, TaskSighting, WorkerReadings, WorkerSighting
-from gpuwarden import clock
 from gpuwarden.http.web_config import WebConfig
-from gpuwarden.job import JobClass, Phase, State
+from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
-from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
 from remediator.ledger.counters import TOOK_S, Took, Totals
+from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import Reports
 from remediator.metrics.queue import Count, QueueCollector
 from remediator.remedies.guards import Orders
 from remediator.webhook.app import create_app
 from testbed.check_release import CHECKOUT, RULES_GLOB
+from tests.exporter import golden
 
 OVERVIEW: Final[Mapping[str, Any]] = json.loads(render.OVERVIEW_JSON.read_text())
 PANELS: Final = list(panels(OVERVIEW))
@@ -56,93 +48,14 @@ PROMETHEUS: Final[Mapping[str, frozenset[str]]] = {
 TARGET: Final = frozenset({"host", "job", "instance"})
 
 
-def a_snapshot() -> Snapshot:
-    """A host of which everything is known, so that every series has a sample."""
-    now = clock.stamp()
-    worker = WorkerFile(worker="w1", incarnation="i1", queue="default", pid=42, started=now, heartbeat=now, loop=now)
-    job = JobFile(
-        job_id=1, attempt=1, worker="w1", incarnation="i1", job_class=JobClass.GPU, model="m", budget_s=600.0,
-        stall_timeout_s=120.0, started=now, phase=Phase.STEP, phase_started=now, beat=now, step=30, steps_total=40,
-        step_mean_s=1.0, step_max_s=2.0, items_done=1, items_failed=1,
-    )  # fmt: skip
-    process = GpuProcess(pid=42, utilization_ratio=0.5, memory_bytes=10)
-    figures = GpuFigures(
-        temperature_celsius=60.0, power_watts=300.0, power_limit_watts=700.0, sm_clock_hertz=2e9,
-        memory_clock_hertz=2e9, throttled=("sw_power_cap",), ecc_corrected=1, ecc_uncorrected=0,
-        ecc_lifetime_corrected=1, ecc_lifetime_uncorrected=0, remapped_rows_corrected=1, remapped_rows_uncorrected=0,
-        row_remap_pending=False, row_remap_failed=False, pcie_replays=1, pcie_errors={"fatal": 0},
-    )  # fmt: skip
-    gpu = Gpu(
-        uuid="GPU-0", index=0, name="g", utilization_ratio=0.6, memory_used_bytes=12, memory_size_bytes=2**34,
-        processes=(process,), memory_free_bytes=80, figures=figures, xids_watched=True,
-    )  # fmt: skip
-    part = replace(
-        gpu, uuid="MIG-0", mig=MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0), processes=()
-    )
-    tenancy = Tenancy(budget_bytes=9, recyclable=True, invalid=Unknown(reason="bad_budget", because="3 GB"))
-    container = Container(
-        kind="docker", id="c" * 64, name="c1", incarnation="c@1", pid=42, gpu_request=("0",), image="image",
-        tenancy=tenancy,
-    )  # fmt: skip
-    evidence = ContainerEvidence(
-        container=container, gpus=("GPU-0",),
-        shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=10, attributed=True, busiest_ratio=0.7),),
-        gpu_idle_s=1.0, gpu_lost_s=1.0, gpu_unknown=None, busy_s={"GPU-0": 5.0}, ram_bytes=3, ram_anon_bytes=2,
-        ram_working_set_bytes=2, ram_still_s=1000.0, ram_unknown=None, io_still_s=1000.0, fault_still_s=1000.0,
-        cpu_still_s=1.0, gpu_pegged_s=1000.0, gpu_not_seen_busy_s=1.0, peak_bytes={"GPU-0": 11},
-        oom_kills=1,
-    )  # fmt: skip
-    sighting = WorkerSighting(worker=worker, job=job, alive=True, pid=42, container_id="c" * 64)
-    silent = replace(now, boottime_s=now.boottime_s - 1000)
-    rank = WorkerSighting(  # that spins
-        worker=replace(worker, worker="w3"), job=replace(job, worker="w3", ranks=2, gang="1/run", beat=silent),
-        alive=True, pid=42, container_id="c" * 64,
-    )  # fmt: skip
-    gone = WorkerSighting(  # nothing is measured of where it was
-        worker=replace(worker, worker="w2", pid=43),
-        job=replace(job, worker="w2"),
-        alive=False,
-        pid=None,
-        container_id=None,
-    )
-    server = ServerEvidence(
-        container=container, probe=Probe(kind="http", silence_s=120.0), workers=0, answered=True, unanswered_s=1.0
-    )
-    wrong = replace(server, probe=Unknown(reason="bad_probe", because="no URL"))
-    task = TaskFile(task_id=7, pid=44, pgid=44, started_unix_s=1.0)
-    return Snapshot(
-        host="h1",
-        taken=now,
-        gpus=GpuReadings(source="simulated", gpus=(gpu, part)),
-        drivers={"gpu": DriverHealth(killed=1, abandoned=1, xids={("GPU-0", 31): 1})},
-        gpu_totals={"GPU-0": GpuTotals(busy_s=1.0, unknown={("power_watts", "timeout"): 1})},
-        workers=WorkerReadings(workers=(sighting, rank, gone), errors={"not_json": 1}, duplicates=1),
-        containers=(evidence,),
-        servers=(server, wrong),
-        sources=(SourceHealth(source="workers", success=True, duration_s=0.01, succeeded_unix_s=1.0),),
-        tasks=TaskReadings(tasks=(TaskSighting(task=task, alive=True),), errors={"not_json": 1}),
-        unknown={("c1", "gpu", "source_failed"): 1},
-        unplaced=(GpuShare(gpu="GPU-0", utilization_ratio=0.1, memory_bytes=1),),
-        returning_bytes={"GPU-0": 1},
-        gpu_lost_s={"GPU-0": 0.0},
-        thresholds=Thresholds(),
-        dead_s={"w2": 30.0},
-        cpu_still_s={42: 1.0},
-        apart={"w1": evidence},
-    )
-
-
 @cache
 def exported() -> dict[str, frozenset[str]]:
-    """Every series of the exporter and its labels."""
-    snapshot = a_snapshot()
-    families = list(SnapshotCollector(lambda: snapshot, host="h1", thresholds=Thresholds()).collect())
-    families += [family for collect in COLLECTORS.values() for family in collect(snapshot)]
-    assert [family.name for family in families if not family.samples] == []
+    """Every series of the exporter and its labels, from its golden scrape, which has a sample of each."""
+    families = text_string_to_metric_families(golden.PATH.read_text(encoding="utf-8"))
     return {sample.name: frozenset(sample.labels) for family in families for sample in family.samples}
 
 
-class FullLedger(Ledger):
+class FullReports(Reports):
     """A ledger in which everything has happened once, so that every series has a sample."""
 
     def totals(self, host: str) -> Totals:
@@ -200,7 +113,9 @@ def no_store() -> JobStore:
 @cache
 def remediated() -> dict[str, frozenset[str]]:
     """Every series of the remediator and its labels, from its own page."""
-    ledger = FullLedger(create_engine("sqlite://"))
+    engine = create_engine("sqlite://")
+    ledger = Ledger(engine)
+    ledger.reports = FullReports(LedgerDatabase(engine, host=None))
     app = create_app(
         ledger=ledger, host="h1", web=WebConfig(None), body_max_bytes=1, queue=FullQueue(no_store, host="h1")
     )
@@ -253,17 +168,6 @@ def every_expression() -> list[PanelQuery]:
     return [*QUERIES, *annotations, *variables]
 
 
-each_query = pytest.mark.parametrize(
-    "query", QUERIES, ids=[f"{number} {query.panel_title}" for number, query in enumerate(QUERIES)]
-)
-each_expression = pytest.mark.parametrize(
-    "query",
-    every_expression(),
-    ids=[f"{number} {query.panel_title}" for number, query in enumerate(every_expression())],
-)
-each_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
-
-
 def test_the_rendered_json_is_current() -> None:
     assert render.main(["--check"]) == 0
 
@@ -286,59 +190,75 @@ def test_json_that_is_missing_is_refused_and_then_written(tmp_path: Path) -> Non
     assert statuses == [1, 0, 0]
 
 
-@each_expression
-def test_a_query_asks_only_for_series_that_exist_by_labels_they_have(query: PanelQuery) -> None:
+def test_each_query_asks_only_for_series_that_exist_by_labels_they_have() -> None:
     known = known_series()
+    problems = []
+    for query in every_expression():
+        asked = selectors(query.expr)
+        if len(asked) != max(1, query.expr.count("{")):
+            problems.append(f"{query}: {len(asked)} selectors are found")
+        for each in asked:
+            labels = {matcher.name for matcher in each.matchers.matchers}
+            unknown = labels - known.get(each.name or "", frozenset()) - TARGET
+            if each.name not in known or unknown:
+                problems.append(f"{query}: no series {each.name} with {sorted(labels)}")
 
-    asked = [
-        (selector.name or "", {matcher.name for matcher in selector.matchers.matchers})
-        for selector in selectors(query.expr)
-    ]
-
-    assert len(asked) == max(1, query.expr.count("{"))
-    assert {name for name, _ in asked} <= set(known)
-    assert [(name, labels) for name, labels in asked if not labels <= known[name] | TARGET] == []
+    assert problems == []
 
 
-@each_query
-def test_a_query_keeps_to_the_chosen_hosts_and_workers(query: PanelQuery) -> None:
+def test_each_query_keeps_to_the_chosen_hosts_and_workers() -> None:
     known = known_series()
+    problems = []
+    for query in QUERIES:
+        for selector in selectors(query.expr):
+            chosen = {matcher.name: matcher.value for matcher in selector.matchers.matchers if "=~" in str(matcher)}
+            worker = "the-worker" if "worker" in known[selector.name or ""] else None
+            if chosen.get("host") != "the-host" or chosen.get("worker") != worker:
+                problems.append(f"{query}: {selector.name} is chosen by {chosen}")
 
-    for selector in selectors(query.expr):
-        chosen = {matcher.name: matcher.value for matcher in selector.matchers.matchers if "=~" in str(matcher)}
-        assert chosen["host"] == "the-host"
-        assert chosen.get("worker") == ("the-worker" if "worker" in known[selector.name or ""] else None)
+    assert problems == []
 
 
-@each_query
-def test_a_rate_is_of_a_counter_over_the_rate_interval(query: PanelQuery) -> None:
-    for call in rates(query.expr):
-        (series,) = call.args
-        assert isinstance(series, promql.MatrixSelector)
-        assert (series.vector_selector.name or "").endswith(("_total", "_bucket"))
-        assert series.range == promql.parse_duration("7m")
+def test_each_rate_is_of_a_counter_over_the_rate_interval() -> None:
+    problems = []
+    for query in QUERIES:
+        for call in rates(query.expr):
+            (series,) = call.args
+            assert isinstance(series, promql.MatrixSelector), query
+            counter = (series.vector_selector.name or "").endswith(("_total", "_bucket"))
+            if not counter or series.range != promql.parse_duration("7m"):
+                problems.append(f"{query}: {series}")
+
+    assert problems == []
 
 
 def test_there_are_rates_to_judge() -> None:
     assert [call.func.name for query in QUERIES for call in rates(query.expr)] == ["rate"] * 10
 
 
-@each_panel
-def test_a_panel_says_what_it_shows_in_which_unit(panel: Mapping[str, Any]) -> None:
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+def test_each_panel_says_what_it_shows_in_which_unit() -> None:
+    problems = [
+        panel["title"] or panel["id"]
+        for panel in PANELS
+        if not panel["title"]
+        or not panel["description"].endswith(".")
+        or panel["fieldConfig"]["defaults"]["unit"] not in UNITS
+    ]
+
+    assert problems == []
 
 
-@each_panel
-def test_a_panel_takes_its_data_from_the_chosen_source_and_names_its_series(panel: Mapping[str, Any]) -> None:
+def test_each_panel_takes_its_data_from_the_chosen_source_and_names_its_series() -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
+    problems = [
+        panel["title"]
+        for panel in PANELS
+        if panel["datasource"] != chosen
+        or not panel["targets"]
+        or any(target["datasource"] != chosen or not target["legendFormat"] for target in panel["targets"])
+    ]
 
-    assert panel["datasource"] == chosen
-    assert panel["targets"]
-    for target in panel["targets"]:
-        assert target["datasource"] == chosen
-        assert target["legendFormat"]
+    assert problems == []
 
 
 def test_titles_and_ids_are_unique() -> None:
