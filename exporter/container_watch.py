@@ -6,12 +6,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from exporter.evidence import gpu_attribution, process_ownership, work_history
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.unknown import UnknownCounter
 from exporter.evidence.work_history import WorkUse
 from exporter.gpu_watch import GpuView
-from exporter.model.container import Container, ContainerEvidence
+from exporter.model.container import Container, ContainerEvidence, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown

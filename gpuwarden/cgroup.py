@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpuwarden import procfs
 
@@ -52,8 +52,7 @@ RUNTIMES: Final = {
 """Who runs a container, by what the systemd driver of each calls its scopes, and Docker its parent."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
+class Memory(NamedTuple):
     """A cgroup's memory, bytes. `usage` is the whole charge, page cache included (what A2 watches).
 
     `oom_kills` is how many of its processes the kernel has killed for want of memory, those of the groups below it too

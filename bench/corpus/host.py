@@ -19,7 +19,7 @@ from exporter.collectors import COLLECTORS
 from exporter.collectors.family import Family, gauge
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence import container_history, gpu_attribution, process_ownership, vram_budgets, work_history
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.gpu_loss import LossHistory
 from exporter.evidence.process_ownership import Born
@@ -28,7 +28,7 @@ from exporter.evidence.vram_reclaim import ReturnHistory
 from exporter.evidence.windows import WORK_WINDOW_S
 from exporter.evidence.work_history import WorkUse
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
-from exporter.model.container import Container, ContainerEvidence, Probe, ServerEvidence, Tenancy
+from exporter.model.container import Container, ContainerEvidence, Probe, RamUse, ServerEvidence, Tenancy
 from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds

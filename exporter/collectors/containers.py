@@ -50,19 +50,19 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (
             "memory_bytes",
             "RAM charged to its cgroup, page cache included; of kind `process` its processes', shared pages for each.",
-            "ram_bytes",
+            "usage_bytes",
             "cgroup `memory.current`, or `memory.usage_in_bytes` of version 1; `/proc/PID/statm` for kind `process`",
         ),
         (
             "memory_anon_bytes",
             "Anonymous RAM of the container.",
-            "ram_anon_bytes",
+            "anon_bytes",
             "cgroup `memory.stat`: `anon`, or `total_rss` of version 1",
         ),
         (
             "memory_working_set_bytes",
             "RAM of the container less its inactive page cache.",
-            "ram_working_set_bytes",
+            "working_set_bytes",
             "the cgroup's memory less `inactive_file` of `memory.stat`, or `total_inactive_file` of version 1",
         ),
     ):
@@ -70,7 +70,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             f"gpuwarden_container_{name}",
             help_text,
             _NAME,
-            (((each.container.name,), getattr(each, value)) for each in found),
+            (((each.container.name,), getattr(each.ram, value)) for each in found),
             source=source,
         )
     yield from _durations(found)
@@ -243,7 +243,7 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_oom_kills",
         "Processes of the container that the kernel has killed for want of memory, in this incarnation.",
         _NAME,
-        (((each.container.name,), each.oom_kills) for each in found),
+        (((each.container.name,), each.ram.oom_kills) for each in found),
         source="`oom_kill` in cgroup `memory.events`, or `memory.oom_control` of version 1",
     )
 

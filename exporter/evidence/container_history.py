@@ -8,13 +8,13 @@ seconds.
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from exporter.evidence.gpu_attribution import GpuUse, gpu_use
 from exporter.evidence.gpu_trackers import GpuIdleTracker, GpuLostTracker, GpuSaturatedTracker
 from exporter.evidence.windows import StillWindow
 from exporter.evidence.work_history import NOT_LOOKED_AT, WorkTracker, WorkUse
-from exporter.model.container import Container, ContainerEvidence, GpuShare
+from exporter.model.container import Container, ContainerEvidence, GpuShare, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
@@ -22,16 +22,6 @@ from gpuwarden.job import Phase
 
 PAUSES_MAX: Final = 64
 """Pauses of a container that are remembered; past them the oldest go, and the steps they fell into count whole."""
-
-
-class RamUse(NamedTuple):
-    """One container's RAM at one moment, bytes, or why it is unknown."""
-
-    usage_bytes: int | None
-    anon_bytes: int | None = None
-    working_set_bytes: int | None = None
-    oom_kills: int | None = None
-    unknown: Unknown | None = None
 
 
 PAUSED: Final = Unknown(reason="paused", because="the container is paused")
@@ -43,8 +33,8 @@ def without_figures(container: Container) -> ContainerEvidence:
     because = "the container does not run"
     down = Unknown(reason="down", because=because)
     return ContainerEvidence(
-        container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={}, ram_bytes=None,
-        ram_anon_bytes=None, ram_working_set_bytes=None, ram_still_s=None, ram_unknown=down, work_unknown=down,
+        container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={},
+        ram=RamUse(usage_bytes=None), ram_still_s=None, ram_unknown=down, work_unknown=down,
     )  # fmt: skip
 
 
@@ -188,9 +178,7 @@ class ContainerHistory:
             gpu_not_seen_busy_s=not_seen_busy_s,
             gpu_unknown=gpu.unknown or unknown,
             busy_s=busy_s,
-            ram_bytes=ram.usage_bytes,
-            ram_anon_bytes=ram.anon_bytes,
-            ram_working_set_bytes=ram.working_set_bytes,
+            ram=ram,
             ram_still_s=self._ram.observe(None if unknown else ram.usage_bytes, now_s=now_s),
             ram_unknown=ram.unknown or unknown,
             io_still_s=still.io_still_s,
@@ -198,7 +186,6 @@ class ContainerHistory:
             cpu_still_s=still.cpu_still_s,
             work_unknown=work.unknown or unknown,
             peak_bytes=peak_bytes,
-            oom_kills=ram.oom_kills,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),
             gpu_lost_s=self._lost.observe(container, gpu, lost, now_s=now_s),
             pauses=self._pauses.observe(frozen_s),

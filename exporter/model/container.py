@@ -110,6 +110,17 @@ class GpuShare(NamedTuple):
     busiest_ratio: float | None = None
 
 
+class RamUse(NamedTuple):
+    """A container's RAM at one moment, bytes, or why it is unknown; the fields of `cgroup.Memory` have their names."""
+
+    usage_bytes: int | None
+    anon_bytes: int | None = None
+    working_set_bytes: int | None = None
+    oom_kills: int | None = None
+    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
+    unknown: Unknown | None = None
+
+
 class ContainerEvidence(NamedTuple):
     """One container's figures, and for how long it has shown no sign of life, seconds; `None` is unknown.
 
@@ -122,9 +133,7 @@ class ContainerEvidence(NamedTuple):
     gpu_idle_s: float | None
     gpu_unknown: Unknown | None
     busy_s: Mapping[str, float]
-    ram_bytes: int | None
-    ram_anon_bytes: int | None
-    ram_working_set_bytes: int | None
+    ram: RamUse
     ram_still_s: float | None
     ram_unknown: Unknown | None
     io_still_s: float | None = None
@@ -137,8 +146,6 @@ class ContainerEvidence(NamedTuple):
     """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
     peak_bytes: Mapping[str, int] = NOTHING_YET
     """The most memory that it was seen to hold on each GPU, in this incarnation."""
-    oom_kills: int | None = None
-    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
     lost_gpus: tuple[str, ...] = ()
     """Which of the GPUs that it was given are lost."""
     gpu_lost_s: float | None = None
@@ -148,6 +155,11 @@ class ContainerEvidence(NamedTuple):
     """By what it was given GPUs that are missing and whose UUIDs nobody knows."""
     pauses: tuple[tuple[float, float], ...] = ()
     """From when until when it was seen paused, CLOCK_BOOTTIME seconds, as far as it was looked at without a gap."""
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """The RAM that it uses, bytes; `None` is unknown."""
+        return self.ram.usage_bytes
 
     @property
     def work_still_s(self) -> float | None:

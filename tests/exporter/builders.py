@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from exporter.model.container import Container, ContainerEvidence, Health, Probe, Server, ServerEvidence
+from exporter.model.container import Container, ContainerEvidence, Health, Probe, RamUse, Server, ServerEvidence
 from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
@@ -15,6 +15,9 @@ NOW_S = 10_000.0
 UNIX_AT_BOOT_S = 1_700_000_000.0
 DOCKER_ID = "ab" * 32
 MIB = 2**20
+
+
+RAM = RamUse(usage_bytes=2048 * MIB, anon_bytes=1024 * MIB, working_set_bytes=1536 * MIB)
 
 
 def ago(seconds: float, *, boot_id: str = BOOT, now_s: float = NOW_S) -> Stamp:
@@ -122,9 +125,7 @@ def evidence(**changes: Any) -> ContainerEvidence:
         "gpu_idle_s": 500.0,
         "gpu_unknown": None,
         "busy_s": {},
-        "ram_bytes": 2048 * MIB,
-        "ram_anon_bytes": 1024 * MIB,
-        "ram_working_set_bytes": 1536 * MIB,
+        "ram": RAM,
         "ram_still_s": 500.0,
         "ram_unknown": None,
         "io_still_s": 400.0,

@@ -14,7 +14,7 @@ from exporter.collectors import registry as scrape
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence.container_history import without_figures
 from exporter.http.exposition import render
-from exporter.model.container import GpuShare, Tenancy
+from exporter.model.container import GpuShare, RamUse, Tenancy
 from exporter.model.gpu import GpuFigures, GpuTotals, MigInstance
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
@@ -120,7 +120,7 @@ SNAPSHOT = build.snapshot(
     containers=(
         build.evidence(
             container=build.container(managed=True, tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
-            oom_kills=1,
+            ram=build.RAM._replace(oom_kills=1),
             shares=(
                 # It decodes, and runs no kernel.
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True,
@@ -157,7 +157,7 @@ SNAPSHOT = build.snapshot(
                 namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
             ),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
-            oom_kills=0,
+            ram=build.RAM._replace(oom_kills=0),
         ),
         build.evidence(
             container=build.container(
@@ -174,9 +174,7 @@ SNAPSHOT = build.snapshot(
             ),
             gpus=(),
             gpu_idle_s=None,
-            ram_bytes=None,
-            ram_anon_bytes=None,
-            ram_working_set_bytes=None,
+            ram=RamUse(usage_bytes=None),
             ram_still_s=None,
             ram_unknown=Unknown(reason="unreadable", because="gone"),
             io_still_s=None,

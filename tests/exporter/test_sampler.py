@@ -17,8 +17,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import gpu_trackers
-from exporter.evidence.container_history import RamUse
-from exporter.model.container import ContainerEvidence, GpuShare, Tenancy
+from exporter.model.container import ContainerEvidence, GpuShare, RamUse, Tenancy
 from exporter.model.gpu import Gpu, GpuReadings
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.evidence.container_history import RamUse
-from exporter.model.container import Container
+from exporter.model.container import Container, RamUse
 from exporter.model.unknown import Unknown
 from exporter.sources import processes
 from exporter.sources.containers.poller import Listing
@@ -133,16 +132,7 @@ def _ram(files: cgroup.MemoryFiles | None) -> RamUse:
     if files is None:
         because = "no memory controller accounts for the container"
         return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
-    return _use(files.read())
-
-
-def _use(memory: cgroup.Memory) -> RamUse:
-    return RamUse(
-        usage_bytes=memory.usage_bytes,
-        anon_bytes=memory.anon_bytes,
-        working_set_bytes=memory.working_set_bytes,
-        oom_kills=memory.oom_kills,
-    )
+    return RamUse(**files.read()._asdict())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from exporter.evidence import gpu_attribution
-from exporter.evidence.container_history import RamUse
 from exporter.evidence.unknown import UnknownCounter
 from exporter.evidence.vram_budgets import may_be_ranked
-from exporter.model.container import Container
+from exporter.model.container import Container, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.worker import WorkerReadings
 from exporter.sources import processes

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.evidence import gpu_attribution
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import gpu_use
-from exporter.model.container import ContainerEvidence, GpuShare
+from exporter.model.container import ContainerEvidence, GpuShare, RamUse
 from exporter.model.gpu import Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.model.unknown import Unknown
 from tests.exporter import builders as build

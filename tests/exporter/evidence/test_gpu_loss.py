@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import gpu_use
 from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
-from exporter.model.container import ContainerEvidence
+from exporter.model.container import ContainerEvidence, RamUse
 from exporter.model.gpu import WITH_NODES, Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from tests.exporter import builders as build

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from exporter.collectors.gpus import families
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import gpu_use
 from exporter.evidence.vram_budgets import (
     BUDGET_LABEL,
@@ -19,7 +19,7 @@ from exporter.evidence.vram_budgets import (
     terms,
 )
 from exporter.http import evidence
-from exporter.model.container import GpuShare, Tenancy
+from exporter.model.container import GpuShare, RamUse, Tenancy
 from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts

@@ -1,8 +1,7 @@
 """Values that several modules of tests of evidence share."""
 
-from exporter.evidence.container_history import RamUse
 from exporter.evidence.gpu_attribution import GpuUse
-from exporter.model.container import GpuShare
+from exporter.model.container import GpuShare, RamUse
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 

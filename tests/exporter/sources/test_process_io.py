@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from structlog.testing import LogCapture
 
-from exporter.evidence.container_history import ContainerHistory, RamUse
+from exporter.evidence.container_history import ContainerHistory
 from exporter.evidence.gpu_attribution import GpuUse
 from exporter.evidence.work_history import WorkUse
 from exporter.http import evidence
-from exporter.model.container import Container
+from exporter.model.container import Container, RamUse
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import ProcessWork, WorkerReadings, WorkerSighting

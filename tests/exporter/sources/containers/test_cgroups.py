@@ -749,7 +749,7 @@ def test_what_the_kernel_kills_in_a_real_container_is_counted(
 
     def kills() -> int | None:
         seen = of(limited.id, sampler)
-        return None if seen is None else seen.oom_kills
+        return None if seen is None else seen.ram.oom_kills
 
     try:
         killed = eventually(kills)
