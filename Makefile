@@ -44,11 +44,12 @@ mutation: .venv/.ready  ## plant thousands of faults: which does no test catch? 
 	@$(BIN)/python -m deploy.standalone.debian_packages
 	@$(BIN)/python -m tools.mutation $(MUTATION_ARGS)
 
-check: .venv/.ready  ## style, types, import contracts, rules, configuration
+check: .venv/.ready  ## style, types, import contracts, limits of size, rules, configuration
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m tools.limits
 	@$(BIN)/python -m dashboards.render --check
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check

@@ -39,7 +39,7 @@ log: Final = structlog.get_logger("exporter")
 class Sampler:
     """Takes a snapshot every `interval_s`, in a thread of its own."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - named arguments, each with its own meaning
         self,
         *,
         host: str,

@@ -113,7 +113,7 @@ def of_consequence(stories: Sequence[EpisodeHistory]) -> list[EpisodeHistory]:
 
 
 @contextmanager
-def stage(
+def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     work: Path,
     engine: Engine | Services | NoEngine,
     slots: Sequence[Slot],

@@ -95,7 +95,7 @@ class Intents(LedgerPart):
             write(connection, self._host, episode.episode_id, "decided", "begin", step.message, now)
             return None
 
-    def advance(
+    def advance(  # noqa: PLR0913 - named arguments, each with its own meaning
         self,
         intent: Intent,
         stage: Stage,

@@ -51,7 +51,7 @@ BODY_TIMEOUT_S: Final = 10.0
 """How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     *,
     ledger: Ledger,
     host: str,

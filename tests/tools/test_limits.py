@@ -1,0 +1,82 @@
+"""Limits of files, classes and folders: what is within passes, and one more of anything is listed."""
+
+from pathlib import Path
+
+import pytest
+
+from tools import limits
+
+
+def _class(*, methods: int = 0, attributes: int = 0, fields: int = 0) -> str:
+    lines = ["class Thing:", *(f"    field_{number}: int = 0" for number in range(fields))]
+    lines += [f"    def method_{number}(self) -> None: ..." for number in range(methods)]
+    if attributes:
+        lines += ["    def __init__(self) -> None:", *(f"        self.at_{number} = 0" for number in range(attributes))]
+    return "\n".join([*lines, "    limit = 1", ""])
+
+
+def _over(root: Path, **files: str) -> list[str]:
+    for name, source in files.items():
+        (root / f"{name}.py").write_text(source, encoding="utf-8")
+    return [line for _, line in limits.over_limits(root, [f"{name}.py" for name in files])]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = 1\n" * limits.PRODUCT_LINES_MAX,
+        _class(methods=limits.METHODS_MAX),
+        _class(attributes=limits.ATTRIBUTES_MAX),
+        _class(fields=limits.ATTRIBUTES_MAX + 1),
+    ],
+    ids=["lines", "methods", "attributes", "declared fields"],
+)
+def test_what_is_within_the_limits_passes(tmp_path: Path, source: str) -> None:
+    assert _over(tmp_path, module=source) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1\n" * (limits.PRODUCT_LINES_MAX + 1), "module.py: 601 lines"),
+        (_class(methods=limits.METHODS_MAX + 1), "module.py:1: class Thing has 26 methods"),
+        (_class(attributes=limits.ATTRIBUTES_MAX + 1), "module.py:1: class Thing assigns 16 attributes"),
+    ],
+    ids=["lines", "methods", "attributes"],
+)
+def test_one_more_than_a_limit_is_listed(tmp_path: Path, source: str, says: str) -> None:
+    (line,) = _over(tmp_path, module=source)
+
+    assert line.startswith(says)
+
+
+def test_a_test_module_may_be_longer_than_a_product_module(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_long.py").write_text("x = 1\n" * limits.TEST_LINES_MAX, encoding="utf-8")
+
+    assert list(limits.over_limits(tmp_path, ["tests/test_long.py"])) == []
+
+
+def test_a_folder_with_too_many_modules_is_listed(tmp_path: Path) -> None:
+    files = {f"module_{number}": "" for number in range(limits.MODULES_MAX + 1)}
+
+    assert [line.split(":")[0] for line in _over(tmp_path, **files)] == ["./"]
+
+
+def test_a_state_machine_may_have_a_method_for_each_rule(tmp_path: Path) -> None:
+    source = _class(methods=limits.METHODS_MAX + 1).replace("class Thing:", "class Thing(RuleBasedStateMachine):")
+
+    assert _over(tmp_path, module=source) == []
+
+
+def test_this_checkout_is_within_the_limits_but_for_what_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert limits.main() == 0, capsys.readouterr().out
+
+
+def test_what_is_listed_as_too_large_and_is_not_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(limits, "TOO_LARGE", limits.TOO_LARGE | {"tools/limits.py"})
+
+    assert limits.main() == 1
+    assert capsys.readouterr().out == "tools/limits.py is within the limits: remove it from TOO_LARGE\n"

@@ -1,0 +1,106 @@
+"""Limits that keep the code readable: `python -m tools.limits` lists every file, class and folder over them.
+
+A file is counted in lines, a class in methods and in the attributes that its methods assign, a folder in modules.
+Dataclasses, pydantic models and settings describe data, so their fields are not counted. Nor are the rules of a
+hypothesis state machine, which nothing calls by name. `TOO_LARGE` lists what is still over: it only gets shorter.
+"""
+
+import ast
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+PRODUCT_LINES_MAX: Final = 600
+TEST_LINES_MAX: Final = 1000
+METHODS_MAX: Final = 25
+ATTRIBUTES_MAX: Final = 15
+MODULES_MAX: Final = 20
+"""Modules in one folder, `__init__.py` counted."""
+
+TOO_LARGE: Final = frozenset({
+    "bench/corpus/host.py",
+    "bench/corpus/host.py Host",
+    "bench/corpus/host.py _Life",
+    "exporter/sources/gpu/isolated/supervisor.py IsolatedDriver",
+    "gpuwarden/queue/store.py JobStore",
+    "gpuwarden/reporter.py Reporter",
+    "remediator/remedies/restart_worker.py",
+    "tests/bench/test_corpus.py",
+    "tests/exporter/sources/containers/test_docker.py",
+    "tests/gpuwarden/queue/queue_model.py Model",
+    "tests/gpuwarden/queue/test_queue.py",
+    "tests/gpuwarden/worker/test_worker.py",
+    "tests/races/judge.py Judge",
+    "tests/remediator/executor/test_executor.py",
+    "tests/remediator/remedies/test_restart_worker.py",
+})  # fmt: skip
+"""Files and classes over a limit, to be split. One that is within its limit again must leave this list."""
+
+CHECKOUT: Final = Path(__file__).resolve().parent.parent
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def main() -> int:
+    """Print each thing over its limit; 1 if there is one."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=CHECKOUT, check=True, capture_output=True, text=True,
+    ).stdout.splitlines()  # fmt: skip
+    over = dict(over_limits(CHECKOUT, [name for name in listed if (CHECKOUT / name).is_file()]))
+    lines = [line for what, line in over.items() if what not in TOO_LARGE]
+    lines += [f"{what} is within the limits: remove it from TOO_LARGE" for what in sorted(TOO_LARGE - over.keys())]
+    for line in lines:
+        print(line)
+    return int(bool(lines))
+
+
+def over_limits(root: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Each file, class and folder over a limit, with a line that says by how much.
+
+    Args:
+        root: the folder that the names are relative to.
+        names: Python files, as `folder/module.py`.
+    """
+    modules: Counter[str] = Counter()
+    for name in sorted(names):
+        source = (root / name).read_text(encoding="utf-8")
+        modules[str(PurePosixPath(name).parent)] += 1
+        lines, most = source.count("\n"), TEST_LINES_MAX if name.startswith("tests/") else PRODUCT_LINES_MAX
+        if lines > most:
+            yield name, f"{name}: {lines} lines, at most {most}: split it by topic"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                yield from _over_class_limits(name, node)
+    for folder, count in sorted(modules.items()):
+        if count > MODULES_MAX:
+            yield f"{folder}/", f"{folder}/: {count} modules, at most {MODULES_MAX}: make a subfolder"
+
+
+def _over_class_limits(name: str, node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    methods = [each for each in node.body if isinstance(each, _Function)]
+    assigned = {attribute for method in methods for attribute in _assigned(method)}
+    found = []
+    if len(methods) > METHODS_MAX and not any(ast.unparse(base).endswith("StateMachine") for base in node.bases):
+        found.append(f"has {len(methods)} methods, at most {METHODS_MAX}")
+    if len(assigned) > ATTRIBUTES_MAX:
+        found.append(f"assigns {len(assigned)} attributes, at most {ATTRIBUTES_MAX}")
+    if found:
+        what = f"class {node.name} {' and '.join(found)}: give a part of it a class of its own"
+        yield f"{name} {node.name}", f"{name}:{node.lineno}: {what}"
+
+
+def _assigned(method: _Function) -> Iterator[str]:
+    """The attributes of `self` that a method assigns."""
+    for node in ast.walk(method):
+        if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+            continue
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            yield node.attr
+
+
+if __name__ == "__main__":
+    sys.exit(main())
