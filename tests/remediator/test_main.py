@@ -170,7 +170,7 @@ def test_on_postgresql_a_second_executor_of_the_host_is_one_clear_line_and_1(
     lock.close()
     assert (code, len(said)) == (1, 1)
     assert said[0].startswith(f"gpuwarden remediator: another executor works this ledger (gpuwarden pid {os.getpid()} ")
-    assert told_to_end(execute, up=ledger.executors) == 0
+    assert told_to_end(execute, up=ledger.executors.last_beats) == 0
     ledger.close()
 
 
