@@ -272,11 +272,11 @@ def queue(scene: Scene) -> Path:
 
 
 def _fence_in_hand(scene: Scene) -> bool:
-    """Whether the executor has taken a settle in hand, which it does right before it fences."""
+    """Whether the executor waits for the locked queue to fence: it promised a settle over a second ago."""
     ledger = scene.stage.chain.plan.work / "ledger" / "ledger.db"
-    taken = "SELECT count(*) FROM intents WHERE kind = 'settle' AND stage = 'planned' AND holder IS NOT NULL"
+    promised = "SELECT count(*) FROM intents WHERE kind = 'settle' AND stage = 'planned' AND entered_at < ?"
     with closing(sqlite3.connect(ledger, timeout=20)) as connection:
-        return bool(connection.execute(taken).fetchone()[0])
+        return bool(connection.execute(promised, (time.time() - 1.0,)).fetchone()[0])
 
 
 def deliver(scene: Stage, labels: Mapping[str, str]) -> None:
