@@ -134,7 +134,7 @@ def acts(scene: Stage, worker: str) -> list[str]:
 
 
 def held(scene: Stage) -> set[str]:
-    return {each.worker for each in scene.ledger.reports.held() if each.reason == "brake"}
+    return {each.worker for each in scene.ledger.reports.held() if each.reason == "circuit_breaker"}
 
 
 def closed(scene: Stage) -> set[str]:

@@ -1,6 +1,6 @@
 """Two wedged workers in services of the systemd beside this, one of them opted in; what became of them, as JSON.
 
-    python -m tests.e2e.systemd_story WORK
+    python -m tests.e2e.engines.systemd_workers WORK
 
 Run by test_systemd in the namespaces of a systemd of its own.
 """

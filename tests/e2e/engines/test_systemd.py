@@ -21,7 +21,7 @@ def test_a_wedged_worker_in_a_service_is_restarted_once_and_its_job_finished(tmp
             pytest.skip(systemd.because)
 
         done = subprocess.run(
-            [*systemd.enter, sys.executable, "-m", "tests.e2e.systemd_story", str(work)],
+            [*systemd.enter, sys.executable, "-m", "tests.e2e.engines.systemd_workers", str(work)],
             cwd=CHECKOUT,
             capture_output=True,
             text=True,

@@ -27,6 +27,7 @@ from starlette.applications import Starlette
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http import evidence
 from exporter.http import server as web
+from exporter.model.container import RamUse
 from exporter.model.gpu import GpuFigures
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
@@ -311,7 +312,7 @@ def test_unknown_facts_are_null_and_explained() -> None:
     seen = build.evidence(
         gpu_idle_s=None,
         gpu_unknown=Unknown(reason="not_listed", because="GPU-0: GPU is lost"),
-        ram_bytes=None,
+        ram=RamUse(usage_bytes=None),
         ram_still_s=None,
         ram_unknown=Unknown(reason="unreadable", because="gone"),
     )

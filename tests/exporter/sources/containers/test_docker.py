@@ -109,7 +109,7 @@ def test_the_folders_that_are_mounted_into_a_container(
 
 
 def test_an_inspection_names_the_container_its_incarnation_and_its_first_process() -> None:
-    assert _container(inspected()) == build.container(gpu_request=None)
+    assert _container(inspected()) == build.container(gpu_request=None, managed=False)
 
 
 @pytest.mark.parametrize(
