@@ -250,7 +250,7 @@ def test_while_fencing_nothing_is_accepted_and_nobody_claims(store: JobStore) ->
     assert not store.claims.fail_by_worker(job.job_id, **held, because="no", now=NOW + 2)  # type: ignore[arg-type]
     assert not store.claims.release(job.job_id, **held, now=NOW)  # type: ignore[arg-type]
     assert store.claims.claim("gpu", host="box2", worker="w2", incarnation="i2", now=NOW + 2) is None
-    assert store.sweeps.reclaim_expired(now=NOW + 601) == []
+    assert store.sweeps.reclaim_expired(now=NOW + 1 + FENCE_S) == []
 
     found = store.job(job.job_id)
     assert (found.state, found.attempt, found.because) == (State.FENCING, 1, "stall: fenced")
