@@ -602,7 +602,7 @@ def test_a_ledger_that_does_not_answer_in_time_is_not_ready_however_many_ask(
         looks.append(time.monotonic())
         look()
 
-    monkeypatch.setattr(in_process.ledger, "check_usable", counted)
+    monkeypatch.setattr(in_process.ledger.health, "check_usable", counted)
     with closing(sqlite3.connect(ledger_file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
