@@ -620,6 +620,7 @@ def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None
     whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 
     assert work_history.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
+    assert work_history.work_of(WorkUse(processes=None), {2}) == WorkUse(processes=None)
 
 
 def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
