@@ -28,13 +28,8 @@ TOO_LARGE: Final = frozenset({
     "gpuwarden/queue/store.py JobStore",
     "gpuwarden/reporter.py Reporter",
     "remediator/remedies/restart_worker.py",
-    "tests/bench/test_corpus.py",
-    "tests/exporter/sources/containers/test_docker.py",
     "tests/gpuwarden/queue/queue_model.py Model",
-    "tests/gpuwarden/queue/test_queue.py",
-    "tests/gpuwarden/worker/test_worker.py",
     "tests/races/judge.py Judge",
-    "tests/remediator/executor/test_executor.py",
     "tests/remediator/remedies/test_restart_worker.py",
 })  # fmt: skip
 """Files and classes over a limit, to be split. One that is within its limit again must leave this list."""

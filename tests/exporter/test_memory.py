@@ -10,7 +10,7 @@ import pytest
 
 from tests.exporter.conftest import StartWorker
 from tests.exporter.http.test_server import environment
-from tests.exporter.sources.containers.test_docker import Telling, daemon
+from tests.exporter.sources.containers.docker_daemon import Telling, daemon
 from tests.waiting import eventually
 
 

@@ -13,7 +13,7 @@ from gpuwarden.job import JobClass, State, Trip
 from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError, sql
 from gpuwarden.reporter import Reporter
 from tests.conftest import Cli
-from tests.gpuwarden.queue.test_queue import NOW
+from tests.gpuwarden.queue.builders import NOW
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.both_databases

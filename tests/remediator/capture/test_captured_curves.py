@@ -18,8 +18,8 @@ import pytest
 from gpuwarden.queue import JobStore
 from remediator.clients.prometheus_range import Curves
 from remediator.ledger.ledger import Ledger
+from tests.remediator.executor.builders import to_the_end, told
 from tests.remediator.executor.test_captured_first import ACCOUNT, LOOK, captor, executor, target, wedge
-from tests.remediator.executor.test_executor import to_the_end, told
 from tests.remediator.prometheus import Answering
 from tests.waiting import eventually
 

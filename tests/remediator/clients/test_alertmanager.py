@@ -26,7 +26,7 @@ from remediator.remedies.restart_worker import decide
 from tests.asking import PLAIN
 from tests.remediator.alertmanager import alertmanager, expire, silence, tell
 from tests.remediator.builders import HOST, LABELS, alert
-from tests.remediator.executor.test_executor import BOUNDLESS, PACE, executor, running, story, to_the_end, told, turn
+from tests.remediator.executor.builders import BOUNDLESS, PACE, executor, running, story, to_the_end, told, turn
 from tests.remediator.executor.test_runs import faulty_worker
 from tests.remediator.webhook.test_reconcile import NOWHERE, Server
 from tests.remediator.world import Box, World

@@ -16,7 +16,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST, NOW, alert
-from tests.remediator.executor.test_executor import BOUNDLESS, executor, looping, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import BOUNDLESS, executor, looping, story, to_the_end, told, turn, wedged
 from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
 from tests.remediator.world import Box, World
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST
-from tests.remediator.executor.test_executor import executor, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import executor, story, to_the_end, told, turn, wedged
 from tests.remediator.ledger.test_ledger import rows
 from tests.remediator.world import Box
 from tests.waiting import eventually

@@ -25,7 +25,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST, NOW, alert, wish
-from tests.remediator.executor.test_executor import (
+from tests.remediator.executor.builders import (
     BOUNDLESS,
     PACE,
     executor,

@@ -25,7 +25,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST
-from tests.remediator.executor.test_executor import PACE, arm, silent_server, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import PACE, arm, silent_server, to_the_end, told, turn, wedged
 from tests.remediator.world import Box, World
 
 LOOK = (sys.executable, "-IS", probe.__file__)

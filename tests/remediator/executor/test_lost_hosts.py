@@ -19,7 +19,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert, host_alert
-from tests.remediator.executor.test_executor import LIMITS, PACE, arm, executor, looping, running, sql, story, told
+from tests.remediator.executor.builders import LIMITS, PACE, arm, executor, looping, running, sql, story, told
 from tests.remediator.executor.test_shared_ledger import beat
 from tests.remediator.world import World
 from tests.waiting import eventually

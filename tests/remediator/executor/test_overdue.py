@@ -14,7 +14,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from tests.asking import PLAIN
 from tests.remediator.builders import alert
-from tests.remediator.executor.test_executor import LIMITS, PACE, executor, looping, running, story, told, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, running, story, told, wedged
 from tests.remediator.prometheus import prometheus
 from tests.remediator.webhook.test_app import serving
 from tests.remediator.world import Box, World

@@ -19,7 +19,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 from tests.remediator.builders import HOST, run_alert
-from tests.remediator.executor.test_executor import LIMITS, PACE, executor, looping, story, told, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, story, told, wedged
 from tests.remediator.world import World
 from tests.waiting import eventually
 

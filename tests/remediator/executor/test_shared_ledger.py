@@ -21,7 +21,7 @@ from remediator.plan import Stage
 from remediator.remedies.restart_worker import decide
 from testbed.postgres import Postgres
 from tests.remediator.builders import HOST, alert
-from tests.remediator.executor.test_executor import (
+from tests.remediator.executor.builders import (
     PACE,
     executor,
     looping,

@@ -28,8 +28,8 @@ from remediator.executor.signal_worker import WarningError
 from remediator.ledger.ledger import Ledger
 from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST
+from tests.remediator.executor.builders import LIMITS, PACE, arm, story, to_the_end, told, turn, wedged
 from tests.remediator.executor.test_captured_first import captor
-from tests.remediator.executor.test_executor import LIMITS, PACE, arm, story, to_the_end, told, turn, wedged
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
 

@@ -20,7 +20,7 @@ from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.executor.test_executor import LIMITS, PACE, executor, story, told, turn, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, story, told, turn, wedged
 from tests.remediator.world import Box, World
 
 BOUND_S = PACE.limits.settle_bound_s

@@ -19,7 +19,7 @@ from remediator.plan import Close, Outcome, Stage
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST, KEY, NOW, REBORN, alert
-from tests.remediator.executor.test_executor import PACE, executor, looping
+from tests.remediator.executor.builders import PACE, executor, looping
 from tests.remediator.ledger.test_ledger import (
     BEGIN,
     BOUNDLESS,

@@ -18,7 +18,7 @@ from remediator.remedies.guards import Safeguards
 from remediator.settings import policy_file as module
 from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile, RemedyPolicy
 from tests.remediator.builders import server_alert
-from tests.remediator.executor.test_executor import PACE, executor, silent_server, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import PACE, executor, silent_server, story, to_the_end, told, turn, wedged
 from tests.remediator.executor.test_timers import BOUND_S, Clocks, clocks, lingering, look_on
 
 __all__ = ["clocks"]  # a fixture, for its name's sake

@@ -1,0 +1,30 @@
+"""All scenarios, played once a module, and series that are computed for each second."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from bench.corpus import host, judge
+from bench.corpus.judge import Played
+from bench.corpus.scenario import Scenario
+from tests.bench.corpus.scenes import SCENARIOS, Always, Series, without_promtool
+
+
+@pytest.fixture(scope="module")
+def played() -> Mapping[str, Played]:
+    """Every scenario as it went, by its name: one run of promtool for all of them."""
+    if missing := without_promtool():
+        pytest.skip(missing)
+    return {each.scenario.name: each for each in judge.play(SCENARIOS)}
+
+
+@pytest.fixture
+def every(monkeypatch: pytest.MonkeyPatch) -> Always:
+    """A scenario's series where its hosts are looked at each second."""
+
+    def always(one: Scenario, wanted: frozenset[str]) -> Series:
+        with monkeypatch.context() as each_second:
+            each_second.setattr(host.Host, "finds_more", lambda *_: True)
+            return host.series(one, wanted=wanted)
+
+    return always

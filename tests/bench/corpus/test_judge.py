@@ -1,0 +1,326 @@
+"""The judge: what it says of a verdict that is wrong, late or missing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from bench.corpus import host, judge, scenario_file
+from bench.corpus.judge import Fired, Played
+from bench.corpus.scenario import Told, Verdict
+from gpuwarden.job import Trip
+from tests.bench.corpus.scenes import SCENARIOS, named
+
+SHARED: Final = "GpuwardenSharedJobStalled"
+
+FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
+"""By what an alert names the first attempt of worker w."""
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        pytest.param({}, "", id="nothing"),
+        pytest.param({"due_s": 600}, "acts on w at 480s, which is due at 600s and not before", id="it is early"),
+        pytest.param({"due_s": 400}, "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
+                     id="it is late"),
+        pytest.param({"trip": Trip.BUDGET}, "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
+                     id="it is for another reason"),
+        pytest.param({"remedy": "lose_node"}, "Stalled acts on w: restart_worker for stall; lose_node for stall is",
+                     id="another remedy is wanted"),
+        pytest.param({"of": "v"}, "Stalled acts on w at 480s, with which nothing is wrong", id="another is wedged"),
+    ],
+)  # fmt: skip
+def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
+    one = named("wedges after a hundred steps")
+    fired = Fired(
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=FIRST
+    )
+    (verdict,) = one.verdicts
+    changed = replace(one, verdicts=(replace(verdict, **change),))  # type: ignore[arg-type]
+
+    said = Played(scenario=changed, fired=(fired,)).wrong()
+
+    assert len(said) == (0 if not change else 2 if "of" in change else 1)
+    assert complaint in "".join(said[:1])
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ({"job_id": "2"}, "job_id 2, attempt 1, incarnation w-0"),
+        ({"attempt": "2"}, "job_id 1, attempt 2, incarnation w-0"),
+        ({"incarnation": "w-9"}, "job_id 1, attempt 1, incarnation w-9"),
+        (None, "nobody"),
+    ],
+)
+def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, str] | None, said: str) -> None:
+    one = named("wedges after a hundred steps")
+    wrong = {} if label is None else {**FIRST, **label}
+    fired = Fired(
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=wrong
+    )
+
+    found = Played(scenario=one, fired=(fired,)).wrong()
+
+    assert found == [f"Stalled names {said} of w at 480s; it is job_id 1, attempt 1, incarnation w-0"]
+
+
+def test_people_are_told_of_the_attempt_that_is_there() -> None:
+    one = named("wedges while another worker of its container computes, and")
+    fired = Fired(
+        policy=judge.PEOPLE,
+        alert=SHARED,
+        remedy="",
+        trip="",
+        of="w",
+        at_s=300,
+        named=FIRST | {"job_id": "2"},
+    )
+
+    found = Played(scenario=one, fired=(fired,)).wrong()
+
+    assert found == [
+        f"{SHARED} names job_id 2, attempt 1, incarnation w-0 of w at 300s; it is job_id 1, attempt 1, incarnation w-0"
+    ]
+
+
+def test_who_is_there_is_told_by_the_second() -> None:
+    worker = named("is on its next job, which wedges, when Prometheus")
+    server = named("was started anew while Prometheus was down")
+
+    found = [host.identities(worker, second).get("w") for second in (349, 350, 355)]
+
+    assert found == [FIRST, {}, FIRST | {"job_id": "2", "attempt": "2"}]
+    assert [host.identities(server, second)["s"] for second in (349, 350)] == [
+        {"incarnation": "s@0"},
+        {"incarnation": "s@1"},
+    ]
+
+
+def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
+    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480)
+
+    missed = Played(scenario=named("wedges after a hundred steps"), fired=()).wrong()
+    killed = Played(scenario=named("takes twenty minutes for one step, its"), fired=(fired,)).wrong()
+
+    assert missed == ["nothing acts on w, which is due at 480s"]
+    assert killed == ["Stalled acts on w at 480s, with which nothing is wrong"]
+
+
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        pytest.param([("w", 300)], [], id="in time"),
+        pytest.param([("w", 330), ("w", 300)], [], id="and on from there"),
+        pytest.param([], [f"{SHARED} tells nobody of w, which is due at 300s"], id="never"),
+        pytest.param([("w", 270)], [f"{SHARED} tells of w at 270s; it is due at 300s, to be told by 300s"], id="early"),
+        pytest.param([("w", 330)], [f"{SHARED} tells of w at 330s; it is due at 300s, to be told by 300s"], id="late"),
+        pytest.param([("w", 300), ("v", 60)], [f"{SHARED} tells of v at 60s, of which nothing is to be told"],
+                     id="of another besides"),
+    ],
+)  # fmt: skip
+def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
+    one = named("wedges while another worker of its container computes, and")
+    found = [
+        Fired(policy=judge.PEOPLE, alert=SHARED, remedy="", trip="", of=of, at_s=at_s, named=FIRST)
+        for of, at_s in fired
+    ]
+
+    played = Played(scenario=one, fired=tuple(found))
+
+    assert one.told == (Told(alert="GpuwardenSharedJobStalled", of="w", due_s=300),)
+    assert played.wrong() == said
+    assert played.judgement(judge.OURS).false == ()
+
+
+def test_people_are_told_by_the_alert_that_is_wanted() -> None:
+    one = named("wedges while another worker of its container computes, and")
+    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlowed", remedy="", trip="", of="w", at_s=300, named=FIRST)
+
+    assert Played(scenario=one, fired=(fired,)).wrong() == [
+        "GpuwardenJobSlowed tells of w at 300s, of which nothing is to be told",
+        "GpuwardenSharedJobStalled tells nobody of w, which is due at 300s",
+    ]
+
+
+def test_people_are_told_of_a_server_by_its_container() -> None:
+    labels = {"alertname": "GpuwardenServerSilent", "host": "0-a", "container": "llm", "severity": "warning"}
+    one = named("deadlocks at 100 % over two GPUs as a server")
+    fired = judge.accuses(labels, at_s=1500)
+
+    assert fired is not None
+    assert (fired.policy, fired.of) == (judge.PEOPLE, "llm")
+    assert Played(scenario=one, fired=(fired,)).wrong() == []
+    assert Played(scenario=one, fired=()).wrong() == [
+        "GpuwardenServerSilent tells nobody of llm, which is due at 1500s"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later_s", "said"),
+    [
+        pytest.param(30, [], id="of the same wedge"),
+        pytest.param(0, ["GpuwardenServerSilent tells of llm at 420s, of which nothing is to be told"], id="by then"),
+    ],
+)
+def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
+    one = named("stops answering with its GPU idle")
+    acts = Fired(
+        policy=judge.OURS, alert="Server", remedy="restart_container", trip="server", of="llm", at_s=420,
+        named={"incarnation": "llm@0"},
+    )  # fmt: skip
+    tells = Fired(policy=judge.PEOPLE, alert="GpuwardenServerSilent", remedy="", trip="", of="llm", at_s=420 + later_s)
+
+    assert Played(scenario=one, fired=(acts, tells)).wrong() == said
+
+
+def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
+    one = named("wedges on two hosts")
+
+    def fired(of: str, at_s: int) -> Fired:
+        return Fired(policy="idle", alert="Idle", remedy="", trip="", of=of, at_s=at_s)
+
+    early = Played(scenario=one, fired=(fired("w", 100), fired("w", 500), fired("u", 500))).judgement("idle")
+    late = Played(scenario=one, fired=(fired("w", 700), fired("w", 600))).judgement("idle")
+
+    assert {(each.of, each.at_s) for each in early.false} == {("w", 100), ("u", 500)}
+    assert [each.of for each in early.missed] == ["v"]
+    assert {verdict.of: each.at_s for verdict, each in late.found.items()} == {"w": 600}
+
+
+@pytest.mark.parametrize(
+    ("begins", "decided"),
+    [
+        ("fails every item of a run that two others finish", ["lock"]),
+        ("fails every item of a run as two others do", ["wait", "block", "block"]),
+        ("is alone on a run and fails every item", ["move"]),
+    ],
+)
+def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_moment(
+    begins: str, decided: list[str]
+) -> None:
+    one = named(begins)
+    fired = tuple(
+        Fired(policy=judge.OURS, alert="A", remedy="wrangle", trip="items", of=each.of, at_s=each.due_s)
+        for each in one.verdicts
+    )
+    other = tuple(replace(each, then="lock" if each.then == "move" else "move") for each in one.verdicts)
+
+    assert [each.then for each in one.verdicts] == decided
+    assert Played(scenario=one, fired=fired).wrong() == []
+    assert Played(scenario=replace(one, verdicts=other), fired=fired).wrong() == [
+        f"A acts on {each.of}, and then is decided: {each.then}; {wanted.then} is wanted"
+        for each, wanted in zip(one.verdicts, other, strict=True)
+    ]
+
+
+def job(of: str, *, due_s: int, trip: Trip = Trip.STALL) -> Verdict:
+    return Verdict(trip=trip, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
+
+
+def by(policy: str, of: str, at_s: int) -> Fired:
+    return Fired(policy=policy, alert="A", remedy="", trip="", of=of, at_s=at_s)
+
+
+def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
+    wanted = (
+        job("w", due_s=360),
+        job("v", due_s=360),
+        job("b", due_s=360, trip=Trip.VRAM),
+        job("a", due_s=1, trip=Trip.ITEMS),
+    )
+    one = Played(
+        scenario=replace(SCENARIOS[0], verdicts=wanted), fired=(by("gpuwarden", "w", 360), by("gpuwarden", "b", 360))
+    )
+
+    found = judge.score([one], judge.OURS)
+
+    assert (found.missed, found.wedged, found.missed_others, found.others) == (1, 2, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "late_s", "evaluations"),
+    [(360, 0, 0), (390, 30, 0), (391, 31, 1), (420, 60, 1), (450, 90, 2)],
+)
+def test_lateness_is_from_the_earliest_moment_and_from_the_first_evaluation_that_can_tell(
+    at_s: int, late_s: int, evaluations: int
+) -> None:
+    one = replace(SCENARIOS[0], verdicts=(job("b", due_s=360, trip=Trip.VRAM),), scrape_s=13, evaluate_s=30)
+
+    found = judge.score([Played(scenario=one, fired=(by("gpuwarden", "b", at_s),))], judge.OURS)
+
+    assert (found.late_s, found.late_evaluations) == ([late_s], [evaluations])
+    assert found.took_s == [], "it is no job"
+
+
+@pytest.mark.parametrize(
+    ("began_s", "took_s", "missed"),
+    [
+        pytest.param({"w": 50.0}, [3660 - 240], 0, id="it began before it wedged and is there as the scenario ends"),
+        pytest.param({}, [], 1, id="it has ended"),
+        pytest.param({"w": 361.0}, [], 1, id="another one is there by then"),
+        pytest.param({"w": -3590.0}, [300 - 240], 0, id="the limit came while it was played"),
+    ],
+)
+def test_who_has_a_time_limit_ends_at_last_whom_it_does_not_find(
+    began_s: Mapping[str, float], took_s: list[float], missed: int
+) -> None:
+    one = replace(SCENARIOS[0], verdicts=(job("w", due_s=360),), scrape_s=15, evaluate_s=30)
+    fired = (by("timeout", "w", 300),) if began_s.get("w", 0) < 0 else ()
+
+    limited = judge.score([Played(scenario=one, fired=fired, began_s=began_s)], "timeout")
+    idle = judge.score([Played(scenario=one, fired=(), began_s=began_s)], "idle")
+
+    assert (limited.took_s, limited.missed, limited.false) == (took_s, missed, 0)
+    assert (idle.took_s, idle.missed) == ([], 1), "which has none"
+
+
+@pytest.mark.parametrize(
+    ("due_s", "scrape_s", "evaluate_s", "by_s"), [(480, 15, 30, 480), (481, 15, 30, 510), (481, 60, 5, 540)]
+)
+def test_a_verdict_is_to_come_with_the_first_evaluation_of_the_first_scrape_that_shows_it(
+    due_s: int, scrape_s: int, evaluate_s: int, by_s: int
+) -> None:
+    one = replace(named("wedges after a hundred steps"), scrape_s=scrape_s, evaluate_s=evaluate_s)
+    verdict = Verdict(trip=Trip.STALL, remedy="restart_worker", of="w", since_s=0, due_s=due_s)
+
+    assert one.deadline_s(verdict) == by_s
+
+
+EITHER: Final = """\
+- name: a
+  why: b
+  tenants:
+    a: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+    b: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
+  verdict: {trip: vram, remedy: recycle_container, of: [a, b], since: 0s}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fired", "said"),
+    [
+        ([("a", 0)], []),
+        ([("b", 0)], []),
+        ([("b", 0), ("a", 30)], ["Victim acts on a at 30s, with which nothing is wrong"]),
+        ([("b", 60)], ["Victim acts on b at 60s, which is late: it is due at 0s, to be told by 0s"]),
+        ([], ["nothing acts on a or b, which is due at 0s"]),
+    ],
+)
+def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[str], tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(EITHER)
+    (one,) = scenario_file.read(tmp_path)
+    found = tuple(
+        Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", trip="vram", of=of, at_s=at_s,
+              named={"incarnation": f"{of}@0"}) for of, at_s in fired
+    )  # fmt: skip
+
+    played = Played(scenario=one, fired=found)
+    judged = played.judgement(judge.OURS)
+
+    assert played.wrong() == said
+    assert len(judged.false) == max(0, len(fired) - 1)
+    assert (len(judged.found), len(judged.missed)) == ((1, 0) if fired else (0, 1))

@@ -1,0 +1,227 @@
+"""Containers of a real Docker engine."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from exporter.model.container import ContainerEvidence
+from exporter.model.thresholds import Thresholds
+from exporter.model.timeouts import Patience
+from exporter.sampler import Sampler
+from exporter.sources.containers import docker as containers
+from gpuwarden import cgroup
+from gpuwarden.state_file import JobFile
+from testbed.docker_engine import Engine
+from testbed.worker_image import worker_image
+from tests.exporter import builders as build
+from tests.exporter.sources.containers.docker_daemon import asked, listing_of
+from tests.waiting import eventually
+
+ALLOCATES = """
+import signal
+def allocate(*_):
+    held.append(b"x" * (64 << 20))
+    print("allocated", flush=True)
+held = []
+signal.signal(signal.SIGUSR1, allocate)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.needs_docker
+def test_a_real_daemon_tells_of_what_changes(
+    engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers, "CALM_S", 60.0)
+    monkeypatch.setattr(containers, "FRESH_S", 60.0)
+    image = worker_image(client, extra={})
+    name = "gpuwarden-watched"
+
+    def states() -> dict[str, bool]:
+        found = listing_of(source)
+        return {} if found is None else {each.name: each.paused for each in found.containers.values()}
+
+    with asked(engine.base_url) as source:
+        eventually(lambda: source._is_calm)
+        real = client.containers.run(image, ["sleep", "60"], detach=True, network_mode="none", name=name)
+        try:
+            eventually(lambda: states().get(name) is False)
+            real.pause()
+            eventually(lambda: states().get(name))
+            real.unpause()
+            eventually(lambda: states().get(name) is False)
+            real.rename("gpuwarden-renamed")
+            eventually(lambda: "gpuwarden-renamed" in states())
+            real.kill()
+            eventually(lambda: "gpuwarden-renamed" not in states())
+        finally:
+            real.remove(force=True)
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram_read(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    image = worker_image(client, extra={})
+    command = ["python3", "-c", ALLOCATES]
+    real = client.containers.run(image, command, detach=True, network_mode="none", environment={"A": "1"})
+    with asked(engine.base_url) as source:
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
+
+        def seen(*, started_at: str) -> ContainerEvidence | None:
+            for each in sampler.sample().containers:
+                if each.container.incarnation == f"{real.id}@{started_at}" and each.ram_bytes is not None:
+                    return each
+            return None
+
+        try:
+            eventually(lambda: b"ready" in real.logs())
+            real.reload()
+            first = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            real.kill(signal.SIGUSR1)
+            eventually(lambda: b"allocated" in real.logs())
+            grown = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+            real.restart(timeout=0)
+            real.reload()
+            second = eventually(lambda: seen(started_at=real.attrs["State"]["StartedAt"]))
+        finally:
+            real.remove(force=True)
+
+    assert (first.container.kind, first.container.id, first.container.name) == ("docker", real.id, real.name)
+    assert first.container.image == image
+    assert re.fullmatch(rf"{real.id}@20\d\d-.*Z", first.container.incarnation)
+    assert first.container.gpu_request is None
+    assert grown.ram_bytes is not None
+    assert first.ram_bytes is not None
+    assert 60 * build.MIB < grown.ram_bytes - first.ram_bytes < 80 * build.MIB
+    assert second.container.id == first.container.id
+    assert second.container.incarnation != first.container.incarnation
+    assert second.container.pid != first.container.pid
+    assert second.ram_still_s == 0.0
+
+
+def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
+    """A container that runs this, with our package in it and the folder `slot` of the house where it reports."""
+    (house / "slot").mkdir()
+    return client.containers.run(
+        worker_image(client, extra={"/app/gpuwarden": Path(cgroup.__file__).parent}),
+        ["python3", "-c", script],
+        detach=True,
+        network_mode="none",
+        volumes={str(house / "slot"): {"bind": "/run/gpuwarden/slot", "mode": "rw"}},
+    )
+
+
+@pytest.mark.needs_docker
+def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
+        "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    real = in_a_slot(client, house, script)
+    with asked(engine.base_url) as source:
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
+
+        def place() -> ContainerEvidence | None:
+            snapshot = sampler.sample()
+            assert snapshot.workers is not None
+            return next(filter(None, map(snapshot.container_of, snapshot.workers.workers)), None)
+
+        try:
+            eventually(lambda: b"ready" in real.logs())
+            found = eventually(place)
+            real.kill(signal.SIGKILL)
+            eventually(
+                lambda: [each.alive for each in (sampler.sample().workers or build.NO_WORKERS).workers] == [False]
+            )
+        finally:
+            real.remove(force=True)
+
+    assert found.container.id == real.id
+
+
+@pytest.mark.needs_docker
+def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
+    with asked(engine.base_url) as source:
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
+
+        def still_s(*, paused: bool) -> float | None:
+            found = [each for each in sampler.sample().containers if each.container.id == real.id]
+            assert all(each.ram_still_s is None for each in found if each.container.paused)
+            return next((each.ram_still_s or 0.0 for each in found if each.container.paused is paused), None)
+
+        try:
+            eventually(lambda: (still_s(paused=False) or 0.0) > 0.5)
+            real.pause()
+            eventually(lambda: still_s(paused=True) is not None)
+            real.unpause()
+            first_s = eventually(lambda: None if (found := still_s(paused=False)) is None else (found,))
+        finally:
+            real.remove(force=True)
+
+    assert first_s == (0.0,)
+
+
+@pytest.mark.needs_docker
+def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
+    engine: Engine, client: docker.DockerClient, house: Path
+) -> None:
+    script = (
+        "import time; from pathlib import Path; from gpuwarden.job import JobClass\n"
+        "from gpuwarden.reporter import Reporter\n"
+        "report = Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
+        "report.start_job(job_id=7, attempt=1, job_class=JobClass.GPU, model=None, budget_s=600, stall_timeout_s=0.5)\n"
+        "report.arm()\n"
+        "while True: time.sleep(0.02); report.step()\n"
+    )
+    real = in_a_slot(client, house, script)
+    by_its_steps = Patience(stuck_floor_s=0.001, stuck_steps=1.0)
+    with asked(engine.base_url) as source:
+        sampler = Sampler(
+            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
+        )
+
+        def seen() -> tuple[JobFile, tuple[tuple[float, float], ...]] | None:
+            snapshot = sampler.sample()
+            sighting = next(iter((snapshot.workers or build.NO_WORKERS).workers), None)
+            place = None if sighting is None else snapshot.container_of(sighting)
+            return (sighting.job, place.pauses) if sighting and sighting.job and place else None
+
+        def paused_s() -> float:
+            return sum(until_s - since_s for since_s, until_s in (seen() or (None, ()))[1])
+
+        try:
+            before = eventually(lambda: found if (found := seen()) and found[0].step > 100 else None)
+            real.pause()
+            eventually(lambda: paused_s() > 5.0)  # by more than the silence that it is allowed
+            real.unpause()
+            job, pauses = eventually(
+                lambda: found if (found := seen()) and (found[0].step_max_s or 0.0) > 4.0 else None
+            )
+        finally:
+            real.remove(force=True)
+
+    took_s, left_s = by_its_steps.stuck_after_s(job), by_its_steps.stuck_after_s(job, pauses)
+    assert before[1] == ()
+    assert took_s == job.step_max_s
+    assert took_s is not None
+    assert left_s is not None
+    assert 0.5 <= left_s <= took_s - 4.0

@@ -1,0 +1,236 @@
+"""A trip: the fence, then a requeue or a fail in one transaction, with its event."""
+
+import pytest
+
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import FENCE_S, State, Trip
+from gpuwarden.queue import JobStore, Submission, SubmissionError
+from tests.gpuwarden.queue.builders import NOW, claim, fenced, refuse_events, submit
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.both_databases
+
+
+@pytest.mark.behaviour("A9")
+@pytest.mark.parametrize(("priority", "becomes"), [(100, 10), (11, 10), (10, 10), (3, 3)])
+def test_a_requeue_clears_the_claim_counts_one_retry_and_never_lowers_urgency(
+    store: JobStore, priority: int, becomes: int
+) -> None:
+    job = fenced(store, priority=priority, run_id="r1")
+
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+    back = store.job(job.job_id)
+    assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
+    assert (back.claimed_by, back.host, back.worker, back.lease_expires_at) == (None, None, None, None)
+    assert back.because == "stall: requeued"
+    assert store.outbox.dispatch_events(job.job_id) == []
+    assert store.runs.state("r1") == "running"
+
+
+@pytest.mark.behaviour("A9")
+def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) -> None:
+    job = fenced(store)
+    submit(store)
+    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+    again = claim(store, "i2")
+
+    assert (again.job_id, again.attempt, again.because) == (job.job_id, 2, None)
+
+
+@pytest.mark.behaviour("A9")
+def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStore) -> None:
+    job = fenced(store)
+    watch = store.changes()
+    assert not watch.any()
+
+    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+    assert watch.wait(10)
+    assert not watch.any()
+    store.runs.submit(Submission(queue="gpu"), now=NOW)
+    eventually(watch.any, "the look alone sees a change too")
+    watch.close()
+
+
+def test_an_idle_worker_notices_a_job_given_back_without_asking_for_jobs(store: JobStore) -> None:
+    submit(store)
+    job = claim(store)
+    watch = store.changes()
+    assert not watch.any()
+
+    store.claims.release(job.job_id, attempt=1, incarnation="i1", now=NOW)
+
+    assert watch.wait(10)
+    watch.close()
+
+
+def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store: JobStore) -> None:
+    submit(store)
+    job = claim(store, "holder")
+
+    assert not store.fencing.fence(job.job_id, attempt=1, incarnation="liar", trip=Trip.STALL, now=NOW)
+
+    assert store.job(job.job_id) == job
+    assert store.fencing.fence(job.job_id, attempt=1, incarnation="holder", trip=Trip.STALL, now=NOW)
+
+
+def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
+    submit(store)
+    job = claim(store)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW)
+
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+    assert store.job(job.job_id).watchdog_retries == 1
+
+
+@pytest.mark.behaviour("A10")
+def test_a_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
+    job = fenced(store)
+
+    assert store.fencing.fail(job.job_id, attempt=1, because="stall: at the cap", now=NOW + 2)
+    assert not store.fencing.fail(job.job_id, attempt=1, because="again", now=NOW + 3)
+
+    ended = store.job(job.job_id)
+    assert (ended.state, ended.because, ended.claimed_by) == (State.FAILED, "stall: at the cap", None)
+    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
+
+
+def accept_events(store: JobStore) -> None:
+    refuse_events(store, "")
+
+
+@pytest.mark.behaviour("A10")
+def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: JobStore) -> None:
+    job = fenced(store)
+    before = store.job(job.job_id)
+    refuse_events(store)
+
+    with pytest.raises(DatabaseError, match="refusal"):
+        store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+
+    assert store.job(job.job_id) == before
+    accept_events(store)
+    assert store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW + 2)
+    assert store.outbox.dispatch_events(job.job_id) == ["failed"]
+
+
+@pytest.mark.behaviour("A10")
+def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: JobStore) -> None:
+    submit(store)
+    job = claim(store)
+    refuse_events(store)
+
+    with pytest.raises(DatabaseError, match="refusal"):
+        store.claims.fail_by_worker(job.job_id, attempt=1, incarnation="i1", because="boom", now=NOW + 2)
+
+    assert store.job(job.job_id) == job
+    assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
+
+
+@pytest.mark.behaviour("A10")
+def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(store: JobStore) -> None:
+    done, tripped, running, waiting = (submit(store, run_id="r1") for _ in range(4))
+    stranger = submit(store, run_id="r2")
+    assert claim(store, "i0").job_id == done
+    store.claims.complete(done, attempt=1, incarnation="i0", now=NOW)
+    assert [claim(store, name).job_id for name in ("i1", "i2")] == [tripped, running]
+    store.fencing.fence(tripped, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    store.fencing.fail(tripped, attempt=1, because="stall", now=NOW)
+    assert store.runs.state("r1") == "running"
+
+    assert store.sweeps.consume_events(now=NOW + 5) == 1
+
+    assert store.runs.state("r1") == "failed"
+    assert {job.job_id: job.state for job in store.jobs()} == {
+        done: State.COMPLETED,
+        tripped: State.FAILED,
+        running: State.CANCELLED,
+        waiting: State.CANCELLED,
+        stranger: State.QUEUED,
+    }
+    assert store.job(waiting).because == f"job {tripped} of its run failed"
+    assert not store.claims.owns(running, attempt=1, incarnation="i2")
+    assert store.runs.state("r2") == "running"
+
+
+@pytest.mark.behaviour("A10")
+def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStore) -> None:
+    job = fenced(store, run_id="r1")
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    stranger = submit(store, run_id="r2")
+    assert store.sweeps.consume_events(now=NOW) == 1
+
+    assert store.sweeps.consume_events(now=NOW + 1) == 0
+
+    assert store.job(stranger).state is State.QUEUED
+
+
+@pytest.mark.behaviour("A10")
+def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
+    job = fenced(store, run_id="r1")
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    before = submit(store, run_id="r1")
+    store.sweeps.consume_events(now=NOW)
+
+    with pytest.raises(SubmissionError, match="run 'r1' has failed: give the job another run"):
+        submit(store, run_id="r1")
+
+    assert store.job(before).state is State.CANCELLED
+    assert [found.job_id for found in store.jobs()] == [job.job_id, before]
+
+
+def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: JobStore) -> None:
+    job = fenced(store)
+    other = submit(store)
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+
+    assert store.sweeps.consume_events(now=NOW) == 1
+
+    assert store.job(other).state is State.QUEUED
+
+
+def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
+    job = fenced(store, run_id="r1")
+    sibling = submit(store, run_id="r1")
+    store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
+    refuse_events(store, "UPDATE")
+
+    with pytest.raises(DatabaseError, match="refusal"):
+        store.sweeps.consume_events(now=NOW)
+
+    assert store.runs.state("r1") == "running"
+    assert store.job(sibling).state is State.QUEUED
+    accept_events(store)
+    assert store.sweeps.consume_events(now=NOW) == 1
+    assert store.job(sibling).state is State.CANCELLED
+
+
+@pytest.mark.behaviour("A13")
+def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobStore) -> None:
+    job = fenced(store)
+
+    assert store.sweeps.reclaim_expired(now=NOW + 1 + FENCE_S) == []
+    assert store.sweeps.expired(now=NOW + 2 + FENCE_S) == {(job.job_id, 1)}
+    assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == [job.job_id]
+
+    back = store.job(job.job_id)
+    assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
+    assert back.because == "stall: fenced, and its fence ran out"
+    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+
+
+def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
+    job = fenced(store)
+
+    assert store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + FENCE_S)
+    assert not store.fencing.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
+
+    assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == []
+    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + 600)

@@ -1,0 +1,182 @@
+"""Transactions that meet: claims, registrations, sweeps and consumers at the same time."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from gpuwarden.db.transactions import writing
+from gpuwarden.job import State, Trip
+from gpuwarden.queue import Job, JobStore, ReplacedError, SubmissionError, runs
+from gpuwarden.queue.schema import JOBS
+from tests.gpuwarden.queue.builders import NOW, claim, submit
+from tests.waiting import together
+
+pytestmark = pytest.mark.both_databases
+
+
+@pytest.mark.behaviour("A11")
+def test_a_claim_and_the_registration_of_the_next_incarnation_leave_no_job_with_the_old(store: JobStore) -> None:
+    for turn in range(15):
+        old, new = f"{turn}-old", f"{turn}-new"
+        job_id = submit(store)
+        slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
+        store.claims.register("gpu", incarnation=old, **slot)
+
+        claimed, settled = together(
+            partial(store.claims.claim, "gpu", incarnation=old, **slot),
+            partial(store.claims.register, "gpu", incarnation=new, **slot),
+        )
+
+        assert isinstance(claimed, Job | ReplacedError), claimed
+        assert settled == ([job_id] if isinstance(claimed, Job) else [])
+        assert store.job(job_id).state is State.QUEUED
+        assert not store.claims.renew(job_id, attempt=1, incarnation=old, now=NOW)
+        last = store.claims.claim("gpu", incarnation=new, **slot)
+        assert last is not None
+        assert store.claims.complete(job_id, attempt=last.attempt, incarnation=new, now=NOW)
+
+
+@pytest.mark.behaviour("A11")
+def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_once(store: JobStore) -> None:
+    for turn in range(15):
+        old, new = f"{turn}-old", f"{turn}-new"
+        job_id = submit(store)
+        slot: dict[str, Any] = {"host": "box1", "worker": "w1", "now": NOW}
+        store.claims.register("gpu", incarnation=old, **slot)
+        assert store.claims.claim("gpu", incarnation=old, **slot)
+
+        took, settled = together(
+            partial(store.fencing.fence, job_id, attempt=1, incarnation=old, trip=Trip.STALL, now=NOW),
+            partial(store.claims.register, "gpu", incarnation=new, **slot),
+        )
+
+        assert (took, settled) in ((True, []), (False, [job_id]))
+        if took:
+            assert store.fencing.fail(job_id, attempt=1, because="stall", now=NOW)
+        else:
+            last = store.claims.claim("gpu", incarnation=new, **slot)
+            assert last is not None
+            assert store.claims.complete(job_id, attempt=2, incarnation=new, now=NOW)
+
+
+@pytest.mark.behaviour("A13")
+def test_a_sweep_and_a_renewal_of_an_expired_lease_agree_who_has_the_job(store: JobStore) -> None:
+    for _ in range(15):
+        job_id = submit(store)
+        claim(store)
+
+        swept, renewed = together(
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            partial(store.claims.renew, job_id, attempt=1, incarnation="i1", now=NOW + 601),
+        )
+
+        assert (swept, renewed) in (([job_id], False), ([], True))
+        assert store.claims.owns(job_id, attempt=1, incarnation="i1") is renewed
+        if renewed:
+            store.claims.complete(job_id, attempt=1, incarnation="i1", now=NOW)
+        else:
+            store.claims.complete(claim(store).job_id, attempt=2, incarnation="i1", now=NOW)
+
+
+def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobStore) -> None:
+    for turn in range(15):
+        job_id = submit(store)
+        claim(store, f"i{turn}")
+        store.fencing.fence(job_id, attempt=1, incarnation=f"i{turn}", trip=Trip.STALL, now=NOW)
+
+        swept, requeued = together(
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            partial(store.fencing.requeue, job_id, attempt=1, trip=Trip.STALL, now=NOW + 601),
+        )
+
+        assert (swept, requeued) in (([job_id], False), ([], True))
+        back = store.job(job_id)
+        assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, int(not requeued), int(requeued))
+        store.claims.complete(claim(store, "i99").job_id, attempt=2, incarnation="i99", now=NOW)
+
+
+def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_one_another(store: JobStore) -> None:
+    for turn in range(8):
+        ids = [submit(store, run_id=f"r{turn}", attempts_max=1) for _ in range(12)]
+        culprit = submit(store, run_id=f"r{turn}", priority=1)
+        other = submit(store, queue="cpu")
+        for n in range(13):
+            slot: dict[str, Any] = {"host": "box1", "worker": f"w{n}", "incarnation": f"{turn}-i{n}", "now": NOW}
+            store.claims.register("gpu", **slot)
+            assert store.claims.claim("gpu", **slot)
+        with writing(store._engine) as connection:  # so that a registration meets all of them, too
+            connection.execute(update(JOBS).where(JOBS.c.state == State.RUNNING).values(worker="w0"))
+        assert store.claims.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
+
+        answers = together(
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            lambda: store.sweeps.reclaim_expired(now=NOW + 601),
+            lambda: store.sweeps.consume_events(now=NOW),
+            lambda: store.sweeps.consume_events(now=NOW),
+            partial(store.claims.register, "gpu", host="box1", worker="w0", incarnation=f"{turn}-new", now=NOW),
+        )
+
+        assert not [answer for answer in answers if isinstance(answer, Exception)]
+        for job_id in ids:
+            state = store.job(job_id).state
+            assert state in (State.FAILED, State.CANCELLED)
+            assert [each for each in store.outbox.dispatch_events(job_id) if each != "run_failed"] == [state]
+        store.sweeps.consume_events(now=NOW)
+        assert store.job(other).state is State.QUEUED
+
+
+def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
+    for turn in range(15):
+        run_id = f"r{turn}"
+        culprit = submit(store, run_id=run_id)
+        claim(store)
+        store.claims.fail_by_worker(culprit, attempt=1, incarnation="i1", because="boom", now=NOW)
+
+        added, consumed = together(partial(submit, store, run_id=run_id), lambda: store.sweeps.consume_events(now=NOW))
+
+        assert consumed == 1
+        assert store.jobs(states=frozenset({State.QUEUED})) == []
+        assert isinstance(added, int | SubmissionError), added
+
+
+def test_threads_that_claim_together_get_a_job_each(store: JobStore) -> None:
+    ids = [submit(store) for _ in range(8)]
+
+    claimed = together(*(partial(claim, store, f"i{n}") for n in range(8)))
+
+    assert sorted(job.job_id for job in claimed) == ids
+
+
+@pytest.mark.needs_postgres
+def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore) -> None:
+    first, second = submit(shared_store), submit(shared_store)
+    with writing(shared_store._engine) as connection:
+        connection.execute(select(JOBS).where(JOBS.c.job_id == first).with_for_update())
+
+        assert claim(shared_store).job_id == second
+
+    assert claim(shared_store, "i2").job_id == first
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.parametrize("act", ["renew", "claim", "fail_by_worker", "release"])
+def test_what_is_heard_of_a_lost_job_waits_for_nobody_who_has_its_run(shared_store: JobStore, act: str) -> None:
+    job_id = submit(shared_store, run_id="r1")
+    claim(shared_store)
+    shared_store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
+    its: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
+    acts: dict[str, Callable[[], object]] = {
+        "renew": partial(shared_store.claims.renew, job_id, **its),
+        "claim": partial(claim, shared_store),
+        "fail_by_worker": partial(shared_store.claims.fail_by_worker, job_id, because="boom", **its),
+        "release": partial(shared_store.claims.release, job_id, **its),
+    }
+
+    with ThreadPoolExecutor(1) as pool, writing(shared_store._engine) as another:
+        runs.lock_run_of(another, job_id)
+
+        assert pool.submit(acts[act]).result()

@@ -1,0 +1,71 @@
+"""The clock of a queue on PostgreSQL is the clock of its server."""
+
+import pytest
+from sqlalchemy import func, select, text
+
+from gpuwarden.db.clock import CLOCK_TRUSTED_S
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.db.transactions import reading, writing
+from gpuwarden.job import HEARTBEAT_S
+from gpuwarden.queue import JobStore, Submission
+from remediator.clients.job_queue_sql import RENEWAL_S
+from testbed.postgres import Postgres
+from tests.gpuwarden.queue.builders import claim
+
+pytestmark = pytest.mark.both_databases
+
+
+@pytest.mark.needs_postgres
+def test_on_postgresql_the_time_is_the_servers_whatever_this_host_believes(
+    shared_store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reading(shared_store._engine) as connection:
+        server = float(connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0)
+
+    monkeypatch.setattr("time.time", lambda: 0.0)
+
+    assert server <= shared_store.now() <= server + 30
+
+
+@pytest.mark.needs_postgres
+def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
+    shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = shared_store.now()
+    fresh = JobStore(shared_store._engine)
+    monkeypatch.setattr("gpuwarden.db.clock.CLOCK_TRUSTED_S", 0.0)
+    postgres.stop()
+
+    assert before <= shared_store.now() <= before + 30
+    with pytest.raises(DatabaseError):
+        fresh.now()
+
+    postgres.start()
+    assert fresh.now() >= before
+
+
+@pytest.mark.needs_postgres
+def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore.open(f"{postgres_url}?options=-csearch_path%3Dpublic,pg_catalog")
+    steady_s = 1000.0
+    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: steady_s)
+    job_id = store.runs.submit(Submission(queue="gpu"), now=store.now())
+    claim(store, now=store.now())
+    with writing(store._engine) as connection:  # stands before the server's own, by the order of the search path
+        ahead = "SELECT pg_catalog.clock_timestamp() + interval '700 s'"
+        returns = "RETURNS timestamptz LANGUAGE sql"
+        connection.execute(text(f"CREATE FUNCTION public.clock_timestamp() {returns} AS $${ahead}$$"))
+    stepped_s = steady_s
+    others = JobStore(store._engine)
+
+    steady_s += CLOCK_TRUSTED_S - 0.1  # as late as a renewal can come that goes by the old clock
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+    assert others.sweeps.expired(now=others.now()) == {(job_id, 1)}
+    steady_s += HEARTBEAT_S
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=store.now())
+
+    assert steady_s - stepped_s < RENEWAL_S
+    assert others.sweeps.expired(now=others.now()) == frozenset()
+    store.close()

@@ -1,0 +1,47 @@
+"""Submissions with a payload, and a worker in this process whose body is a function of the test."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpuwarden.job import JobId, State
+from gpuwarden.queue import Job, JobStore, Submission
+from gpuwarden.reporter import Reporter
+from gpuwarden.worker.settings import Settings
+from gpuwarden.worker.worker import Stop, Worker
+
+Spawn = Callable[..., subprocess.Popen[str]]
+
+
+def submit(store: JobStore, **payload: Any) -> JobId:
+    return store.runs.submit(Submission(queue="gpu", model="sd-xl", payload=payload), now=0)
+
+
+def reaches(store: JobStore, job_id: JobId, state: State) -> Callable[[], bool]:
+    return lambda: store.job(job_id).state is state
+
+
+def state_files(host_dir: Path) -> set[str]:
+    return {path.name for path in (host_dir / "w1").iterdir()}
+
+
+def run_worker(
+    store: JobStore,
+    reporter: Reporter,
+    body: Any,
+    *,
+    stop: Stop | None = None,
+    jobs_max: int = 1,
+    gpus: tuple[str, ...] = (),
+    heartbeat_s: float = 0.005,
+    lease_s: float = 0.5,
+) -> None:
+    settings = Settings(
+        name="w1", queue="gpu", host="box1", gpus=gpus, lease_s=lease_s, heartbeat_s=heartbeat_s, jobs_max=jobs_max
+    )
+    Worker(settings, store=store, reporter=reporter, body=body, stop=stop).run()
+
+
+def nothing_to_do(_job: Job, _report: Reporter) -> Callable[[], None]:
+    return lambda: None

@@ -1,0 +1,79 @@
+"""Worker processes, their queue and their log, and a reporter on its own."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuwarden.reporter import Reporter
+from tests.gpuwarden.worker.builders import Spawn
+from tests.waiting import eventually
+
+BODIES = """
+import ctypes, sys, time
+from pathlib import Path
+from gpuwarden.db import engine
+from gpuwarden.worker import worker
+
+engine.BUSY_TIMEOUT_S = 0.2
+worker.IDLE_CLAIM_S = 0.5
+worker.RETRY_S = 0.2
+not_callable = 3
+
+def load(job, report):
+    def work():
+        do = job.payload.get("do", "write")
+        if do == "write":
+            Path(job.payload["out"]).write_text(str(job.attempt))
+        elif do == "raise":
+            raise RuntimeError("out of memory \\udcff")
+        elif do == "exit":
+            sys.exit(3)
+        elif do == "await":  # until a file appears
+            while not Path(job.payload["out"]).exists():
+                report.step()
+                time.sleep(0.01)
+        elif do == "block":  # a C call that lets go of the interpreter's lock and never returns
+            ctypes.CDLL(None).sleep(600)
+    return work
+
+def cannot_load(job, report):
+    raise ValueError("no such model")
+"""
+"""What the worker processes run: the payload of a job says what to do. A locked queue fails after 0.2 s."""
+
+
+@pytest.fixture
+def url(database: Path) -> str:
+    """A worker's own doings are the same on both databases; what is not has tests of its own below."""
+    return f"sqlite:///{database}"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the worker process logs."""
+    return tmp_path / "worker.log"
+
+
+@pytest.fixture
+def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a worker process, which logs anew, and wait until it is ready, or says what else is awaited."""
+    (tmp_path / "bodies.py").write_text(BODIES)
+
+    def run(
+        *more: str, body: str = "bodies:load", store: str = url, says: str = "worker ready"
+    ) -> subprocess.Popen[str]:
+        options = ["--name", "w1", "--body", body, "--store", store, "--dir", str(host_dir)]
+        arguments = ["-m", "gpuwarden", "worker", *options, "--heartbeat-s", "0.2", *more]
+        process = spawn(*arguments, stderr=log, PYTHONPATH=str(tmp_path))
+        eventually(lambda: says in log.read_text(), "the worker is ready", log=log.read_text)
+        return process
+
+    return run
+
+
+@pytest.fixture
+def reporter(host_dir: Path) -> Iterator[Reporter]:
+    with Reporter(host_dir, worker="w1", queue="gpu") as opened:
+        yield opened

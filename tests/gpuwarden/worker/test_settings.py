@@ -1,0 +1,127 @@
+"""Starting a worker: its options, and what is refused before it starts."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuwarden.cli.main import main
+from gpuwarden.worker import main as main_module
+from tests.gpuwarden.worker.builders import Spawn, state_files
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path,
+    host_dir: Path,
+    database: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, str]]:
+    """Run a worker that ought not to start, in this process; its exit code and complaint. Options replace good ones."""
+    (tmp_path / "bodies.py").write_text("def load(job, report): ...\nnot_callable = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "bodies", raising=False)
+    monkeypatch.setattr("gpuwarden.worker.main.signal.signal", lambda *_: None)
+    monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
+
+    def run(**changed: str) -> tuple[int, str]:
+        good = {"name": "w1", "body": "bodies:load", "store": f"sqlite:///{database}", "dir": str(host_dir)}
+        options = [f"--{name.replace('_', '-')}={value}" for name, value in {**good, **changed}.items()]
+        try:
+            code = main(["worker", *options])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        pytest.param({"dir": "/no/such"}, "no host key at /no/such/host", id="no host file"),
+        pytest.param({"body": "bodies"}, "no job body at 'bodies'", id="no function named"),
+        pytest.param({"body": "bodies:nothing"}, "no job body at 'bodies:nothing'", id="no such function"),
+        pytest.param({"body": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
+        pytest.param({"body": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
+        pytest.param({"store": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
+        pytest.param({"store": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
+        pytest.param({"name": "a/b"}, "worker name 'a/b' will not do", id="bad name"),
+        pytest.param({"subdirectory": ".."}, "subdirectory name '..' will not do", id="bad subdirectory"),
+        pytest.param({"subdirectory": "host"}, "cannot keep state files in", id="no folder for state files"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str
+) -> None:
+    code, err = refused(**changed)
+
+    assert code == 1
+    assert says in err
+    assert err.startswith("gpuwarden worker: ")
+    assert err.count("\n") == 1
+
+
+def test_a_second_worker_of_one_name_says_who_holds_it(
+    start: Callable[..., Any], spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path
+) -> None:
+    first = start()
+    options = ["--name=w1", "--body=bodies:load", f"--store=sqlite:///{database}", f"--dir={host_dir}"]
+
+    second = spawn("-m", "gpuwarden", "worker", *options, stderr=tmp_path / "second.log", PYTHONPATH=str(tmp_path))
+    second.communicate()
+
+    assert second.returncode == 1
+    complaint = (tmp_path / "second.log").read_text()
+    assert complaint.startswith("gpuwarden worker: another live process is worker 'w1'")
+    assert complaint.count("\n") == 1
+    assert first.poll() is None
+
+
+@pytest.mark.parametrize(
+    "changed", [{"heartbeat_s": "700"}, {"heartbeat_s": "10", "lease_s": "29.9"}, {"heartbeat_s": "0"}], ids=str
+)
+def test_a_lease_of_less_than_three_heartbeats_is_called_wrong(
+    refused: Callable[..., tuple[int, str]], changed: dict[str, str]
+) -> None:
+    code, err = refused(**changed, jobs_max="0")
+
+    assert code == 2
+    assert "--lease-s must be 3 times --heartbeat-s or more" in " ".join(err.split())
+
+
+def test_a_heartbeat_slower_than_others_wait_for_is_called_wrong(refused: Callable[..., tuple[int, str]]) -> None:
+    code, err = refused(heartbeat_s="10.1", jobs_max="0")
+
+    assert code == 2
+    assert "--heartbeat-s must be 10 or less" in " ".join(err.split())
+
+
+def test_a_lease_of_three_heartbeats_will_do(refused: Callable[..., tuple[int, str]]) -> None:
+    code, _ = refused(heartbeat_s="10", lease_s="30", jobs_max="0")
+
+    assert code == 0
+
+
+def test_a_worker_with_nothing_to_do_starts_and_ends(refused: Callable[..., tuple[int, str]], host_dir: Path) -> None:
+    code, _ = refused(jobs_max="0")
+
+    assert code == 0
+    assert state_files(host_dir) == {"w1.lock"}
+
+
+def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main_module.command(["--help"])
+
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for option in ("--name", "--body", "--queue", "--store", "--dir", "--subdirectory", "--lease-s", "--heartbeat-s"):
+        assert option in shown
+    assert "77 the job was taken away" in shown
+    assert "--gpus" in shown
+    assert "stops itself (PostgreSQL), or works on where nobody else can reach the queue (SQLite)" in shown
+    assert "renewal, seconds" in shown

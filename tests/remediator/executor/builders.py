@@ -1,0 +1,194 @@
+"""An executor with a real ledger and a real queue, an alert in its inbox, and what it wrote in its journal.
+
+Only the host's containers and its exporter are fakes: see `world`.
+"""
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pytest
+
+from gpuwarden.db import transactions as db_transactions
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore, Submission
+from remediator.clients.alertmanager import Silences
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands, Pace
+from remediator.executor.lock import ExecutorLock
+from remediator.ledger.database import LedgerPart
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.reports import EpisodeHistory
+from remediator.plan import Limits
+from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.settings.policy_file import PolicyFile
+from tests.remediator.builders import HOST, alert, server_alert
+from tests.remediator.world import Box, World
+
+LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, start_seen_s=0.0)
+BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
+PACE = Pace(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
+ROUNDS_MAX = 60
+
+
+def running(store: JobStore, *, worker: str = "w1", incarnation: str = "i1", **submission: Any) -> int:
+    """A job that a worker has claimed; its id."""
+    job_id = store.runs.submit(Submission(queue=worker, **submission), now=time.time())
+    assert store.claims.claim(worker, host=HOST, worker=worker, incarnation=incarnation, now=time.time())
+    return job_id
+
+
+def executor(
+    ledger: Any,
+    store: Any,
+    world: Any,
+    *,
+    pace: Pace = PACE,
+    host: str = HOST,
+    lock: ExecutorLock | None = None,
+    armed: bool = True,
+    policy: PolicyFile | None = None,
+    silences: Silences | None = None,
+) -> Executor:
+    """An executor, after its host was armed or disarmed."""
+    arm(next((part for part in vars(ledger).values() if isinstance(part, Ledger)), ledger), host=host, armed=armed)
+    queue = BuiltinQueue(store) if isinstance(store, JobStore) else store
+    hands = Hands(witness=world, queue=queue, actuators={"docker": world}, policy=policy, silences=silences)
+    return Executor(ledger, host=host, hands=hands, pace=pace, lock=lock)
+
+
+def arm(ledger: Ledger, *, host: str = HOST, armed: bool = True) -> None:
+    """Arm or disarm a host that is not so already."""
+    if ledger.orders.current().armed(host=host, remedy="restart_worker") is not armed:
+        act = Act.ARM if armed else Act.DISARM
+        ledger.orders.give(Order(act=act, at=time.time(), who="test", because="a test", host=host))
+
+
+def turn(works: Executor, ledger: Ledger) -> None:
+    """One look without the loop: take what is new and give every open episode its share."""
+    works.clock.tick()
+    while ledger.inbox.take_new(HOST, now=time.time()):
+        pass
+    for episode in ledger.episodes.list_open(HOST):
+        works.process_episode(episode)
+
+
+def sql(store: JobStore | Ledger, statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement in its database; the rows that it returns."""
+    with db_transactions.writing(store._engine) as connection:
+        found = connection.exec_driver_sql(statement)
+        return [tuple(row) for row in found] if found.returns_rows else []
+
+
+def to_the_end(works: Executor, ledger: Ledger) -> None:
+    for _ in range(ROUNDS_MAX):
+        turn(works, ledger)
+        if not ledger.episodes.list_open():
+            return
+    pytest.fail(f"still open after {ROUNDS_MAX} rounds: {told(ledger)}")
+
+
+def told(ledger: Ledger, episode_id: int = 1) -> list[str]:
+    """Its account as words: act and step."""
+    return [f"{entry.act} {entry.what}" for entry in story(ledger, episode_id).entries]
+
+
+def story(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
+    found = ledger.reports.get(episode_id)
+    assert found is not None
+    return found
+
+
+def wedged(ledger: Ledger, store: JobStore, **submission: Any) -> World:
+    """A job that runs on w1, wedged, and its alert in the inbox."""
+    job_id = running(store, **submission)
+    ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
+    return World(Box(worker="w1", job_id=job_id))
+
+
+def silent_server(ledger: Ledger, **box: Any) -> World:
+    """A server in a container, silent, and its alert in the inbox."""
+    found = Box(worker="w1", job_id=None, attempt=None, **box)
+    ledger.inbox.accept([server_alert(container="w1", incarnation=found.incarnation)], [], now=time.time())
+    return World(found)
+
+
+def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:
+    """The job that a worker of queue w1 gets, if any."""
+    store.claims.register(
+        "w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else []
+    )
+    job = store.claims.claim("w1", host=host, worker=worker, incarnation=incarnation, now=store.now())
+    return None if job is None else job.job_id
+
+
+class Crash(BaseException):
+    """The process ended here."""
+
+
+UNCOUNTED = frozenset({"now", "current", "standing"})
+"""What is only read from the ledger before an act: to end there is to end before the act."""
+
+
+class Crashing:
+    """Stands before a part and ends the process after its n-th call, counted over every part that shares the count."""
+
+    def __init__(self, part: Any, *, after: int, calls: Iterator[int] | None = None) -> None:
+        self._part = part
+        self._after = after
+        self._calls = itertools.count(1) if calls is None else calls
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._part, name)
+        if isinstance(attribute, LedgerPart):
+            return Crashing(attribute, after=self._after, calls=self._calls)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            try:
+                return attribute(*arguments, **named)
+            finally:
+                if next(self._calls) == self._after:
+                    raise Crash
+
+        return call if callable(attribute) and name not in UNCOUNTED else attribute
+
+
+def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed: bool = False) -> None:
+    box, job, account = world.boxes["w1"], store.job(1), told(ledger)
+    assert box.stops == 1, account
+    assert box.starts == 1, account
+    assert box.running, account
+    assert story(ledger).outcome == "mended", account
+    assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
+    if failed:
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
+        assert store.outbox.dispatch_events(1) == ["failed"], account
+    else:
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
+        assert claims(store, "w9") == 1
+        assert claims(store, "w8") is None
+
+
+@contextmanager
+def looping(works: Executor) -> Iterator[threading.Thread]:
+    thread = threading.Thread(target=works.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        works.close()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def story_outcome(ledger: Ledger) -> str | None:
+    found = ledger.reports.get(1)
+    return found.outcome if found else None
+
+
+def lock(url: str) -> None:
+    with closing(Ledger.open(url, host=HOST)) as ledger:
+        ExecutorLock(ledger, host=HOST).close()

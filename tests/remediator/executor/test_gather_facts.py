@@ -1,0 +1,109 @@
+"""What the executor reads before it decides: the container in every engine, and facts that are not too old."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator import plan
+from remediator.actuators import ActuatorError
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands
+from remediator.executor.gather_facts import FACTS_S
+from remediator.executor.timers import EpisodeTimers
+from remediator.ledger.ledger import Ledger
+from remediator.plan import ContainerState, Facts, Step
+from remediator.remedies import REMEDIES
+from tests.remediator import builders as build
+from tests.remediator.builders import HOST
+from tests.remediator.executor.builders import PACE, executor, silent_server, turn, wedged
+
+
+class Engine:
+    """An engine that has the accused container, or none of that id, or does not answer."""
+
+    def __init__(self, kind: str, says: str) -> None:
+        self._kind = kind
+        self._says = says
+
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002
+        if self._says == "silent":
+            raise ActuatorError("it does not answer")
+        return build.container(kind=self._kind, handle=handle) if self._says == "has it" else None
+
+
+@pytest.mark.parametrize(
+    ("docker", "podman", "found", "known"),
+    [
+        pytest.param("has it", None, "docker", True, id="the only engine has it"),
+        pytest.param("has it", "silent", "docker", True, id="the first one asked has it"),
+        pytest.param("gone", "has it", "podman", True, id="the other engine has it"),
+        pytest.param(None, "has it", "podman", True, id="there is only Podman"),
+        pytest.param("gone", "gone", None, True, id="gone from both is gone"),
+        pytest.param("gone", "silent", None, False, id="gone from one alone is not known to be gone"),
+        pytest.param("silent", "gone", None, False, id="nor when it is the other one"),
+        pytest.param(None, None, None, False, id="no engine, no knowledge"),
+    ],
+)
+def test_an_accused_container_is_looked_for_in_every_engine(
+    ledger: Ledger, store: JobStore, docker: str | None, podman: str | None, found: str | None, known: bool
+) -> None:
+    world = silent_server(ledger)
+    says = {"docker": docker, "podman": podman}
+    world.boxes["w1"].running = False  # the exporter does not list it
+    hands = Hands(
+        witness=world,  # type: ignore[arg-type]
+        queue=BuiltinQueue(store),
+        actuators={kind: Engine(kind, each) for kind, each in says.items() if each},  # type: ignore[misc]
+    )
+    works = Executor(ledger, host=HOST, hands=hands, pace=PACE)
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open(HOST)
+
+    facts = works.processor.facts.of_container(episode)
+
+    assert (facts.container and facts.container.kind, facts.container_known) == (found, known)
+    assert bool(facts.unknown) is not known
+
+
+def test_facts_that_grew_old_before_the_act_are_read_again(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Suspended right after the decision, it wakes to a worker that has long gone on."""
+    world = wedged(ledger, store)
+    remedy, decided = REMEDIES["restart_worker"], list[str]()
+
+    def decide_and_sleep(facts: Facts) -> Step:
+        step = remedy.decide(facts)
+        decided.append(type(step).__name__)
+        if isinstance(step, plan.Fence) and decided.count("Fence") == 1:
+            slept_s = time.clock_gettime(time.CLOCK_BOOTTIME) + FACTS_S + 1
+            monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: slept_s)
+            world.boxes["w1"].wedged = False
+        return step
+
+    sleepy = {"restart_worker": replace(remedy, decide=decide_and_sleep)}
+    monkeypatch.setattr("remediator.executor.process_episode.REMEDIES", sleepy)
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert decided == ["Begin", "Fence", "Wait"]
+    assert store.job(1).state is State.RUNNING
+    assert world.boxes["w1"].calls == []
+
+
+def test_what_ends_and_starts_again_between_two_looks_is_looked_at_anew() -> None:
+    timers = EpisodeTimers()
+
+    def up_since_s(now_s: float, **changed: Any) -> float:
+        return timers.up_since_s(build.container(**changed), now_s)
+
+    assert up_since_s(1.0) == 1.0
+    assert up_since_s(2.0) == 1.0
+    assert up_since_s(3.0, incarnation=build.REBORN) == 3.0
+    assert up_since_s(4.0, incarnation=build.REBORN, running=False) == 4.0
+    assert up_since_s(5.0, incarnation=build.REBORN) == 5.0
+    assert timers.up_since_s(None, 6.0) == 6.0

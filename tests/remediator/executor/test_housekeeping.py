@@ -1,0 +1,123 @@
+"""The sweeps of the queue that the executor starts on a timer."""
+
+import itertools
+import sqlite3
+import time
+from contextlib import closing
+from types import SimpleNamespace
+
+import pytest
+
+from gpuwarden.db import engine as db_engine
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import State
+from gpuwarden.queue import JobStore
+from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue
+from remediator.executor.executor import Executor, Hands
+from remediator.ledger.ledger import Ledger
+from tests.remediator.builders import HOST
+from tests.remediator.executor.builders import PACE, executor, looping, running
+from tests.remediator.world import World
+from tests.waiting import eventually
+
+
+def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_sweep(store: JobStore) -> None:
+    """A machine that was suspended wakes with every lease expired; its workers renew within a heartbeat."""
+    job_id = running(store)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    queue = BuiltinQueue(store)
+
+    queue.tend(now=time.time())
+    assert store.job(job_id).state is State.RUNNING
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=time.time())
+    queue.tend(now=time.time())
+
+    assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
+
+
+def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_its_worker_could_renew_it(
+    store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is locked can be read all the time."""
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
+    steady_s = 1000.0
+    monkeypatch.setattr("remediator.clients.job_queue_sql.time", SimpleNamespace(monotonic=lambda: steady_s))
+    job_id = running(store)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    queue = BuiltinQueue(patient)
+    with closing(patient):
+        with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for _ in range(2):
+                with pytest.raises(DatabaseError, match="locked"):
+                    queue.tend(now=time.time())
+                steady_s += RENEWAL_S - 1.0
+
+        states = []
+        for _ in range(3):
+            queue.tend(now=time.time())
+            states.append(store.job(job_id).state)
+            steady_s += RENEWAL_S / 2
+
+    assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
+
+
+def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.05)
+    job_id = running(store)
+    store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
+    failures = itertools.count(1)
+
+    class Moody(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            if next(failures) < 3:
+                raise DatabaseError("locked")
+            super().tend(now=now)
+
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=World(), queue=Moody(store), actuators={}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+    with looping(works):
+        eventually(lambda: store.job(job_id).state is State.QUEUED, "the expired lease is reclaimed")
+
+
+def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, store: JobStore) -> None:
+    sweeps: list[float] = []
+
+    class Defective(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            sweeps.append(now)
+            if len(sweeps) < 3:
+                raise ZeroDivisionError
+
+    works = executor(ledger, Defective(store), World())
+
+    def errors() -> int | None:
+        found = ledger.reports.totals(HOST).executor
+        return found and found[2]
+
+    with looping(works):
+        eventually(lambda: len(sweeps) > 5, "it is swept again")
+        eventually(lambda: errors() == 2, "both are counted")
+
+
+def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) -> None:
+    sweeps: list[float] = []
+
+    class Swept(BuiltinQueue):
+        def tend(self, *, now: float) -> None:
+            sweeps.append(now)
+
+    works = executor(ledger, Swept(store), World())
+    works.housekeeping.tend()
+    works.close()
+
+    works.housekeeping.tend()
+
+    assert len(sweeps) == 1

@@ -1,0 +1,142 @@
+"""An executor that is killed after any call: the next one finishes, and nothing happens twice."""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuwarden.job import JobClass, State
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.schema import QUEUE
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.ledger.ledger import Ledger
+from remediator.ledger.schema import LEDGER
+from tests.remediator.builders import HOST
+from tests.remediator.executor.builders import (
+    Crash,
+    Crashing,
+    assert_mended_once,
+    executor,
+    sql,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
+from tests.remediator.world import World
+
+Scenes = Callable[..., AbstractContextManager[tuple[Ledger, JobStore, World]]]
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
+    """Makes a wedge in a ledger and a queue of its own, SQLite files both."""
+    empty = tmp_path_factory.mktemp("empty")
+    Ledger.open(f"sqlite:///{empty}/ledger.db").close()
+    JobStore.open(f"sqlite:///{empty}/queue.db").close()
+
+    @contextmanager
+    def make(**submission: Any) -> Iterator[tuple[Ledger, JobStore, World]]:
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(empty, folder, dirs_exist_ok=True)
+            ledger = Ledger.open(f"sqlite:///{folder}/ledger.db", host=HOST)
+            store = JobStore.open(f"sqlite:///{folder}/queue.db")
+            try:
+                yield ledger, store, wedged(ledger, store, **submission)
+            finally:
+                ledger.close()
+                store.close()
+
+    return make
+
+
+@pytest.fixture
+def scenes(backend: str, request: pytest.FixtureRequest, scene: Scenes) -> Scenes:
+    """Makes a wedge in a ledger and a queue that are empty but for it."""
+    if backend == "sqlite":
+        return scene
+    ledger, store = request.getfixturevalue("ledger"), request.getfixturevalue("store")
+    tables = ", ".join([*LEDGER.tables.tables, *QUEUE.tables.tables])
+
+    @contextmanager
+    def emptied(**submission: Any) -> Iterator[tuple[Ledger, JobStore, World]]:
+        sql(ledger, f"TRUNCATE {tables} RESTART IDENTITY")
+        yield ledger, store, wedged(ledger, store, **submission)
+
+    return emptied
+
+
+def crashing(ledger: Ledger, store: JobStore, world: World, after: int) -> bool:
+    """Work until the process ends after that many calls; false when all was done before."""
+    calls = itertools.count(1)
+    works = executor(
+        Crashing(ledger, after=after, calls=calls),
+        Crashing(BuiltinQueue(store), after=after, calls=calls),
+        Crashing(world, after=after, calls=calls),
+    )
+    try:
+        to_the_end(works, ledger)
+    except Crash:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("backend", "job_class", "ends_cleanly"),
+    [
+        pytest.param("sqlite", JobClass.GPU, False, id="a job that is requeued, its worker killed"),
+        pytest.param(
+            "postgresql",
+            JobClass.INGEST_LOAD,
+            True,
+            id="a job that is failed, its worker heeding SIGTERM",
+            marks=pytest.mark.needs_postgres,
+        ),
+    ],
+    indirect=["backend"],
+)
+def test_killed_after_any_call_the_next_executor_finishes_and_nothing_happens_twice(
+    scenes: Scenes, job_class: JobClass, *, ends_cleanly: bool
+) -> None:
+    for after in itertools.count(1):
+        with scenes(job_class=job_class) as (ledger, store, world):
+            world.boxes["w1"].ends_cleanly = ends_cleanly
+            crashed = crashing(ledger, store, world, after)
+            to_the_end(executor(ledger, store, world), ledger)
+
+            assert_mended_once(ledger, store, world, failed=job_class is JobClass.INGEST_LOAD)
+        if not crashed:
+            assert after > 40, "the calls were counted"
+            return
+
+
+@settings(max_examples=15, deadline=None)
+@given(crashes=st.lists(st.integers(1, 30), min_size=2, max_size=5))
+def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: list[int]) -> None:
+    with scene() as (ledger, store, world):
+        for after in crashes:
+            crashing(ledger, store, world, after)
+        to_the_end(executor(ledger, store, world), ledger)
+
+        assert_mended_once(ledger, store, world)
+
+
+def test_a_worker_that_recovers_while_no_executor_ran_is_not_fenced(ledger: Ledger, store: JobStore) -> None:
+    """The promise was written and the executor ended; minutes later the step came through after all."""
+    world = wedged(ledger, store)
+    with pytest.raises(Crash):
+        turn(executor(Crashing(ledger, after=1), store, world), ledger)
+    assert told(ledger)[-1] == "decided begin"
+    world.boxes["w1"].wedged = False
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    assert store.job(1).state is State.RUNNING
+    assert world.boxes["w1"].calls == []

@@ -1,0 +1,238 @@
+"""Acts that fail, repeat or meet another change: the container and the job are each acted on once."""
+
+import itertools
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import JobClass, State
+from gpuwarden.queue import JobStore
+from remediator import plan
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Kind, Stage, Start
+from remediator.reasons import Reason
+from tests.remediator.builders import HOST, alert
+from tests.remediator.executor.builders import (
+    LIMITS,
+    PACE,
+    Crash,
+    Crashing,
+    arm,
+    assert_mended_once,
+    executor,
+    story,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
+from tests.waiting import eventually
+
+
+class Losing:
+    """A ledger whose database goes away right before it keeps one advance."""
+
+    def __init__(self, ledger: Ledger, *, step: str) -> None:
+        self._ledger = ledger
+        self._step = step
+        self.lost = 0
+        self.intents = self
+
+    def __getattr__(self, name: str) -> Any:
+        intents = self._ledger.intents
+        return getattr(intents if hasattr(intents, name) else self._ledger, name)
+
+    def advance(self, *arguments: Any, **named: Any) -> bool:
+        if named["step"] == self._step and not self.lost:
+            self.lost += 1
+            raise DatabaseError("the server closed the connection unexpectedly")
+        return self._ledger.intents.advance(*arguments, **named)
+
+
+@pytest.mark.parametrize("lost", ["fence", "stop", "requeue", "fail", "quarantine", "start"])
+def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, store: JobStore, lost: str) -> None:
+    world = wedged(ledger, store, job_class=JobClass.INGEST_LOAD if lost == "fail" else JobClass.GPU)
+    world.boxes["w1"].unkillable = lost == "quarantine"
+    losing = Losing(ledger, step=lost)
+    bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1) if lost == "quarantine" else LIMITS
+
+    to_the_end(executor(losing, store, world, pace=replace(PACE, limits=bounds)), ledger)
+
+    assert losing.lost == 1
+    if lost == "quarantine":
+        assert [each.gpu for each in store.gpu_quarantine.quarantined()] == ["GPU-0"]
+        assert store.job(1).watchdog_retries == 1
+    else:
+        assert_mended_once(ledger, store, world, failed=lost == "fail")
+
+
+def test_a_container_that_ends_as_soon_as_it_starts_was_started_and_is_not_started_again(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    start = world.start
+
+    def start_and_end(handle: str) -> None:
+        start(handle)
+        world.boxes["w1"].running = False
+
+    world.start = start_and_end  # type: ignore[method-assign]
+    works = executor(ledger, store, world)
+
+    turn(works, ledger)
+    turn(works, ledger)
+
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert story(ledger).outcome == "partly_mended"
+    assert told(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_mended"]
+
+
+@pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
+def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
+    ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str
+) -> None:
+    world = wedged(ledger, store)
+    seen_s = 0.5
+    works = executor(ledger, store, world, pace=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
+
+    started_s = time.monotonic()
+    turn(works, ledger)
+    assert told(ledger)[-2:] == ["did start", "decided wait: stabilizing"]
+    world.boxes["w1"].running = lasts
+
+    def is_over() -> bool:
+        turn(works, ledger)
+        return not ledger.episodes.list_open()
+
+    eventually(is_over, "the episode is closed", within_s=10)
+
+    assert story(ledger).outcome == outcome
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert not lasts or time.monotonic() - started_s >= seen_s
+
+
+def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopped(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    box, look, looks = world.boxes["w1"], world.look, itertools.count()
+
+    def look_and_restart(handle: str, *, cgroup: str | None = None) -> Any:
+        if next(looks) == 3:  # right before the stop: somebody restarts it
+            box.starts, box.wedged = box.starts + 1, False
+        return look(handle, cgroup=cgroup)
+
+    world.look = look_and_restart  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert box.calls == []
+    assert "decided stop" not in told(ledger)
+    assert story(ledger).outcome == "mended"
+    assert store.job(1).watchdog_retries == 1
+
+
+def test_a_job_that_completes_between_the_decision_and_the_fence_stays_completed(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+
+    class Finishing(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            assert store.claims.complete(job_id, attempt=1, incarnation="i1", now=time.time())
+            world.boxes["w1"].wedged = False
+            world.boxes["w1"].attempt = None
+            world.boxes["w1"].job_id = None
+            return super().fence(job_id, **how)
+
+    arm(ledger)
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=world, queue=Finishing(store), actuators={"docker": world}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+
+    to_the_end(works, ledger)
+
+    assert store.job(1).state is State.COMPLETED
+    assert "did fence" not in told(ledger)
+    assert world.boxes["w1"].calls == []
+    assert story(ledger).outcome == "superseded"
+
+
+def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    to_the_end(executor(ledger, store, world), ledger)
+    box = world.boxes["w1"]
+    box.starts, box.wedged = 0, True  # the very same incarnation, as no engine would ever show it again
+    ledger.inbox.accept([alert("second", job_id="1")], [], now=time.time())
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger, 2).outcome == "superseded"
+    assert box.calls == ["stop", "start"]
+
+
+def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+
+    class Sulking(BuiltinQueue):
+        def retire_worker(self, **_: Any) -> None:
+            raise DatabaseError("locked")
+
+    arm(ledger)
+    works = Executor(
+        ledger,
+        host=HOST,
+        hands=Hands(witness=world, queue=Sulking(store), actuators={"docker": world}),  # type: ignore[arg-type]
+        pace=PACE,
+    )
+
+    to_the_end(works, ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    for after in itertools.count(1):
+        with suppress(Crash):
+            turn(executor(Crashing(ledger, after=after), store, world), ledger)
+        (held,) = ledger.episodes.list_open()
+        if held.free and held.free.stage is Stage.DEAD:
+            break
+
+    works.processor.performer.perform(held, Start(message="first"))
+    works.processor.performer.perform(held, Start(message="second, of the same reading"))
+
+    assert world.boxes["w1"].calls.count("start") == 1
+
+
+def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open()
+
+    for step in (
+        plan.Fence(message="no settle"),
+        plan.Stop(message="no free"),
+        plan.Quarantine(reason=Reason.GPU_LOST, message="no free"),
+        plan.Wait(reason=Reason.DONE, message="b"),
+    ):
+        with pytest.raises(AssertionError):
+            works.processor.performer.perform(episode, step)
+    works.processor.performer.perform(
+        episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message="no free either")
+    )
+
+    assert told(ledger) == ["saw alert: firing"]
+    assert world.boxes["w1"].calls == []

@@ -1,0 +1,397 @@
+"""One episode from its alert to its end, with a real ledger and a real queue; the host is a fake: see `world`."""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpuwarden.evidence import WorkerFacts
+from gpuwarden.job import JobClass, State, Trip
+from gpuwarden.queue import JobStore, Submission
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.executor.executor import Executor, Hands
+from remediator.executor.perform import Performer
+from remediator.executor.process_episode import STEPS_MAX
+from remediator.ledger.ledger import Ledger
+from remediator.plan import Begin, Facts, Outcome, Step, WouldAct
+from remediator.reasons import Finding, Reason
+from remediator.remedies import REMEDIES
+from tests.remediator.builders import HOST, alert
+from tests.remediator.executor.builders import (
+    LIMITS,
+    PACE,
+    Crash,
+    Crashing,
+    claims,
+    executor,
+    running,
+    sql,
+    story,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
+from tests.remediator.world import Box, World
+
+
+def reason_of(ledger: Ledger, step: str) -> str | None:
+    """Why a step of its account was taken."""
+    (found,) = (entry.reason for entry in story(ledger).entries if entry.step == step)
+    return found
+
+
+def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store, priority=100)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert told(ledger) == [
+        "saw alert: firing",
+        "decided begin",
+        "did fence",
+        "decided stop",
+        "did stop",
+        "saw free: dead",
+        "did requeue",
+        "decided start",
+        "did start",
+        "saw free: done",
+        "decided close: mended",
+    ]
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    job = store.job(1)
+    assert (job.state, job.watchdog_retries, job.priority) == (State.QUEUED, 1, 10)
+
+
+def test_a_worker_that_heeds_sigterm_is_mended_though_the_exporter_knows_it_no_more(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].ends_cleanly = True
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store, model="sdxl")
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    ((model, seen_at),) = sql(store, "SELECT current_model, last_seen_at FROM workers")
+    assert model is None
+    assert seen_at < time.time() - 90
+
+
+def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobStore) -> None:
+    job_id = store.runs.submit(Submission(queue="w1", run_id="r1"), now=time.time())
+    sibling = store.runs.submit(Submission(queue="other", run_id="r1"), now=time.time())
+    for attempt in range(1, 5):
+        incarnation = f"i{attempt}"
+        store.claims.register("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
+        assert store.claims.claim("w1", host=HOST, worker="w1", incarnation=incarnation, now=time.time())
+        accused = alert(job_id=str(job_id), attempt=str(attempt), incarnation=incarnation)
+        ledger.inbox.accept([accused], [], now=time.time())
+        box = Box(worker="w1", job_id=job_id, attempt=attempt, worker_incarnation=incarnation)
+        world = World(box)
+        box.worker = f"w1-{attempt}"  # so that each incarnation differs
+        world.boxes = {"w1": box}
+        to_the_end(executor(ledger, store, world), ledger)
+
+    assert [told(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
+    assert store.job(job_id).state is State.FAILED
+    assert store.outbox.dispatch_events(job_id) == ["failed", "run_failed"]
+    assert store.runs.state("r1") == "failed"
+    assert store.job(sibling).state is State.CANCELLED
+
+
+def test_an_ingest_job_fails_at_its_first_trip(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store, job_class=JobClass.INGEST_FETCH)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert "did fail" in told(ledger)
+    assert store.job(1).state is State.FAILED
+
+
+def test_a_job_that_the_lease_took_back_does_not_excuse_its_container(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    store.sweeps.reclaim_expired(now=time.time() + 10_000)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[2:5] == ["saw settle: abandoned", "decided stop", "did stop"]
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert store.job(1).watchdog_retries == 0
+
+
+def test_a_job_that_another_worker_holds_is_not_taken_from_it(ledger: Ledger, store: JobStore) -> None:
+    """A worker's files may claim what they like; the queue knows who holds it."""
+    job_id = running(store, worker="w2", incarnation="i9")
+    ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
+
+    to_the_end(executor(ledger, store, World(Box(worker="w1", job_id=job_id))), ledger)
+
+    assert store.job(job_id).state is State.RUNNING
+    assert "saw settle: abandoned" in told(ledger)
+
+
+def test_a_container_without_a_job_is_freed_alone(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No condition of that kind is defined yet: this one stands in for it, to drive the performer."""
+    ledger.inbox.accept([alert(job_id=None, attempt=None)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=None, attempt=None))
+    monkeypatch.setattr(
+        "remediator.remedies.restart_worker.confirm",
+        lambda seen, _: Finding.of(world.boxes["w1"].wedged, seen.worker),
+    )
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "mended"
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_a_dry_run_touches_nothing_says_once_what_it_would_do_and_arming_does_it(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    dry = executor(ledger, store, world, armed=False)
+    for _ in range(5):
+        turn(dry, ledger)
+    before = store.job(1)
+
+    assert told(ledger) == ["saw alert: firing", "would act", "decided wait: dry_run"]
+    assert (before.state, before.attempt, before.because) == (State.RUNNING, 1, None)
+    assert world.boxes["w1"].calls == []
+
+    to_the_end(executor(ledger, store, world), ledger)
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    with pytest.raises(Crash):
+        turn(executor(Crashing(ledger, after=1), store, world), ledger)
+    assert told(ledger)[-1] == "decided begin"
+
+    turn(executor(ledger, store, world, armed=False), ledger)
+    assert told(ledger)[-1] == "decided wait: dry_run"
+    assert store.job(1).state is State.RUNNING
+    assert world.boxes["w1"].calls == []
+
+    to_the_end(executor(ledger, store, world), ledger)
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_is_not_confirmed_waits_once_for_each_reason_and_is_let_go_when_the_alert_ends(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].wedged = False
+    works = executor(ledger, store, world)
+    for silent in (False, False, True, True):
+        world.silent = silent
+        turn(works, ledger)
+        turn(works, ledger)
+    world.silent = False
+    ledger.inbox.accept([alert(job_id="1", firing=False)], [], now=time.time())
+    turn(works, ledger)
+
+    assert told(ledger) == [
+        "saw alert: firing",
+        "decided wait: unconfirmed",
+        "decided wait: no_evidence",
+        "saw alert: resolved",
+        "decided close: unconfirmed",
+    ]
+    assert store.job(1).state is State.RUNNING
+
+
+def test_what_did_not_opt_in_is_refused(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].managed = False
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == "refused"
+    assert world.boxes["w1"].calls == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (lambda world: setattr(world, "engine_down", True), Reason.NO_CONTAINER),
+        (lambda world: world.boxes.clear(), Reason.NO_EVIDENCE),
+    ],
+    ids=["the engine is down", "no such worker"],
+)
+def test_what_cannot_be_seen_is_waited_for(
+    ledger: Ledger, store: JobStore, broken: Callable[[World], None], reason: Reason
+) -> None:
+    world = wedged(ledger, store)
+    broken(world)
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert story(ledger).entries[-1].reason == reason
+    assert store.job(1).state is State.RUNNING
+
+
+def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = Executor(ledger, host=HOST, hands=Hands(witness=world, queue=BuiltinQueue(store), actuators={}), pace=PACE)  # type: ignore[arg-type]  # the world stands at the witness's seam
+
+    turn(works, ledger)
+
+    assert story(ledger).entries[-1].reason == Reason.NO_CONTAINER
+
+
+def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    sql(store, "ALTER TABLE jobs RENAME TO lost")
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[-2:] == ["decided begin", "decided wait: queue_unreachable"]
+    sql(store, "ALTER TABLE lost RENAME TO jobs")
+    to_the_end(executor(ledger, store, world), ledger)
+    assert store.job(1).state is State.QUEUED
+
+
+def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    works = executor(ledger, store, world)
+
+    turn(works, ledger)
+    assert told(ledger)[-2:] == ["decided stop", "failed stop"]
+    assert story(ledger).entries[-1].message == "it does not die"
+    assert world.boxes["w1"].calls == ["stop"]
+
+    world.boxes["w1"].unkillable = False
+    to_the_end(works, ledger)
+    assert story(ledger).outcome == "mended"
+    assert world.boxes["w1"].calls == ["stop", "stop", "start"]
+
+
+def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_elsewhere(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1)
+
+    to_the_end(executor(ledger, store, world, pace=replace(PACE, limits=bounds)), ledger)
+
+    account = told(ledger)
+    assert account.index("did quarantine") < account.index("saw free: abandoned")
+    assert account.count("did quarantine") == 1
+    assert story(ledger).outcome == "partly_mended"
+    assert "start" not in world.boxes["w1"].calls
+    (out_of_use,) = store.gpu_quarantine.quarantined()
+    assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
+    assert reason_of(ledger, "quarantine") == Reason.STOP_FAILED
+
+    assert store.job(1).state is State.QUEUED
+    assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
+    assert claims(store, "w1", incarnation="i2") is None, "the slot itself, whatever GPU it says to have"
+    assert claims(store, "w3", gpu="GPU-1") == 1
+
+
+def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is_started(
+    ledger: Ledger, store: JobStore
+) -> None:
+    job_id = running(store)
+    ledger.inbox.accept(
+        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
+    )
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    account = told(ledger)
+    assert account.index("decided stop") < account.index("did quarantine") < account.index("did requeue")
+    assert account.index("did requeue") < account.index("decided start")
+    assert account.count("did quarantine") == 1
+    assert story(ledger).outcome == "mended"
+    (out_of_use,) = store.gpu_quarantine.quarantined()
+    assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
+    assert reason_of(ledger, "quarantine") == Reason.GPU_LOST
+    assert claims(store, "w1", incarnation="i2") is None, "the slot itself"
+    assert claims(store, "w2", gpu="GPU-0") is None, "another worker of that GPU"
+    assert claims(store, "w3", gpu="GPU-1") == 1
+
+
+def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    world.gpu_lost_s, about = 0.0, world.about
+
+    def lost_once(worker: str, *, host: str) -> WorkerFacts:
+        box = world.boxes["w1"]
+        world.gpu_lost = not world.gpu_lost and not box.running and not box.starts
+        return about(worker, host=host)
+
+    world.about = lost_once  # type: ignore[method-assign]
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert "decided wait: driver_unreachable" in told(ledger), "it was lost when it was to be seen dead"
+    assert story(ledger).outcome == Outcome.MENDED
+    assert store.gpu_quarantine.quarantined() == []
+
+
+@pytest.mark.parametrize(("avoid_s", "gets_it"), [(600.0, None), (0.0, 1)], ids=["for a while", "not at all"])
+def test_a_requeued_job_avoids_the_slot_it_was_taken_from(
+    ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None
+) -> None:
+    world = wedged(ledger, store)
+    store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
+    pace = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
+
+    to_the_end(executor(ledger, store, world, pace=pace), ledger)
+
+    assert claims(store, "w1", incarnation="i2") == gets_it
+    assert claims(store, "w4", gpu="GPU-0") is None
+    assert gets_it or claims(store, "w2", host="box2", gpu="GPU-1") == 1
+
+
+def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = wedged(ledger, store)
+    asked = itertools.count()
+    begin = Begin(
+        trip=Trip.STALL, free_key="k", container_kind="docker", container_handle="h", container_name="n",
+        settle_key=None, worker_incarnation="i1", message="b",
+    )  # fmt: skip
+
+    def restless(_: Facts) -> Step:
+        return WouldAct(message="a") if next(asked) % 2 else begin
+
+    monkeypatch.setattr(
+        "remediator.executor.process_episode.REMEDIES",
+        {"restart_worker": replace(REMEDIES["restart_worker"], decide=restless)},
+    )
+    monkeypatch.setattr(Performer, "perform", lambda *_: None)
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert next(asked) == STEPS_MAX
+
+
+def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store: JobStore) -> None:
+    job_id = running(store)
+    ledger.inbox.accept([alert(job_id=str(job_id), incarnation=None)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert story(ledger).outcome == Outcome.MENDED
+    assert store.job(job_id).state is State.QUEUED

@@ -1,0 +1,339 @@
+"""A queue that refuses a write: what the executor does meanwhile, and when it asks again."""
+
+import sqlite3
+import time
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from gpuwarden.db import engine as db_engine
+from gpuwarden.db.engine import DatabaseError
+from gpuwarden.job import JobClass, State
+from gpuwarden.queue import JobStore
+from gpuwarden.queue.schema import QUEUE
+from remediator.clients.job_queue_sql import BuiltinQueue
+from remediator.ledger.ledger import Ledger
+from tests.remediator.builders import HOST, alert
+from tests.remediator.executor.builders import (
+    LIMITS,
+    PACE,
+    arm,
+    executor,
+    looping,
+    running,
+    story,
+    story_outcome,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
+from tests.remediator.world import Box, World
+from tests.waiting import eventually
+
+
+def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_is_dead(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    world = wedged(ledger, store)
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+        transaction = its_own.begin()
+        its_own.execute(text("UPDATE jobs SET priority = priority"))
+        world.before_stop = lambda _: transaction.rollback()
+
+        to_the_end(executor(ledger, store, world), ledger)
+
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+    assert "not fenced yet" in next(entry.message for entry in story(ledger).entries if entry.step == "stop")
+    assert world.boxes["w1"].calls == ["stop", "start"]
+    assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
+
+
+def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    world = wedged(ledger, store)
+
+    class Defective(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if world.boxes["w1"].running:
+                raise ZeroDivisionError
+            return super().fence(job_id, **how)
+
+    with looping(executor(ledger, Defective(store), world)):
+        eventually(lambda: story_outcome(ledger) == "mended", "it is stopped all the same, and then fenced")
+
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+
+
+def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
+    world = wedged(ledger, store)
+    box = world.boxes["w1"]
+
+    class Moody(BuiltinQueue):
+        def fence(self, job_id: int, **how: Any) -> bool:
+            if "failed fence" not in told(ledger):
+                box.wedged = False
+                raise DatabaseError("database is locked")
+            return super().fence(job_id, **how)
+
+    works = executor(ledger, Moody(store), world)
+
+    def is_refused() -> bool:
+        turn(works, ledger)
+        return "failed fence" in told(ledger)
+
+    eventually(is_refused, "the fence is refused")
+    until_s = time.monotonic() + 1.5
+    while time.monotonic() < until_s:
+        turn(works, ledger)
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    box.wedged = True
+
+    to_the_end(works, ledger)
+
+    account = told(ledger)
+    assert account.index("did fence") < account.index("did stop")
+    assert story(ledger).outcome == "mended"
+
+
+def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
+    world = wedged(ledger, store)
+    works = executor(ledger, store, world)
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open(HOST)
+
+    def refuse() -> bool:
+        raise DatabaseError("database is locked")
+
+    def refused() -> list[int]:
+        return [
+            works.processor.facts.of_container(episode).refused_s_ago is not None,
+            told(ledger).count("failed fence"),
+        ]
+
+    works.processor.performer._taken(episode, "fence", refuse)
+    works.processor.performer._taken(episode, "fence", refuse)
+    assert refused() == [True, 1], "on record once"
+    works.processor.performer._taken(episode, "fence", lambda: True)
+    assert refused() == [False, 1]
+
+    works.processor.performer._taken(episode, "fence", refuse)
+
+    assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
+
+
+def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.inbox.accept(
+        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
+    )
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        its_own.execute("BEGIN IMMEDIATE")
+
+        def fails_once(box: Box) -> None:
+            box.unkillable = box.calls.count("stop") == 1
+            if not box.unkillable:
+                its_own.rollback()
+
+        world.before_stop = fails_once
+        patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+
+        to_the_end(executor(ledger, patient, world), ledger)
+
+    patient.close()
+    account = told(ledger)
+    assert account.index("did stop") < account.index("did quarantine") < account.index("did requeue")
+    assert world.boxes["w1"].calls == ["stop", "stop", "start"]
+
+
+def refuse_all(queue: Connection) -> None:
+    """Begin what keeps everybody else from writing to the queue until it ends."""
+    queue.begin()
+    if queue.dialect.name == "postgresql":  # the lock of an SQLite file is taken as it begins
+        queue.execute(text(f"LOCK TABLE {', '.join(QUEUE.tables.tables)} IN SHARE ROW EXCLUSIVE MODE"))
+
+
+SETTLES_LATE: dict[str, tuple[dict[str, Any], bool, str, str]] = {
+    "requeued": ({}, False, "requeue", "did requeue"),
+    "failed": ({"job_class": JobClass.INGEST_LOAD}, False, "fail", "did fail"),
+    "its lost GPU put out of use": ({}, True, "quarantine", "did quarantine"),
+}
+
+
+@pytest.mark.parametrize(("submission", "lost", "refused", "done"), SETTLES_LATE.values(), ids=SETTLES_LATE)
+def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
+    submission: dict[str, Any],
+    lost: bool,
+    refused: str,
+    done: str,
+    ledger: Ledger,
+    store: JobStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store, **submission)
+    reported: dict[str, Any] = {"alertname": "GpuwardenJobGpuLost", "trip": "health"} if lost else {}
+    ledger.inbox.accept([alert(job_id=str(job_id), **reported)], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = lost
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def ends_after_the_bound(box: Box) -> None:
+            box.unkillable = f"failed {refused}" not in told(ledger)
+            if not box.unkillable:
+                its_own.rollback()
+            elif not its_own.in_transaction():
+                refuse_all(its_own)
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = ends_after_the_bound
+
+        to_the_end(executor(ledger, patient, world, pace=pace), ledger)
+
+    patient.close()
+    account = told(ledger)
+    assert account.count(f"failed {refused}") == 1, account
+    assert account.index("failed stop") < account.index(f"failed {refused}") < account.index("did stop")
+    assert account.index("did stop") < account.index("saw free: dead") < account.index(done)
+    assert (account.count(done), story(ledger).outcome) == (1, "mended"), account
+    assert store.job(job_id).state == (State.FAILED if refused == "fail" else State.QUEUED)
+
+
+def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_for_each(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was refused at a stage that is over counts no more; here the queue refuses on."""
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.inbox.accept(
+        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
+    )
+    world = World(Box(worker="w1", job_id=job_id))
+    world.gpu_lost = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def stops_at_the_second_try(box: Box) -> None:
+            box.unkillable = "failed quarantine" not in told(ledger)
+            if not its_own.in_transaction():
+                refuse_all(its_own)
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = stops_at_the_second_try
+        works = executor(ledger, patient, world, pace=pace)
+
+        def refused_twice() -> bool:
+            turn(works, ledger)
+            return told(ledger).count("failed quarantine") == 2
+
+        eventually(refused_twice, "it is refused at both stages", within_s=30, log=lambda: str(told(ledger)))
+        for _ in range(5):
+            turn(works, ledger)
+        account = told(ledger)
+        assert account.count("failed quarantine") == 2, "at each once"
+        its_own.rollback()
+
+        to_the_end(works, ledger)
+
+    patient.close()
+    first, second = (each for each, entry in enumerate(account) if entry == "failed quarantine")
+    assert first < account.index("saw free: dead") < second
+    assert told(ledger).count("did quarantine") == 1
+
+
+def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and_is_once_armed(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
+    job_id = running(store)
+    ledger.inbox.accept(
+        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
+    )
+    world = World(Box(worker="w1", job_id=job_id, unkillable=True))
+    world.gpu_lost = True
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
+
+        def refuses(_: Box) -> None:
+            if not its_own.in_transaction() and not told(ledger).count("failed quarantine"):
+                refuse_all(its_own)
+                time.sleep(pace.limits.settle_bound_s)
+
+        world.before_stop = refuses
+        works = executor(ledger, patient, world, pace=pace)
+
+        def refused() -> bool:
+            turn(works, ledger)
+            return told(ledger).count("failed quarantine") == 1
+
+        eventually(refused, "the queue refuses", within_s=30, log=lambda: str(told(ledger)))
+        refused_while_armed = ledger.reports.totals(HOST).quarantines_refused
+        arm(ledger, armed=False)
+        its_own.rollback()
+        for _ in range(10):
+            turn(works, ledger)
+        while_disarmed = told(ledger), ledger.reports.totals(HOST).quarantines_refused
+        arm(ledger)
+        armed_again = ledger.reports.totals(HOST).quarantines_refused
+
+        def taken() -> bool:
+            turn(works, ledger)
+            return "did quarantine" in told(ledger)
+
+        eventually(taken, "armed again it is taken", within_s=30, log=lambda: str(told(ledger)))
+    patient.close()
+
+    assert (refused_while_armed, while_disarmed[1], armed_again) == (1, 0, 1)
+    assert "did quarantine" not in while_disarmed[0]
+    assert ledger.reports.totals(HOST).quarantines_refused == 0
+
+
+def test_patience_comes_to_an_end_while_the_queue_is_locked(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
+    monkeypatch.setattr("remediator.executor.clock.PAUSE_MAX_S", 2.0)
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("remediator.executor.housekeeping.HEARTBEAT_S", 0.0)
+    monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
+    world = wedged(ledger, store)
+    world.boxes["w1"].unkillable = True
+    store.claims.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
+    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    bound = replace(PACE, limits=replace(LIMITS, settle_bound_s=3.0))
+    with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
+        works = executor(ledger, patient, world, pace=bound)
+        for _ in range(2):
+            turn(works, ledger)
+        its_own.execute("BEGIN IMMEDIATE")
+        with looping(works):
+            eventually(lambda: "failed requeue" in told(ledger), "the bound is reached", within_s=30)
+            its_own.execute("ROLLBACK")
+
+    patient.close()

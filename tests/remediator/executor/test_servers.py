@@ -1,0 +1,148 @@
+"""Episodes of servers, with a real ledger and a real queue; the host is a fake: see `world`."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuwarden.queue import JobStore
+from remediator.ledger.ledger import Ledger
+from remediator.remedies.guards import Act, Order, Safeguards
+from tests.remediator.builders import server_alert
+from tests.remediator.executor.builders import LIMITS, PACE, executor, silent_server, story, to_the_end, told, turn
+from tests.remediator.world import Box
+
+
+def test_a_silent_server_is_freed_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert told(ledger) == [
+        "saw alert: firing",
+        "decided begin",
+        "decided stop",
+        "did stop",
+        "saw free: dead",
+        "decided start",
+        "did start",
+        "saw free: done",
+        "decided close: mended",
+    ]
+    assert world.boxes["w1"].calls == ["stop", "start"]
+
+
+def test_a_server_is_freed_by_its_own_remedy_alone(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    works = executor(ledger, store, world, armed=False)
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="restart_worker"))
+    turn(works, ledger)
+    assert told(ledger)[1:] == ["would act", "decided wait: dry_run"]
+
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="restart_container"))
+    to_the_end(works, ledger)
+
+    assert story(ledger).outcome == "mended"
+
+
+def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    guarded = replace(PACE, safeguards=Safeguards(cooldown_s=3600.0, storm_targets=1))
+    works = executor(ledger, store, world, pace=guarded)
+    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="test", because="", until=time.time() + 3600))
+    turn(works, ledger)
+    assert "decided wait: paused" in told(ledger)
+    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="test", because=""))
+    to_the_end(works, ledger)
+    box = world.boxes["w1"]
+    box.wedged = True
+    world.boxes["w2"] = other = Box(worker="w2", job_id=None, attempt=None)
+
+    again = server_alert("s2", container="w1", incarnation=box.incarnation)
+    ledger.inbox.accept([again, server_alert("s3", container="w2", incarnation=other.incarnation)], [], now=time.time())
+    turn(works, ledger)
+
+    assert "decided wait: cooldown" in told(ledger, 2)
+    assert told(ledger, 3)[-1] == "decided wait: circuit_breaker"
+    assert (box.calls, other.calls) == (["stop", "start"], [])
+
+
+def test_a_server_that_a_person_stopped_is_left_down(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    world.boxes["w1"].running = False
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert world.boxes["w1"].calls == []
+    assert story(ledger).outcome == "superseded"
+
+
+def test_a_server_that_a_person_stops_between_the_promise_and_the_stop_is_left_down(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = silent_server(ledger)
+    works = executor(ledger, store, world)
+    begin = ledger.intents.begin
+
+    def begin_and_stop(*promised: Any, **how: Any) -> Any:
+        done = begin(*promised, **how)
+        world.boxes["w1"].running = False
+        return done
+
+    ledger.intents.begin = begin_and_stop  # type: ignore[method-assign]
+
+    to_the_end(works, ledger)
+
+    assert world.boxes["w1"].calls == []
+    assert "decided withdraw" in told(ledger)
+    assert story(ledger).outcome == "superseded"
+
+
+def test_a_server_that_was_restarted_by_others_first_is_not_restarted_again(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    world.boxes["w1"].starts += 1
+
+    to_the_end(executor(ledger, store, world), ledger)
+
+    assert world.boxes["w1"].calls == []
+    assert story(ledger).outcome == "superseded"
+
+
+def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    works = executor(ledger, store, world)
+    world.before_stop = lambda _: pytest.fail("it was stopped")
+    begin = ledger.intents.begin
+
+    def begin_and_mend(*promised: Any, **how: Any) -> Any:
+        done = begin(*promised, **how)
+        world.boxes["w1"].wedged = False
+        return done
+
+    ledger.intents.begin = begin_and_mend  # type: ignore[method-assign]
+
+    turn(works, ledger)
+
+    assert told(ledger)[-1] == "decided wait: unconfirmed"
+
+
+def test_a_server_whose_exporter_is_silent_is_waited_for(ledger: Ledger, store: JobStore) -> None:
+    world = silent_server(ledger)
+    world.silent = True
+
+    turn(executor(ledger, store, world), ledger)
+
+    assert told(ledger)[-1] == "decided wait: no_evidence"
+
+
+def test_a_server_that_cannot_be_killed_puts_its_gpus_in_quarantine_and_no_slot_of_its_name(
+    ledger: Ledger, store: JobStore
+) -> None:
+    world = silent_server(ledger, unkillable=True)
+    hurried = replace(PACE, limits=replace(LIMITS, free_bound_s=0.0))
+
+    to_the_end(executor(ledger, store, world, pace=hurried), ledger)
+
+    assert [(each.gpu, each.worker) for each in store.gpu_quarantine.quarantined()] == [("GPU-0", None)]
+    assert story(ledger).outcome == "partly_mended"
