@@ -24,7 +24,7 @@ def served_app(app: Any, config: WebConfig, *, listen: str = "127.0.0.1") -> Ite
     try:
         yield listener.getsockname()[1]
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join()
         listener.close()
 

@@ -53,16 +53,15 @@ class WorkTracker:
             self.forget()
             return WorkStill()
         before, self._work = self._work if self._work is not None else work.processes, work.processes
-        new = frozenset(pid for pid, process in work.processes.items() if _is_new(before.get(pid), process))
+        # The source gives the same object again of a process that has done nothing, as most have.
+        changed = {pid: each for pid, each in work.processes.items() if before.get(pid) is not each}
+        new = frozenset(pid for pid, each in changed.items() if _is_new(before.get(pid), each))
         starting = self._starts.left_out(new, now_s)
-        done = [
-            _nothing_of(process) if pid in starting else _work_since(before.get(pid), process)
-            for pid, process in work.processes.items()
-        ]
+        done = [_work_since(before.get(pid), each) for pid, each in changed.items() if pid not in starting]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
         sizes = [each.io_bytes for each in done]
-        if None in sizes:
+        if None in sizes or any(each.io_bytes is None for each in work.processes.values()):
             self._io.forget()
             return WorkStill(None, faults_still_s, cpu_still_s)
         io_still_s = self._io.add(now_s, sum(size or 0 for size in sizes))
@@ -76,16 +75,8 @@ class WorkTracker:
             rate.forget()
 
 
-_NOTHING: Final = ProcessWork(start_ticks=0, io_bytes=0, faults=0, cpu_s=0.0)
-
-
 def _is_new(before: ProcessWork | None, now: ProcessWork) -> bool:
     return before is None or before.start_ticks != now.start_ticks
-
-
-def _nothing_of(now: ProcessWork) -> ProcessWork:
-    """As if it had done nothing; what is unknown stays so."""
-    return _NOTHING if now.io_bytes is not None else _NOTHING._replace(io_bytes=None)
 
 
 def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:

@@ -5,6 +5,7 @@ also stays with its process: once that is gone it tells nothing more, whoever ha
 """
 
 import os
+import re
 import resource
 import weakref
 from collections.abc import Collection, Iterable
@@ -15,7 +16,7 @@ from typing import Final
 from exporter.model.worker import ProcessWork
 from gpuwarden import procfs
 
-_IO: Final = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
+_IO: Final = re.compile(rb"rchar: (\d+)\nwchar: (\d+)\n(?:.*\n)*?read_bytes: (\d+)\nwrite_bytes: (\d+)\n")
 """What counts as I/O of /proc/PID/io (proc_pid_io(5)): the first two pass through system calls and are there with a
 warm page cache too; the others reach a disk, also by mmap and io_uring. What does both counts twice."""
 
@@ -28,10 +29,14 @@ _BYTES_MAX: Final = 4096
 
 @dataclass(slots=True)
 class _Files:
-    """The descriptors of one process's `stat` and `io`, the latter `None` while it has not been opened."""
+    """The descriptors of one process's `stat` and `io`, the latter `None` while it has not been opened.
+
+    `read` is what both held at the last look, and what that means. The files of a process that sleeps hold the same.
+    """
 
     stat: int
     io: int | None = None
+    read: tuple[tuple[bytes, bytes | None], ProcessWork] | None = None
 
 
 class Work:
@@ -89,17 +94,21 @@ class Work:
                 _close(files)
 
     def _told(self, pid: int, files: _Files) -> ProcessWork:
-        stat, io = os.pread(files.stat, _BYTES_MAX, 0), self._io(pid, files)
+        held = stat, io = os.pread(files.stat, _BYTES_MAX, 0), self._io(pid, files)
+        if files.read is not None and files.read[0] == held:
+            return files.read[1]
         # Field N of proc_pid_stat(5) is at N - 3, after the name, which stands in brackets and may hold some itself.
         fields = stat.rpartition(b")")[2].split(None, 20)
         if len(fields) < 20:
             raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
-        return ProcessWork(
+        work = ProcessWork(
             start_ticks=int(fields[19]),
-            io_bytes=self._io_bytes(io),
+            io_bytes=None if io is None else _io_bytes(io),
             faults=sum(map(int, fields[7:11])),
             cpu_s=sum(map(int, fields[11:15])) / procfs.TICKS_PER_S,
         )
+        files.read = held, work
+        return work
 
     def _io(self, pid: int, files: _Files) -> bytes | None:
         """What the kernel says of a process's I/O; `None` where it keeps no account of it, or not for us."""
@@ -114,13 +123,13 @@ class Work:
                 return None
             raise
 
-    def _io_bytes(self, said: bytes | None) -> int | None:
-        """What a process has read and written; `None` where that is unknown."""
-        if said is None:
-            return None
-        words = said.split()
-        figures = dict(zip(words[::2], words[1::2], strict=True))
-        return sum([int(figures[name]) for name in _IO])
+
+def _io_bytes(io: bytes) -> int:
+    """What a process has read and written, from its `io` file."""
+    found = _IO.match(io)
+    if found is None:
+        raise ValueError(f"/proc/PID/io begins {io[:40]!r}, which is not its format")
+    return sum(map(int, found.groups()))
 
 
 def allow_files() -> None:

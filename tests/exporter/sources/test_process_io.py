@@ -57,6 +57,27 @@ def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the
     assert found.cpu_s == pytest.approx((14 + 15 + 16 + 17) / TICKS)
 
 
+def test_a_process_whose_files_hold_the_same_is_not_parsed_again(tmp_path: Path) -> None:
+    folder = kernel(tmp_path, 41)
+    work = Work(proc=tmp_path)
+    first, again = work.read([41])[41], work.read([41])[41]
+    (folder / "stat").write_text((folder / "stat").read_text().replace(" 14 15 ", " 1400 15 "))
+    ran = work.read([41])[41]
+    (folder / "io").write_text(IO.replace("wchar: 20", "wchar: 21"))
+    wrote = work.read([41])[41]
+
+    assert again is first
+    assert ran.cpu_s - first.cpu_s == pytest.approx((1400 - 14) / TICKS)
+    assert (ran.io_bytes, wrote.io_bytes) == (127, 128)
+
+
+def test_an_io_file_in_another_format_is_an_error(tmp_path: Path) -> None:
+    kernel(tmp_path, 41, io="rchar: 100\n")
+
+    with pytest.raises(ValueError, match="not its format"):
+        Work(proc=tmp_path).read([41])
+
+
 def test_a_process_that_is_gone_is_left_out(tmp_path: Path) -> None:
     kernel(tmp_path, 41)
 

@@ -181,7 +181,7 @@ def served_here(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         yield Served(url=url, ledger=ledger, file=ledger_file, log=ledger_file)
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(10)
         listener.close()
 
