@@ -248,15 +248,6 @@ def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Pat
     assert snapshot.drivers == {"gpu": DriverHealth(), "drm": DriverHealth()}
 
 
-def test_the_time_a_gpu_was_busy_is_counted_from_look_to_look(house: Path) -> None:
-    look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, utilization_ratio=1.0)))
-    first = look.sample()
-    last = look.sample()
-
-    assert first.gpu_totals["GPU-0"].busy_s == 0.0
-    assert last.gpu_totals["GPU-0"].busy_s == pytest.approx(last.taken.boottime_s - first.taken.boottime_s)
-
-
 def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_own(
     house: Path, start_worker: StartWorker
 ) -> None:
@@ -281,24 +272,6 @@ def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_
     ]
     # Without NVIDIA's driver nobody knows of how many GPUs the worker has: the other one's idleness is not its own.
     assert (only(both).gpu_idle_s, only(one).gpu_idle_s) == (0.0, None)
-
-
-def test_what_works_on_a_gpu_that_it_did_not_ask_for_is_unknown_while_the_source_of_that_fails(
-    house: Path, start_worker: StartWorker
-) -> None:
-    pid = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
-    card = build.gpu(0, build.process(pid, 0.9), node="renderD128", uuid="GPU-amd")
-    both: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": build.gpus(card)}
-    answers = dict(both)
-    look = sampler(house, gpus=lambda: answers["gpu"], drm=lambda: answers["drm"])
-    found = []
-
-    for failing in (set[str](), {"drm"}, {"drm", "gpu"}, {"drm"}, set[str]()):
-        answers = {source: told for source, told in both.items() if source not in failing}
-        found.append(only(look.sample()))
-
-    assert [each.gpu_unknown and each.gpu_unknown.reason for each in found] == [None, *["source_failed"] * 3, None]
-    assert [each.gpu_idle_s for each in found] == [0.0, None, None, None, 0.0]
 
 
 class Amd:
@@ -759,27 +732,6 @@ def test_it_is_told_how_long_a_whole_look_took(house: Path) -> None:
 
     assert took_s is not None
     assert 0.05 <= took_s <= time.monotonic() - began_s
-
-
-def test_an_idle_duration_starts_anew_when_its_gpu_was_unknown_for_a_look(
-    house: Path, start_worker: StartWorker
-) -> None:
-    start_worker("w0")
-    answers: list[GpuReadings | None] = [build.gpus(build.gpu(0)), build.gpus(build.gpu(0)), None]
-
-    def ask() -> GpuReadings:
-        found = answers.pop(0) if answers else build.gpus(build.gpu(0))
-        if found is None:
-            raise OSError("lost")
-        return found
-
-    look = sampler(house, gpus=ask)
-
-    idle_s = [only(look.sample()).gpu_idle_s for _ in range(4)]
-
-    assert idle_s[1] is not None
-    assert idle_s[1] > 0.0
-    assert idle_s[2:] == [None, 0.0]
 
 
 def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house: Path, logged: LogCapture) -> None:

@@ -83,19 +83,6 @@ def finish(holder: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.needs_docker
-def test_an_engine_that_answers_is_used_and_left_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DOCKER_HOST", engine.base_url)
-
-    with docker_engine(Path("/nonexistent")) as found:
-        pass
-
-    assert found == Engine(base_url=engine.base_url, private=False, version=engine.version)
-    client = docker.DockerClient(base_url=engine.base_url)
-    assert client.ping()
-    client.close()
-
-
-@pytest.mark.needs_docker
 def test_an_engine_over_tcp_is_passed_by(engine: Engine) -> None:
     socket = Path(engine.base_url.removeprefix("unix://"))
 
@@ -147,28 +134,6 @@ def test_a_private_podman_and_its_containers_are_gone_afterwards(tmp_path: Path)
 
     assert (found.kind, found.private) == ("podman", True)
     assert {"process", "mounted", "cgroup", "file"} <= kinds(during)
-    assert traces(tmp_path) == []
-
-
-@pytest.mark.needs_docker
-@private
-def test_a_private_engine_is_gone_after_an_exception_though_a_container_runs(tmp_path: Path) -> None:
-    during: list[str] = []
-
-    def interrupted() -> None:
-        with docker_engine(tmp_path) as found:
-            assert isinstance(found, Engine), found
-            client = docker.DockerClient(base_url=found.base_url)
-            name = worker_image.worker_image(client, extra={})
-            client.containers.run(name, ["sleep", "600"], detach=True, network_mode="none")
-            client.close()
-            during.extend(traces(tmp_path))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-
-    assert kinds(during) == {"process", "mounted", "cgroup", "file"}
     assert traces(tmp_path) == []
 
 

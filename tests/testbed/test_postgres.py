@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy
 
 from deploy.standalone import debian_packages
 from testbed import postgres as module
@@ -87,54 +86,6 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No PostgreSQL on PATH or where Debian would install it."""
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "no-system")
-
-
-def test_a_server_answers_by_the_url_it_gives(server: Postgres) -> None:
-    engine = sqlalchemy.create_engine(server.url("thing"))
-    with engine.connect() as connection:
-        found = connection.execute(sqlalchemy.text("SELECT current_database(), 41 + 1")).one()
-    engine.dispose()
-
-    assert tuple(found) == ("thing", 42)
-
-
-def test_a_server_answers_through_its_socket(server: Postgres) -> None:
-    engine = sqlalchemy.create_engine(server.url("thing", sockets=str(server.sockets)))
-    with engine.connect() as connection:
-        found = connection.execute(sqlalchemy.text("SELECT inet_server_addr(), current_database()")).one()
-    engine.dispose()
-
-    assert tuple(found) == (None, "thing")
-
-
-def test_a_database_is_created_as_a_copy_of_another_one_and_dropped_under_its_clients(server: Postgres) -> None:
-    ask(server, "CREATE TABLE kept AS SELECT 7 AS number", "thing")
-
-    server.create('a "copy"', "thing")
-
-    with closing(connect(server, 'a "copy"')) as client:
-        assert client.execute("SELECT number FROM kept").fetchone() == (7,)
-        server.drop('a "copy"')
-        with pytest.raises(psycopg.OperationalError):
-            client.execute("SELECT 1")
-    server.drop('a "copy"')
-
-
-@pytest.mark.parametrize("end", ["stop", "kill"])
-def test_what_was_committed_is_there_on_the_same_port_after(end: str, server: Postgres) -> None:
-    port = server.port
-    ask(server, "CREATE TABLE kept AS SELECT 7 AS number", "thing")
-
-    with closing(connect(server, "thing")) as client:
-        getattr(server, end)()
-        with pytest.raises(psycopg.OperationalError):
-            client.execute("SELECT 1")
-    with pytest.raises(psycopg.OperationalError, match="refused"):
-        connect(server)
-    server.start()
-
-    assert server.port == port
-    assert ask(server, "SELECT number FROM kept", "thing") == 7
 
 
 def test_ending_twice_and_starting_twice_changes_nothing(server: Postgres) -> None:

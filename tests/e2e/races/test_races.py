@@ -11,9 +11,8 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +54,8 @@ class Scene:
         return self.stage.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, queue=race)
 
     def stories(self, race: str) -> list[EpisodeHistory]:
-        return of_consequence(self._told(race))
-
-    def superseded(self, race: str) -> list[EpisodeHistory]:
-        return [story for story in self._told(race) if story.outcome == "superseded"]
-
-    def _told(self, race: str) -> list[EpisodeHistory]:
-        return [story for story in self.stage.ledger.reports.newest() if story.worker == worker_of(race)]
+        told = self.stage.ledger.reports.newest()
+        return of_consequence([story for story in told if story.worker == worker_of(race)])
 
     def acts(self, race: str) -> list[str]:
         return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker_of(race))]
@@ -135,47 +129,6 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
     deaths = [line for line in told if line["event"].startswith("worker is dead")]
     its = [line for line in deaths if line["worker"] == worker_of("rules")]
     assert [(line["level"], line["job_id"]) for line in its] == [("error", job_id)]
-
-
-def test_a_second_rules_alert_that_comes_when_all_is_over_is_superseded_and_moves_nothing(scene: Scene) -> None:
-    mended = scene.stories("rules")[0]
-    assert mended.outcome == "mended"
-    fired = f'ALERTS{{alertname="GpuwardenJobStalled",alertstate="firing",job_id="{mended.job_id}"}}'
-    labels = scene.stage.chain.query(f"last_over_time({fired}[10m])")[0]["metric"]
-    late = {name: value for name, value in labels.items() if name != "alertstate"}
-    happened, before = scene.happened("rules"), scene.incarnation("rules")
-    earlier = len(scene.superseded("rules"))
-
-    deliver(scene.stage, late)
-
-    scene.until(lambda: len(scene.superseded("rules")) > earlier, "it is superseded")
-    scene.closed("rules", episodes=1)
-    assert scene.happened("rules") == happened
-    assert scene.incarnation("rules") == before
-    assert scene.acts("rules").count("did requeue") == 1
-    assert scene.stage.store.job(mended.job_id or 0).attempt == 2
-
-
-def test_the_next_wedge_of_the_same_container_is_mended_too_while_a_second_executor_is_refused(scene: Scene) -> None:
-    earlier = scene.stories("rules")
-    incarnations = [scene.incarnation("rules")]
-    job_id = wedge(scene, "rules")
-
-    second = subprocess.run(
-        scene.stage.chain.executor_command(), capture_output=True, text=True, timeout=180, check=False
-    )
-
-    assert second.returncode == 1
-    assert "another executor works this ledger (pid " in second.stderr
-    assert "one acts, the other must not" in second.stderr
-    scene.closed("rules", episodes=len(earlier) + 1)
-    scene.completed(job_id)
-    latest = scene.stories("rules")[-1]
-    assert (latest.job_id, latest.attempt, latest.outcome) == (job_id, 1, "mended")
-    incarnations.append(scene.incarnation("rules"))
-    assert len(set(incarnations)) == 2
-    assert scene.happened("rules") == ["start", "die", "stop", "start", "die", "stop", "start"]
-    assert scene.acts("rules").count("did requeue") == 2
 
 
 def test_a_container_that_docker_restarted_after_the_fence_is_not_stopped_and_its_job_requeued_once(
@@ -277,22 +230,3 @@ def _fence_in_hand(scene: Scene) -> bool:
     promised = "SELECT count(*) FROM intents WHERE kind = 'settle' AND stage = 'planned' AND entered_at < ?"
     with closing(sqlite3.connect(ledger, timeout=20)) as connection:
         return bool(connection.execute(promised, (time.time() - 1.0,)).fetchone()[0])
-
-
-def deliver(scene: Stage, labels: Mapping[str, str]) -> None:
-    """Send an alert as Alertmanager does."""
-    alert = {
-        "status": "firing",
-        "labels": dict(labels),
-        "annotations": {"summary": "late"},
-        "startsAt": "2024-05-01T12:00:00Z",
-        "endsAt": "0001-01-01T00:00:00Z",
-        "fingerprint": "00000000000f1a7e",
-    }
-    token = scene.chain.token_file.read_text(encoding="ascii")
-    answer = scene.chain.http.post(
-        f"{scene.chain.remediator_url}/api/v1/alerts",
-        json={"version": "4", "status": "firing", "alerts": [alert]},
-        headers={"Authorization": f"Bearer {token}"},
-    )
-    assert answer.status_code == 202, answer.text

@@ -37,7 +37,6 @@ from gpuwarden import evidence as facts
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.state_file import Stamp
-from tests.asking import needs_ipv6
 from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.served import get, served_app
@@ -261,20 +260,6 @@ def test_evidence_is_given_to_this_host_alone(address: str, status: int) -> None
             return (await caller.get("/evidence?worker=w0")).status_code
 
     assert asyncio.run(asked()) == status
-
-
-def test_a_client_that_sends_nothing_holds_up_nobody() -> None:
-    with served(live()) as port, socket.create_connection(("127.0.0.1", port)):
-        assert get(port, "/-/ready")[0] == 200
-
-
-@needs_ipv6
-@pytest.mark.parametrize(("listen", "asked"), [("::1", ["::1"]), ("::", ["::1", "127.0.0.1"])])
-def test_an_ipv6_address_is_listened_on_and_all_of_them_with_all_of_ipv4(listen: str, asked: list[str]) -> None:
-    with served(live(build.sighting()), listen=listen) as port:
-        told = [get(port, path, host=host)[0] for host in asked for path in ("/-/healthy", "/evidence?worker=w0")]
-
-    assert told == [200, 200] * len(asked)
 
 
 # Testimony

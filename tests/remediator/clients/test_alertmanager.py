@@ -22,7 +22,6 @@ from remediator.clients.alertmanager import Silences
 from remediator.executor.executor import Executor
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order
-from remediator.remedies.restart_worker import decide
 from tests.asking import PLAIN
 from tests.remediator.alertmanager import alertmanager, expire, silence, tell
 from tests.remediator.builders import HOST, LABELS, alert
@@ -155,25 +154,6 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
         ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
         works.process_episode(*ledger.episodes.list_open(HOST))
         assert told(ledger)[-1] == "did lock"
-
-
-@pytest.mark.needs_parts
-def test_a_silence_made_before_the_fence_holds_what_is_only_promised(ledger: Ledger, store: JobStore, its: str) -> None:
-    world = delivered(ledger, store, its, "w2")
-    with asking(its) as asks:
-        works = with_silences(ledger, store, world, asks)
-        ledger.inbox.take_new(HOST, now=time.time())
-        (episode,) = ledger.episodes.list_open()
-        works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
-        made = silence(its, worker="w[23]", is_regex=True)
-
-        turn(works, ledger)
-        assert told(ledger)[-1] == "decided wait: silenced"
-        assert store.job(1).state is State.RUNNING
-
-        expire(its, made)
-        to_the_end(works, ledger)
-        assert story(ledger).outcome == "mended"
 
 
 @pytest.mark.needs_parts

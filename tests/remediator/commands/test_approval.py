@@ -100,33 +100,6 @@ def test_a_no_holds_it_whatever_is_armed_later_and_a_yes_takes_the_no_back(
     assert story(ledger).outcome == "mended"
 
 
-def test_what_was_approved_is_confirmed_anew_and_left_alone_where_it_works_again(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
-    world = asked(ledger, store, cli)
-    cli("approve", "1")
-    world.boxes["w1"].wedged = False
-
-    go_on(ledger, store, world)
-
-    assert told(ledger)[-1] == "decided wait: unconfirmed"
-    assert world.boxes["w1"].calls == []
-
-
-def test_an_approval_that_ran_out_before_it_could_be_begun_is_asked_for_again(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
-    world = asked(ledger, store, cli)
-    now = time.time()
-    ledger.orders.answer(1, Act.APPROVE, who="ann", because="", until=now - 1, now=now - 3601)
-
-    go_on(ledger, store, world)
-
-    assert told(ledger)[-1] == "decided wait: approval"
-    assert "ran out" in story(ledger).entries[-1].message
-    assert world.boxes["w1"].calls == []
-
-
 def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert())
@@ -186,21 +159,6 @@ def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, sto
     to_the_end(executor(ledger, store, world), ledger)
 
     assert (story(ledger).outcome, store.job(1).watchdog_retries) == ("mended", 1)
-
-
-def test_disarmed_or_paused_a_yes_begins_nothing(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
-    world = asked(ledger, store, cli)
-    works = executor(ledger, store, world)
-    cli("approve", "1")
-    cli("pause", "--for", "1h")
-    turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: paused"
-
-    cli("disarm")
-    turn(works, ledger)
-
-    assert told(ledger)[-1] == "decided wait: dry_run"
-    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
 
 
 @pytest.mark.parametrize("command", ["approve", "decline"])

@@ -14,7 +14,6 @@ from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST
 from tests.remediator.executor.builders import executor, story, to_the_end, told, turn, wedged
 from tests.remediator.ledger.test_ledger import rows
-from tests.remediator.world import Box
 from tests.waiting import eventually
 
 
@@ -47,36 +46,6 @@ def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledge
     eventually(lambda: not left(ledger), "it has ended")
     to_the_end(works, ledger)
     assert (story(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
-
-
-def test_what_works_again_after_it_is_left_alone(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
-    world = wedged(ledger, store)
-    works = executor(ledger, store, world)
-    cli("maintenance", "start", "--for", "1h")
-    turn(works, ledger)
-    world.boxes["w1"].wedged = False
-
-    assert cli("maintenance", "end", str(left(ledger)[0])) == 0
-    turn(works, ledger)
-
-    assert told(ledger)[-1] == "decided wait: unconfirmed"
-    assert world.boxes["w1"].calls == []
-
-
-def test_what_was_begun_when_it_begins_is_finished_and_it_says_so(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = wedged(ledger, store)
-
-    def before_stop(_: Box) -> None:
-        assert cli("maintenance", "start", "--for", "1h", "--host", HOST) == 0
-
-    world.before_stop = before_stop
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert story(ledger).outcome == "mended"
-    assert "episode 1 of w1 on box1 was begun and is finished" in capsys.readouterr().out
 
 
 def test_one_that_is_planned_holds_nothing_before_it_begins(

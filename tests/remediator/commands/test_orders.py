@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 import structlog
@@ -17,20 +16,16 @@ from structlog.testing import capture_logs
 
 from gpuwarden.db.clock import DatabaseClock
 from gpuwarden.format import ago, duration_s, plain, who
-from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
-from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST, NOW, alert, wish
 from tests.remediator.executor.builders import (
     BOUNDLESS,
-    PACE,
     executor,
     looping,
-    running,
     story_outcome,
     to_the_end,
     told,
@@ -180,28 +175,6 @@ def test_ledger_orders_is_the_audit_of_who_ordered_what(
 # --- a running executor obeys
 
 
-def test_arming_mends_what_a_dry_run_waits_on_without_a_restart_and_disarming_holds_the_next(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
-    world = wedged(ledger, store)
-    second = running(store, worker="w2")
-    world.boxes["w2"] = Box(worker="w2", job_id=second)
-    works = executor(ledger, store, world, pace=replace(PACE, look_again_s=0.05), armed=False)
-    with looping(works):
-        eventually(lambda: ledger.reports.newest() and "decided wait: dry_run" in told(ledger), "it is recorded")
-        assert world.boxes["w1"].calls == []
-        assert cli("arm", "--yes") == 0
-        eventually(lambda: story_outcome(ledger) == "mended", "armed, it is mended")
-
-        assert cli("disarm") == 0
-        ledger.inbox.accept([alert("b", worker="w2", job_id=str(second))], [], now=time.time())
-        eventually(
-            lambda: len(ledger.reports.newest()) == 2 and "would act" in told(ledger, 2), "the next is only recorded"
-        )
-        assert world.boxes["w2"].calls == []
-        assert store.job(second).state is State.RUNNING
-
-
 def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
     with capture_logs() as logged, looping(executor(ledger, store, World(), armed=False)):
@@ -229,22 +202,6 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
 # --- pauses
 
 
-def test_a_pause_holds_what_is_new_ends_by_itself_and_uses_nothing_up(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    works = executor(ledger, store, world)
-    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="ann", because="a drill", until=time.time() + 2.0))
-
-    turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: paused"
-    assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
-    assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
-
-    eventually(lambda: not ledger.orders.current().pauses(host=HOST, now=time.time()), "it has ended")
-    to_the_end(works, ledger)
-    assert store.job(1).watchdog_retries == 1
-    assert world.boxes["w1"].calls == ["stop", "start"]
-
-
 def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,23 +216,6 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
 
     assert story_outcome(ledger) == "mended"
     assert "episode 1 of w1 on box1 was begun and is finished" in capsys.readouterr().out
-
-
-def test_what_is_only_promised_when_a_pause_comes_is_not_fenced_before_it_ends(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open()
-    works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
-    ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="ann", because="", until=time.time() + 3600))
-
-    turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: paused"
-    assert store.job(1).state is State.RUNNING
-
-    ledger.orders.give(Order(act=Act.RESUME, at=time.time(), who="ann", because=""))
-    to_the_end(works, ledger)
-    assert story_outcome(ledger) == "mended"
 
 
 def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
@@ -338,39 +278,6 @@ def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pau
 # --- cool-downs
 
 
-def test_a_container_that_was_just_freed_cools_down_and_is_freed_again_after_it(
-    ledger: Ledger, store: JobStore
-) -> None:
-    world = wedged(ledger, store)
-    cooling = replace(PACE, safeguards=replace(BOUNDLESS, cooldown_s=600.0))  # for as long as it takes to look
-    works = executor(ledger, store, world, pace=cooling)
-    to_the_end(works, ledger)
-    freed_at = time.time()
-    store.claims.register("w1", host=HOST, worker="w1", incarnation="i2", now=time.time())
-    again = store.claims.claim("w1", host=HOST, worker="w1", incarnation="i2", now=time.time() + 3600)
-    assert again is not None
-    world.boxes["w1"].wedged = True
-    about = world.about
-
-    def second_life(worker: str, *, host: str) -> Any:
-        facts = about(worker, host=host)
-        if world.boxes["w1"].starts == 1 and world.boxes["w1"].running:
-            return replace(facts, job_id=1, attempt=2, beat_age_s=130.0)
-        return facts
-
-    world.about = second_life  # type: ignore[method-assign]
-    ledger.inbox.accept([alert("b", job_id="1", attempt="2", incarnation="i2")], [], now=time.time())
-    turn(works, ledger)
-    assert told(ledger, 2)[-1] == "decided wait: cooldown"
-    assert world.boxes["w1"].calls == ["stop", "start"]
-    assert store.job(1).watchdog_retries == 1
-
-    over = replace(PACE, safeguards=replace(BOUNDLESS, cooldown_s=1.0))
-    eventually(lambda: time.time() > freed_at + 1.0, "that of a second is over")
-    turn(executor(ledger, store, world, pace=over), ledger)
-    assert world.boxes["w1"].calls == ["stop", "start", "stop", "start"]
-
-
 def test_what_was_freed_lately_is_told_by_name_and_what_was_only_promised_is_not(
     ledger: Ledger, store: JobStore
 ) -> None:
@@ -387,46 +294,6 @@ def test_what_was_freed_lately_is_told_by_name_and_what_was_only_promised_is_not
 
 
 # --- the brake
-
-
-def crowd(ledger: Ledger, store: JobStore, count: int) -> World:
-    """So many workers, each wedged and accused at once."""
-    world = World()
-    for number in range(1, count + 1):
-        worker = f"w{number}"
-        job_id = running(store, worker=worker)
-        world.boxes[worker] = Box(worker=worker, job_id=job_id)
-        ledger.inbox.accept([alert(worker, worker=worker, job_id=str(job_id))], [], now=time.time())
-    return world
-
-
-def test_a_storm_latches_the_brake_once_and_its_release_mends_the_rest(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = crowd(ledger, store, 6)
-    works = executor(ledger, store, world, pace=replace(PACE, safeguards=replace(BOUNDLESS, storm_targets=3)))
-
-    def mended() -> int:
-        return sum(story.outcome == "mended" for story in ledger.reports.newest())
-
-    with looping(works):
-        # What had begun and fenced nothing yet when the brake latched is held as well.
-        eventually(
-            lambda: mended() + sum(each.reason == Reason.CIRCUIT_BREAKER for each in ledger.reports.held()) == 6,
-            "each is mended, or held",
-        )
-        latched = ledger.orders.current().brake()
-        assert latched is not None
-        assert latched.who == f"the executor of {HOST}"
-        assert [each for each in ("4 containers", "600 s") if each not in latched.because] == []
-        assert sum(box.stops for box in world.boxes.values()) == mended() <= 3
-
-        assert cli("brake", "release", "--because", "the NFS server is back") == 0
-        eventually(lambda: mended() == 6, "the rest is mended")
-
-    assert len([each for each in ledger.orders.given_since(since=0.0) if each.act is Act.BRAKE]) == 1
-    assert all(store.job(number).watchdog_retries == 1 for number in range(1, 7))
-    assert "it was latched" in capsys.readouterr().out
 
 
 def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger: Ledger, ledger_url: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import JobClass, State, Trip
+from gpuwarden.job import State, Trip
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Executor, Hands
@@ -66,17 +66,6 @@ def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, st
     assert (job.state, job.watchdog_retries, job.priority) == (State.QUEUED, 1, 10)
 
 
-def test_a_worker_that_heeds_sigterm_is_mended_though_the_exporter_knows_it_no_more(
-    ledger: Ledger, store: JobStore
-) -> None:
-    world = wedged(ledger, store)
-    world.boxes["w1"].ends_cleanly = True
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert story(ledger).outcome == "mended"
-
-
 def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store, model="sdxl")
 
@@ -107,37 +96,6 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
     assert store.outbox.dispatch_events(job_id) == ["failed", "run_failed"]
     assert store.runs.state("r1") == "failed"
     assert store.job(sibling).state is State.CANCELLED
-
-
-def test_an_ingest_job_fails_at_its_first_trip(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store, job_class=JobClass.INGEST_FETCH)
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert "did fail" in told(ledger)
-    assert store.job(1).state is State.FAILED
-
-
-def test_a_job_that_the_lease_took_back_does_not_excuse_its_container(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    store.sweeps.reclaim_expired(now=time.time() + 10_000)
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert told(ledger)[2:5] == ["saw settle: abandoned", "decided stop", "did stop"]
-    assert world.boxes["w1"].calls == ["stop", "start"]
-    assert store.job(1).watchdog_retries == 0
-
-
-def test_a_job_that_another_worker_holds_is_not_taken_from_it(ledger: Ledger, store: JobStore) -> None:
-    """A worker's files may claim what they like; the queue knows who holds it."""
-    job_id = running(store, worker="w2", incarnation="i9")
-    ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-
-    to_the_end(executor(ledger, store, World(Box(worker="w1", job_id=job_id))), ledger)
-
-    assert store.job(job_id).state is State.RUNNING
-    assert "saw settle: abandoned" in told(ledger)
 
 
 def test_a_container_without_a_job_is_freed_alone(
@@ -211,16 +169,6 @@ def test_what_is_not_confirmed_waits_once_for_each_reason_and_is_let_go_when_the
         "decided close: unconfirmed",
     ]
     assert store.job(1).state is State.RUNNING
-
-
-def test_what_did_not_opt_in_is_refused(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    world.boxes["w1"].managed = False
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert story(ledger).outcome == "refused"
-    assert world.boxes["w1"].calls == []
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,6 @@ def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, stor
     assert (box.calls, other.calls) == (["stop", "start"], [])
 
 
-def test_a_server_that_a_person_stopped_is_left_down(ledger: Ledger, store: JobStore) -> None:
-    world = silent_server(ledger)
-    world.boxes["w1"].running = False
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert world.boxes["w1"].calls == []
-    assert story(ledger).outcome == "superseded"
-
-
 def test_a_server_that_a_person_stops_between_the_promise_and_the_stop_is_left_down(
     ledger: Ledger, store: JobStore
 ) -> None:
@@ -99,16 +89,6 @@ def test_a_server_that_a_person_stops_between_the_promise_and_the_stop_is_left_d
     assert story(ledger).outcome == "superseded"
 
 
-def test_a_server_that_was_restarted_by_others_first_is_not_restarted_again(ledger: Ledger, store: JobStore) -> None:
-    world = silent_server(ledger)
-    world.boxes["w1"].starts += 1
-
-    to_the_end(executor(ledger, store, world), ledger)
-
-    assert world.boxes["w1"].calls == []
-    assert story(ledger).outcome == "superseded"
-
-
 def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world)
@@ -125,15 +105,6 @@ def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Le
     turn(works, ledger)
 
     assert told(ledger)[-1] == "decided wait: unconfirmed"
-
-
-def test_a_server_whose_exporter_is_silent_is_waited_for(ledger: Ledger, store: JobStore) -> None:
-    world = silent_server(ledger)
-    world.silent = True
-
-    turn(executor(ledger, store, world), ledger)
-
-    assert told(ledger)[-1] == "decided wait: no_evidence"
 
 
 def test_a_server_that_cannot_be_killed_puts_its_gpus_in_quarantine_and_no_slot_of_its_name(

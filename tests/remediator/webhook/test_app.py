@@ -36,7 +36,7 @@ from remediator.remedies.guards import Act, Order
 from remediator.webhook import readiness
 from remediator.webhook.app import create_app
 from testbed.postgres import Postgres
-from tests.asking import PLAIN, needs_ipv6
+from tests.asking import PLAIN
 from tests.gpuwarden.http.test_web_config import users
 from tests.remediator.builders import HOST, payload, sent
 from tests.waiting import eventually, together
@@ -241,13 +241,6 @@ def test_half_a_surrogate_costs_its_own_alert_and_poisons_nothing(webhook: Serve
 
 
 WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "none"}}
-
-
-def test_the_rules_are_told_their_bounds(webhook: Served) -> None:
-    assert webhook.count("node_lost_after_seconds") == 180
-    assert webhook.count("wrangle_activation_items") == 5
-    assert webhook.count("executor_silent_after_seconds") == 60
-    assert webhook.count("intent_overdue_after_seconds") == 900
 
 
 def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
@@ -640,15 +633,6 @@ def test_sigterm_ends_it_cleanly_with_0(tmp_path: Path) -> None:
         assert '"event": "remediator stopped"' in served.log.read_text()
 
 
-def test_what_it_accepted_is_there_after_a_kill(tmp_path: Path) -> None:
-    with serving(tmp_path / "run") as (served, process):
-        assert served.post(payload(sent())).status_code == 202
-        process.kill()
-        process.wait()
-
-        assert served.ledger.inbox.take_new(HOST, now=1.0) == 1
-
-
 def failing(*arguments: str, **env: str) -> tuple[int, list[str]]:
     """Its exit code and what it says, but for the log."""
     ended = subprocess.run(
@@ -672,33 +656,6 @@ def test_a_port_in_use_is_one_clear_line_and_1(tmp_path: Path) -> None:
     assert len(said) == 1
     assert said[0].startswith(f"gpuwarden remediator: cannot listen on 127.0.0.1:{port} (Address already in use)")
     assert said[0].endswith("stop what listens there, or give another --port")
-
-
-def test_an_address_that_is_not_ours_is_one_clear_line_and_1(tmp_path: Path) -> None:
-    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "192.0.2.1")
-
-    assert (code, len(said)) == (1, 1)
-    assert said[0].endswith(
-        "cannot listen on 192.0.2.1:0 (Cannot assign requested address): give --listen an address of this host, or "
-        "0.0.0.0 for all of them"
-    )
-
-
-@needs_ipv6
-def test_it_listens_on_every_address_of_both_families(tmp_path: Path) -> None:
-    with serving(tmp_path / "run", "--listen", "::") as (found, _):
-        port = httpx.URL(found.url).port
-        told = [httpx.get(f"http://{host}:{port}/-/healthy").status_code for host in ("[::1]", "127.0.0.1")]
-
-    assert told == [200, 200]
-
-
-@needs_ipv6
-def test_an_ipv6_address_is_told_in_brackets(tmp_path: Path) -> None:
-    code, said = failing("serve", *house(tmp_path / "run"), "--port", "0", "--listen", "2001:db8::1")
-
-    assert (code, len(said)) == (1, 1)
-    assert "cannot listen on [2001:db8::1]:0 (Cannot assign requested address)" in said[0]
 
 
 def no_host_key(folder: Path) -> None:
@@ -763,13 +720,6 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
         "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
         "--web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE) is wanted",
     ]
-
-
-def test_serve_without_a_web_configuration_is_one_clear_line_and_2(tmp_path: Path) -> None:
-    code, said = failing("serve", "--dir", str(tmp_path), "--ledger", "sqlite:////x")
-
-    assert (code, len(said)) == (2, 1)
-    assert "--web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE) is wanted" in said[0]
 
 
 def test_a_role_it_does_not_have_is_2() -> None:

@@ -1,18 +1,9 @@
 """Containers by the kernel's word, from directories shaped like the kernel's: where they are, and who lists none."""
 
 import errno
-import io
 import os
-import platform
-import re
 import shutil
-import signal
-import struct
-import tarfile
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +11,6 @@ from typing import Any
 import docker
 import pytest
 
-import testbed.docker_engine
 from exporter.http import evidence
 from exporter.model.container import Container, ContainerEvidence
 from exporter.model.snapshot import Snapshot
@@ -29,17 +19,13 @@ from exporter.model.worker import WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import workers
 from exporter.sources.containers import cgroups
-from exporter.sources.containers import docker as containers
 from exporter.sources.containers.cgroups import Places, Unlisted
 from exporter.sources.containers.docker import EngineContainers
 from exporter.sources.containers.poller import Listing
 from gpuwarden import cgroup, clock
-from testbed import private_engine
-from testbed.docker_engine import Engine, NoEngine, docker_engine
+from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
 from tests.exporter import builders as build
-from tests.exporter.http.test_server import served
-from tests.served import get
 from tests.waiting import eventually
 
 ID = "0123456789abcdef" * 4
@@ -758,152 +744,6 @@ def test_what_the_kernel_kills_in_a_real_container_is_counted(
         limited.remove(force=True)
 
     assert killed == 1
-
-
-@pytest.mark.needs_docker
-@pytest.mark.slow
-def test_while_a_real_docker_is_stopped_a_look_is_quick_and_its_containers_keep_their_names_until_they_end(
-    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(containers, "FRESH_S", 2.0)
-    monkeypatch.setattr(
-        testbed.docker_engine, "reachable_engine", lambda _: NoEngine(because="one of our own is wanted")
-    )
-    with docker_engine(tmp_path / "engine") as found:
-        if isinstance(found, NoEngine):
-            pytest.skip(found.because)
-        client = docker.DockerClient(base_url=found.base_url)
-        real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
-        real.reload()
-        source = EngineContainers(found.base_url)
-        source.start()
-        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
-        daemon = int((private_engine.Places.of(tmp_path / "engine").run / "dockerd.pid").read_text())
-        try:
-            eventually(lambda: of(real.id, sampler))
-            os.kill(daemon, signal.SIGSTOP)
-            stopped = eventually(lambda: seen if not (seen := sampler.sample()).sources[-1].success else None)
-            took_s = []
-            for _ in range(3):  # a busy machine may stop any one of them, and a look that waits does so each time
-                began_s = time.monotonic()
-                stopped = sampler.sample()
-                took_s.append(time.monotonic() - began_s)
-            os.kill(daemon, signal.SIGCONT)
-            back = eventually(lambda: its if (its := of(real.id, sampler)) and its.container.listed else None)
-            os.kill(daemon, signal.SIGSTOP)
-            eventually(lambda: its if (its := of(real.id, sampler)) and not its.container.listed else None)
-            os.kill(real.attrs["State"]["Pid"], signal.SIGKILL)
-            eventually(lambda: of(real.id, sampler) is None)
-        finally:
-            os.kill(daemon, signal.SIGCONT)
-            source.close()
-            real.remove(force=True)
-            client.close()
-
-    assert [each.source for each in stopped.sources] == ["workers", "gpu", "docker"]
-    assert stopped.gpus is not None
-    (kept,) = stopped.containers
-    assert (kept.container.name, kept.container.listed) == (real.name, False)
-    assert (kept.ram_bytes or 0) > 0
-    assert [each.memory_bytes for each in kept.shares] == [build.MIB]
-    assert min(took_s) < 1.0
-    assert back.container.name == real.name
-
-
-CHURN = 100
-BATCH = 20
-AT_ONCE = 4
-FILES_OF_ONE = 8
-"""Files of its cgroup that may be open for each container that runs."""
-
-
-@pytest.mark.needs_docker
-@pytest.mark.slow
-def test_a_hundred_real_containers_that_come_and_go_under_scrape_leave_nothing_behind(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
-    image = smallest_image(client)
-    source = EngineContainers(engine.base_url)
-    sampler = looker(house, docker=source)
-    names = [f"gpuwarden-churn-{os.getpid()}-{number}" for number in range(CHURN)]
-    batches = [names[at : at + BATCH] for at in range(0, CHURN, BATCH)]
-    seen: set[str] = set()
-    told: list[set[str]] = []
-    files: list[int] = []
-    ended = threading.Event()
-
-    def start(name: str) -> str:
-        made = client.api.create_container(image, name=name, host_config=alone)
-        client.api.start(made["Id"])
-        return str(made["Id"])
-
-    def scrape_on(port: int) -> None:
-        while not ended.wait(0.1):
-            _, text, _ = get(port, "/metrics")
-            told.append(set(re.findall(r'gpuwarden_container_memory_bytes{container="([^"]+)"}', text)))
-            seen.update(told[-1])
-            files.append(group_files(tuple(made)))
-
-    alone = client.api.create_host_config(network_mode="none")
-    made: set[str] = set()
-    source.start()
-    sampler.start()
-    with served(sampler.latest) as port, ThreadPoolExecutor(AT_ONCE) as pool, ThreadPoolExecutor(1) as scraper:
-        scraping = scraper.submit(scrape_on, port)
-        try:
-            for batch in batches:
-                started = list(pool.map(start, batch))
-                made.update(started)
-                eventually(lambda: seen.issuperset(batch), within_s=90)  # noqa: B023 - at once
-                list(pool.map(lambda full_id: client.api.remove_container(full_id, force=True), started))
-            eventually(lambda: told[-1].isdisjoint(names), within_s=90)
-            last = eventually(lambda: found if not made & ids(found := sampler.latest()) else None)  # type: ignore[arg-type]
-            watch = sampler._containers
-            left = watch._histories | watch._places._known | watch._places._first
-            eventually(lambda: not group_files(tuple(made)), "the files of those that are gone are closed")
-        finally:
-            ended.set()
-            for name in names:
-                with suppress(docker.errors.NotFound):
-                    client.api.remove_container(name, force=True)
-            sampler.close()
-            source.close()
-        scraping.result()
-
-    assert len(made) == CHURN
-    assert seen.issuperset(names)
-    assert [key for key in left if key.partition("@")[0] in made] == []
-    assert not {key for key in last.unknown if key[0] in set(names)}
-    assert BATCH <= max(files) <= 2 * BATCH * FILES_OF_ONE  # the last batch may not be gone yet
-
-
-def group_files(made: tuple[str, ...]) -> int:
-    """How many files of the control groups of those containers this process has open."""
-    found = 0
-    for each in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names alone
-        with suppress(OSError):  # closed meanwhile
-            name = os.readlink(f"/proc/self/fd/{each}")  # noqa: PTH115 - text
-            found += name.startswith(str(cgroup.ROOT)) and any(full_id in name for full_id in made)
-    return found
-
-
-def smallest_image(client: docker.DockerClient) -> str:
-    """An image of one file, a program of nine bytes that waits for ever: pause(2), again and again."""
-    assert platform.machine() == "x86_64", "the program is written for x86-64: have one for this machine"
-    code = bytes.fromhex("b8220000000f05ebf7")  # mov eax, 34; syscall; jmp to the begin
-    base, headers = 0x400000, 64 + 56
-    elf = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, base + headers, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, headers + len(code), headers + len(code), 0x1000) + code
-    with io.BytesIO() as stream:
-        with tarfile.open(fileobj=stream, mode="w") as tar:
-            member = tarfile.TarInfo("pause")
-            member.size, member.mode = len(elf), 0o755
-            tar.addfile(member, io.BytesIO(elf))
-        name = "gpuwarden-pause:1"
-        client.api.import_image_from_data(
-            stream.getvalue(), repository="gpuwarden-pause", tag="1", changes=['ENTRYPOINT ["/pause"]']
-        )
-    return name
 
 
 def ids(snapshot: Snapshot) -> set[str]:

@@ -10,11 +10,9 @@ import pytest
 
 from exporter.model.container import ContainerEvidence
 from exporter.model.thresholds import Thresholds
-from exporter.model.timeouts import Patience
 from exporter.sampler import Sampler
 from exporter.sources.containers import docker as containers
 from gpuwarden import cgroup
-from gpuwarden.state_file import JobFile
 from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
 from tests.exporter import builders as build
@@ -178,50 +176,3 @@ def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
             real.remove(force=True)
 
     assert first_s == (0.0,)
-
-
-@pytest.mark.needs_docker
-def test_the_pause_of_a_real_container_is_no_part_of_the_step_that_it_fell_into(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
-    script = (
-        "import time; from pathlib import Path; from gpuwarden.job import JobClass\n"
-        "from gpuwarden.reporter import Reporter\n"
-        "report = Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
-        "report.start_job(job_id=7, attempt=1, job_class=JobClass.GPU, model=None, budget_s=600, stall_timeout_s=0.5)\n"
-        "report.arm()\n"
-        "while True: time.sleep(0.02); report.step()\n"
-    )
-    real = in_a_slot(client, house, script)
-    by_its_steps = Patience(stuck_floor_s=0.001, stuck_steps=1.0)
-    with asked(engine.base_url) as source:
-        sampler = Sampler(
-            host="box-1", directory=house, containers={"docker": source}, gpus=None, thresholds=Thresholds()
-        )
-
-        def seen() -> tuple[JobFile, tuple[tuple[float, float], ...]] | None:
-            snapshot = sampler.sample()
-            sighting = next(iter((snapshot.workers or build.NO_WORKERS).workers), None)
-            place = None if sighting is None else snapshot.container_of(sighting)
-            return (sighting.job, place.pauses) if sighting and sighting.job and place else None
-
-        def paused_s() -> float:
-            return sum(until_s - since_s for since_s, until_s in (seen() or (None, ()))[1])
-
-        try:
-            before = eventually(lambda: found if (found := seen()) and found[0].step > 100 else None)
-            real.pause()
-            eventually(lambda: paused_s() > 5.0)  # by more than the silence that it is allowed
-            real.unpause()
-            job, pauses = eventually(
-                lambda: found if (found := seen()) and (found[0].step_max_s or 0.0) > 4.0 else None
-            )
-        finally:
-            real.remove(force=True)
-
-    took_s, left_s = by_its_steps.stuck_after_s(job), by_its_steps.stuck_after_s(job, pauses)
-    assert before[1] == ()
-    assert took_s == job.step_max_s
-    assert took_s is not None
-    assert left_s is not None
-    assert 0.5 <= left_s <= took_s - 4.0

@@ -1,14 +1,9 @@
 """The process that reads AMD's and Intel's GPUs from the kernel: a read that does not come back, and its own end."""
 
-import errno
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +12,6 @@ import pytest
 from exporter.model.gpu import GpuReadings
 from exporter.sources.gpu.drm import clients, gpus
 from exporter.sources.gpu.drm.gpus import AMD, INTEL, DrmGpus
-from exporter.sources.gpu.isolated import supervisor
 from exporter.sources.gpu.isolated.process import Driver
 from exporter.sources.gpu.isolated.protocol import HUNG, PROCESSES_MAX, TOO_MANY, DriverError
 from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
@@ -56,25 +50,6 @@ def start(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     )
     with starting(driver, monkeypatch) as begin:
         yield begin
-
-
-@contextmanager
-def in_the_middle_of(file: Path) -> Iterator[None]:
-    """From when somebody reads a file that hangs; what is read there never comes."""
-
-    def held() -> int | None:
-        try:
-            return os.open(file, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno != errno.ENXIO:  # nobody reads it yet (fifo(7))
-                raise
-            return None
-
-    end = eventually(held)
-    try:
-        yield
-    finally:
-        os.close(end)
 
 
 def busy(tree: Tree) -> Path:
@@ -224,26 +199,6 @@ def test_a_gpu_of_intels_that_hangs_costs_none_of_amds(start: Start, tree: Tree)
     assert (arc.uuid, arc.attribution, arc.utilization_ratio, arc.processes) == (f"pci-{ARC}", "process", None, None)
 
 
-def test_while_a_gpu_hangs_no_look_at_the_others_is_missed_and_it_is_asked_about_by_others(
-    start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = start()
-    source.read()
-    hung(source, tree, busy(tree))
-    eventually(lambda: left_out(source, "renderD128"))
-    monkeypatch.setattr(supervisor, "HUNG_FIRST_S", 0.0)
-    source._hung[128].ask_s = 0.0
-    source._answer_s = 3.0
-    pid, looks = asking(source), []
-
-    while source.health().killed < 3:
-        looks.append(left_out(source, "renderD128"))
-
-    assert all(looks)
-    assert asking(source) == pid
-    assert source._hung[128].times >= 2
-
-
 def because_of(source: IsolatedDriver) -> str:
     """Why a look was refused; empty where it was not."""
     try:
@@ -251,82 +206,6 @@ def because_of(source: IsolatedDriver) -> str:
     except DriverError as error:
         return str(error)
     return ""
-
-
-def test_processes_that_no_signal_ends_are_left_behind_and_no_more_than_three(
-    start: Start, tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging: list[subprocess.Popen[bytes]] = []
-    held = topology(tree).read_bytes()
-    tree.hang(topology(tree))
-    source = start(answer_s=0.3, wait_s=0.3)
-
-    with monkeypatch.context() as unkillable:
-        # What hangs in the kernel cannot be had here: these are not sent the signal.
-        unkillable.setattr(subprocess.Popen, "kill", lambda process: hanging.append(process))  # noqa: PLW0108 - a method
-        enough = eventually(lambda: because if "reboot the host" in (because := because_of(source)) else None)
-    told = source.health()
-    for each in hanging:
-        each.kill()
-        each.wait()
-    topology(tree).unlink()
-    topology(tree).write_bytes(held)
-    tree.write(busy(tree), 7)
-    source._answer_s = source._wait_s = 20.0
-
-    assert enough.startswith("3 processes hang in the kernel's AMD and Intel drivers and cannot be killed")
-    assert (told.killed, told.abandoned, len(set(hanging))) == (3, 3, 3)
-    assert eventually(lambda: answered(source)).gpus[0].utilization_ratio == 0.07
-    assert source.health().abandoned == 0
-
-
-def test_a_process_that_is_ended_in_the_middle_of_a_look_is_told_at_once_and_replaced(start: Start, tree: Tree) -> None:
-    source = start(answer_s=60.0, wait_s=60.0)
-    source.read()
-    pid = asking(source)
-    tree.hang(busy(tree))
-
-    source.ask()
-    with in_the_middle_of(busy(tree)):
-        os.kill(pid, signal.SIGKILL)
-        because = refused(source)
-    busy(tree).unlink()
-    tree.write(busy(tree), 7)
-
-    assert because == "the process that asks the kernel's AMD and Intel drivers was ended by SIGKILL"
-    assert source.health().killed == 0
-    assert eventually(lambda: answered(source)).gpus[0].utilization_ratio == 0.07
-
-
-def test_a_process_that_gets_no_time_is_one_that_does_not_answer(start: Start) -> None:
-    source = start()
-    source.read()
-    pid = asking(source)
-    source._answer_s, source._wait_s = 1.0, 0.2
-
-    os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: GAVE_UP in because_of(source))
-
-    assert source.health().killed == 1
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_two_sources_that_hang_are_waited_for_at_the_same_time(start: Start, tree: Tree) -> None:
-    sources = start(), start()
-    for each in sources:
-        each.read()
-    tree.hang(busy(tree))
-
-    for each in sources:
-        each._wait_s = 1.0
-        each.ask()
-        each._wait_s = 30.0  # what a wait would take that begins with the reading
-    first = refused(sources[0])
-    began_s = time.monotonic()
-    second = refused(sources[1])
-
-    assert (first, second) == (NO_ANSWER, NO_ANSWER)
-    assert time.monotonic() - began_s < 10
 
 
 NEEDLESS = {"docker", "email", "exporter.evidence.container_history", "gpuwarden.state_file", "http", "logging",

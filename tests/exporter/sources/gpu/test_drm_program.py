@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -82,14 +81,6 @@ def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, lis
     """The same without NVIDIA's driver: its port, and its log until it was ready."""
     with program(house, tree, "--nvml", "off", *arguments) as (_, port, log):
         yield port, log
-
-
-def stopped(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
-    """What it told from when it was ready until it has ended in good order."""
-    process.send_signal(signal.SIGTERM)
-    _, rest = process.communicate(timeout=20)
-    assert process.returncode == 0, rest
-    return [json.loads(line) for line in rest.splitlines()]
 
 
 def children(process: "subprocess.Popen[str]") -> frozenset[int]:
@@ -195,113 +186,6 @@ def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, mon
 
     assert main._drm_source(settings(simulate_gpu=tmp_path / "gpus.json")).read is None
     assert main._drm_source(settings()).read is not None
-
-
-# Reads that hang
-
-
-@pytest.mark.needs_compiler
-def test_a_read_of_no_gpus_own_that_hangs_makes_those_gpus_unknown_and_nothing_else(
-    house: Path, tree: Tree, start_worker: StartWorker, driver: Nvidia
-) -> None:
-    on_nvidia = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid
-    on_amd = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
-    driver.answer(Card(compute={on_nvidia: 2**20}))
-    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
-    tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10))
-    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
-    topology = tree.sys / "class/kfd/kfd/topology/generation_id"
-    held = topology.read_bytes()
-    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
-    killed = "gpuwarden_driver_processes_killed_total"
-
-    with program(house, tree, "--kernel-answer-s", "3", env=driver.environment) as (process, port, _):
-        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
-        tree.hang(topology)
-        first = eventually(lambda: text if idle[1] not in (text := scrape(port)) else None)
-        killed_one = f'{killed}{{collector="source_drm"}} 1.0'
-        hung = eventually(lambda: text if killed_one in (text := scrape(port)) else None)
-        topology.unlink()
-        topology.write_bytes(held)
-        after = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
-        log = stopped(process)
-
-    for text in (first, hung):
-        assert 'gpuwarden_collector_success{collector="source_drm"} 0.0' in text
-        assert 'gpuwarden_collector_success{collector="source_gpu"} 1.0' in text
-        assert 'gpuwarden_collector_success{collector="sampler"} 1.0' in text
-        assert 'gpuwarden_gpu_info{attribution="process",gpu="GPU-0"' in text
-        gone = series(before) - series(text)
-        of_its_worker = {
-            f'gpuwarden_container_{what}_seconds{{container="w1"}}'
-            for what in ("gpu_idle", "gpu_pegged", "gpu_not_seen_busy", "unmoved")
-        }
-        assert {each for each in gone if "GPU-18b70c33a1b2c3d4" not in each} == of_its_worker
-        assert {each.partition("{")[0] for each in gone} >= {"gpuwarden_gpu_info", "gpuwarden_gpu_utilization_ratio",
-            "gpuwarden_container_gpu_utilization_ratio", "gpuwarden_container_gpu_memory_bytes"}  # fmt: skip
-    assert 'gpuwarden_unknown_samples_total{container="w1",reason="gpu_missing",what="gpu"}' in hung
-    assert f'{killed}{{collector="source_gpu"}} 0.0' in hung
-    assert 'gpuwarden_driver_processes_abandoned{collector="source_drm"} 0.0' in hung
-    assert series(before) <= series(after)
-    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
-    assert any(each.startswith(f"a call into {gpus.WHO} did not return within 3 s") for each in told)
-    assert not [each for each in log if each.get("source") == "gpu"]
-
-
-def test_a_gpu_in_whose_file_a_read_hangs_is_told_as_hung_and_costs_the_others_one_deadline(
-    house: Path, tree: Tree, start_worker: StartWorker
-) -> None:
-    on_amd = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "GPU-18b70c33a1b2c3d4"}).pid
-    on_arc = start_worker("w1", env={"NVIDIA_VISIBLE_DEVICES": f"pci-{ARC}"}).pid
-    tree.node(1, gpu_id=CARD_ID, minor=128, unique_id=0x18B7_0C33_A1B2_C3D4)
-    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0, vram=(5, 10)) / "gpu_busy_percent"
-    tree.computes(on_amd, vram={CARD_ID: 4096}, queues={0: CARD_ID}, occupied={CARD_ID: 0})
-    tree.gpu(129, ARC, "i915")
-    tree.opens(on_arc, {5: ("/dev/dri/renderD129", gpu_tree.i915(ARC, render_ns=0))})
-    idle = [f'gpuwarden_container_gpu_idle_seconds{{container="{worker}"}} ' for worker in ("w0", "w1")]
-    left_out = 'gpuwarden_gpu_unknown_samples_total{figure="gpu",gpu="GPU-18b70c33a1b2c3d4",reason="hung"} '
-
-    with program(house, tree, "--nvml", "off", "--kernel-answer-s", "3") as (process, port, _):
-        before = eventually(lambda: text if all(each in (text := scrape(port)) for each in idle) else None)
-        tree.hang(busy)
-        hung = eventually(lambda: text if left_out in (text := scrape(port)) and idle[1] in text else None)
-        busy.unlink()
-        tree.write(busy, 0)
-        after = eventually(
-            lambda: text if all(each in (text := scrape(port)) for each in idle) else None, within_s=40.0
-        )
-        log = stopped(process)
-
-    assert idle[0] not in hung
-    assert 'gpuwarden_collector_success{collector="source_drm"} 1.0' in hung
-    assert 'gpuwarden_driver_processes_killed_total{collector="source_drm"} 1.0' in hung
-    assert 'gpuwarden_unknown_samples_total{container="w0",reason="hung",what="gpu"}' in hung
-    assert {each for each in series(before) if each.startswith("gpuwarden_gpu_info")} <= series(hung)
-    assert 'gpuwarden_gpu_lost_seconds{gpu="GPU-18b70c33a1b2c3d4"}' not in series(hung)
-    assert series(before) <= series(after)
-    told = [each.get("because", "") for each in log if each.get("source") == "drm"]
-    assert any(each.startswith(f"a call into {gpus.WHO} about renderD128 did not return within 3 s") for each in told)
-
-
-def series(text: str) -> set[str]:
-    """Names and labels, without values."""
-    return {line.rpartition(" ")[0] for line in text.splitlines() if line.startswith("gpuwarden_")}
-
-
-@pytest.mark.parametrize("at_rest", [True, False], ids=["at rest", "in a read that hangs"])
-def test_an_exporter_that_is_killed_leaves_no_process_behind(at_rest: bool, house: Path, tree: Tree) -> None:
-    busy = tree.gpu(128, CARD, "amdgpu", busy_percent=0) / "gpu_busy_percent"
-    with program(house, tree, "--nvml", "off") as (process, port, _):
-        eventually(lambda: "gpuwarden_gpu_info{" in scrape(port))
-        (child,) = children(process)
-        if not at_rest:
-            tree.hang(busy)
-            eventually(lambda: "gpuwarden_gpu_info{" not in scrape(port))
-
-        process.kill()
-        process.communicate()
-
-        assert eventually(lambda: not (procfs.PROC / str(child)).exists())
 
 
 @pytest.mark.needs_compiler

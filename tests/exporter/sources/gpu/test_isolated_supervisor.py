@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -579,39 +578,6 @@ def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
 
 
 @needs_compiler
-def test_a_driver_that_refuses_is_told_in_its_words_by_the_same_process(start: Start, driver: Driver) -> None:
-    driver.answer(Card(), but=("error - nvmlInitWithFlags 9",))
-    source = start()
-
-    assert refused(source) == "the NVIDIA driver does not answer: Driver Not Loaded"
-    pid = asking(source)
-    driver.answer(Card())
-
-    assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0"]
-    assert asking(source) == pid
-
-
-@needs_compiler
-def test_a_call_that_hangs_costs_looks_of_a_bounded_time_then_its_process(start: Start, driver: Driver) -> None:
-    driver.answer(Card())
-    source = start(answer_s=2.0, wait_s=0.2)
-    eventually(lambda: answered(source))
-    pid = asking(source)
-
-    driver.answer(Card(), but=(HANGS,))
-    began_s = time.monotonic()
-    first = refused(source)
-    first_s = time.monotonic() - began_s
-    last = eventually(lambda: because if GAVE_UP in (because := refused(source)) else None)
-
-    assert first == "there is no answer yet from the NVIDIA driver"
-    assert 0.2 <= first_s < 2.0
-    assert last.startswith("a call into the NVIDIA driver did not return within 2 s, and its process was killed")
-    assert is_over(pid)
-    assert (source.health().killed, source.health().abandoned) == (1, 0)
-
-
-@needs_compiler
 def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -662,27 +628,6 @@ def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start
     assert (left_out.uuid, left_out.index, left_out.name) == ("GPU-1", 1, "Test GPU")
     assert (left_out.utilization_ratio, left_out.memory_used_bytes, left_out.processes) == (None, None, None)
     assert (left_out.lost, dict(left_out.figures.unknown)) == (None, {"gpu": "hung"})
-
-
-@needs_compiler
-def test_while_a_gpu_hangs_another_process_asks_about_it_and_no_look_at_the_rest_is_missed(
-    start: Start, driver: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "HUNG_FIRST_S", 0.0)
-    driver.answer(*BOTH)
-    hung = start(answer_s=1.5, wait_s=1.5)
-    eventually(lambda: whole(hung))
-    driver.answer(*BOTH, but=(ONE_HANGS,))
-    eventually(lambda: without_one(hung))
-    pid, looks = asking(hung), []
-    while hung.health().killed < 2:
-        looks.append(without_one(hung))
-    driver.answer(*BOTH)
-    back = eventually(lambda: whole(hung))
-
-    assert all(looks)
-    assert [gpu.uuid for gpu in back.gpus] == ["GPU-0", "GPU-1"]
-    assert asking(hung) == pid
 
 
 # Processes that end

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +27,9 @@ from exporter.collectors.registry import SNAPSHOT_FRESH_S
 from exporter.sources import processes
 from exporter.sources.gpu.isolated import supervisor
 from gpuwarden import cgroup, procfs
-from testbed.docker_engine import Engine
 from testbed.worker_image import worker_image
 from tests.exporter.conftest import StartWorker
-from tests.nvml.driver import LIBRARY, NOT_AVAILABLE, Card, Driver, Instance, Sample
+from tests.nvml.driver import LIBRARY, Card, Driver, Instance, Sample
 from tests.waiting import WITHIN_S, eventually
 
 GIB = 2**30
@@ -201,60 +200,6 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
 
 
 @pytest.mark.needs_compiler
-def test_a_job_that_decodes_is_busy_by_that_and_is_told_with_its_part_of_the_gpus_own_time(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
-    pid = start_worker("w0").pid
-    driver.answer(resting(pid))
-    program.until(lambda at: idle_s(at, "w0") > 0)
-
-    def decode() -> None:
-        card = working(pid, percent=30)
-        driver.answer(replace(card, samples=tuple(replace(each, memory=60, decoder=90) for each in card.samples)))
-
-    own = {"container": "w0", "gpu": "GPU-0"}
-    at_work = program.until(
-        lambda at: at("container_gpu_busiest_engine_ratio", **own) == 0.9 and at("gpu_utilization_ratio") == 0.3,
-        meanwhile=decode,
-    )
-    driver.answer(resting(pid))
-    at_rest = program.until(lambda at: idle_s(at, "w0") > 0)
-
-    assert at_work("container_gpu_utilization_ratio", **own) == 0.3
-    assert (at_work("gpu_unattributed_utilization_ratio"), idle_s(at_work, "w0")) == (0, 0)
-    assert at_rest("container_gpu_busiest_engine_ratio", **own) is None
-    container_s, gpu_s = at_rest("container_gpu_busy_seconds_total", **own), at_rest("gpu_busy_seconds_total")
-    assert container_s is not None
-    assert gpu_s is not None
-    # A look whose sample was read before counts for the GPU alone.
-    assert 0 < container_s <= gpu_s
-
-
-@pytest.mark.needs_compiler
-@pytest.mark.needs_docker
-def test_processes_that_are_told_to_do_more_than_their_gpu_are_told_with_the_excess(
-    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
-) -> None:
-    with (
-        container(client, "gpuwarden-nvml-a", gpu="0") as ours,
-        running(house, "--docker", engine.base_url, env=driver.environment) as exporter,
-    ):
-        first, second, _ = sorted(ours)
-
-        def work() -> None:
-            card = working(first, second, percent=70)
-            one, other = card.samples
-            driver.answer(replace(card, utilization=30, samples=(one, replace(other, sm=60))))
-
-        found = exporter.until(
-            lambda at: at("container_gpu_utilization_ratio", container="gpuwarden-nvml-a") == 1.3, meanwhile=work
-        )
-
-    assert found("gpu_unattributed_utilization_ratio", gpu="GPU-0") == -1
-    assert found("gpu_unplaced_utilization_ratio", gpu="GPU-0") == 0
-
-
-@pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
 def test_a_gpu_that_works_and_lists_nobody_leaves_no_zero_of_who_may_do_that_work(
     program: Exporter, driver: Driver, start_worker: StartWorker
@@ -270,36 +215,6 @@ def test_a_gpu_that_works_and_lists_nobody_leaves_no_zero_of_who_may_do_that_wor
     assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
     assert (hidden("gpu_unattributed_utilization_ratio"), hidden("gpu_unattributed_memory_bytes")) == (0.7, 5 * GIB)
     assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
-
-
-@pytest.mark.needs_compiler
-@pytest.mark.needs_docker
-def test_a_container_of_several_processes_is_the_sum_of_them_and_its_neighbour_is_not_charged(
-    house: Path, driver: Driver, engine: Engine, client: docker.DockerClient
-) -> None:
-    with (
-        container(client, "gpuwarden-nvml-a", gpu="0") as ours,
-        container(client, "gpuwarden-nvml-b", gpu="GPU-1") as neighbour,
-        running(house, "--docker", engine.base_url, env=driver.environment) as exporter,
-    ):
-        first, second, _ = sorted(ours)
-        driver.answer(resting(first, second), resting(*neighbour, uuid="GPU-1"))
-        exporter.until(lambda at: idle_s(at, "gpuwarden-nvml-b") > 0)
-
-        at_work = exporter.until(
-            lambda at: at("container_gpu_utilization_ratio", container="gpuwarden-nvml-a") == 0.7,
-            meanwhile=lambda: driver.answer(working(first, second, percent=35), resting(*neighbour, uuid="GPU-1")),
-        )
-        driver.answer(resting(first, second), Card(uuid="GPU-1", compute=dict.fromkeys(neighbour, NOT_AVAILABLE)))
-        at_rest = exporter.until(lambda at: idle_s(at, "gpuwarden-nvml-a") > 0.3)
-
-    assert at_work("container_gpu_memory_bytes", container="gpuwarden-nvml-a", gpu="GPU-0") == 2 * GIB
-    assert at_work("container_gpu_idle_seconds", container="gpuwarden-nvml-a") == 0
-    assert at_work("container_gpu_utilization_ratio", container="gpuwarden-nvml-a", gpu="GPU-1") is None
-    assert at_work("container_gpu_utilization_ratio", container="gpuwarden-nvml-b", gpu="GPU-1") == 0
-    assert idle_s(at_work, "gpuwarden-nvml-b") > 0
-    assert at_rest("container_gpu_utilization_ratio", container="gpuwarden-nvml-a", gpu="GPU-0") == 0
-    assert at_rest("container_gpu_memory_bytes", container="gpuwarden-nvml-b", gpu="GPU-1") is None
 
 
 @contextmanager
@@ -324,21 +239,6 @@ def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[f
         yield eventually(pids)
     finally:
         started.remove(force=True)
-
-
-@pytest.mark.needs_compiler
-def test_a_sensor_that_a_gpu_lacks_is_absent_and_counted_beside_those_that_it_has(
-    program: Exporter, driver: Driver
-) -> None:
-    driver.answer(Card(figures=("nvmlDeviceGetTemperature 0 61",)), Card(uuid="GPU-1"))
-
-    found = program.until(lambda at: at("gpu_temperature_celsius", gpu="GPU-0") == 61)
-
-    assert found("gpu_temperature_celsius", gpu="GPU-1") is None
-    counted = {"figure": "temperature_celsius", "reason": "not_supported"}
-    assert found("gpu_unknown_samples_total", gpu="GPU-1", **counted)
-    assert found("gpu_unknown_samples_total", gpu="GPU-0", **counted) is None
-    assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="power_watts", reason="not_supported")
 
 
 @pytest.mark.needs_compiler
@@ -369,23 +269,6 @@ def test_a_gpu_that_the_driver_refuses_is_counted_with_the_reason_and_the_page_s
 
 
 @pytest.mark.needs_compiler
-def test_errors_that_the_driver_reports_are_counters_that_stay_when_the_gpu_does_not(
-    program: Exporter, driver: Driver
-) -> None:
-    driver.answer(Card())
-    none = program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="79") is not None)
-    driver.answer(Card(), but=("xid 0 1 79", "xid 0 2 154"))
-    program.until(lambda at: at("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1)
-    driver.answer(Card(), but=("error - * 9",))
-    gone = program.until(lambda at: at("gpu_info") is None)
-
-    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 0
-    assert none("gpu_xid_errors_total", gpu="GPU-0", xid="154") is None
-    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="79") == 1
-    assert gone("gpu_xid_errors_total", gpu="GPU-0", xid="154") == 1
-
-
-@pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
 def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_is_not_taken_for_idle(
     program: Exporter, driver: Driver, start_worker: StartWorker
@@ -412,48 +295,6 @@ def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_i
     assert found("gpu_utilization_ratio", gpu="MIG-a") is None
 
 
-@pytest.mark.needs_compiler
-@pytest.mark.behaviour("A19")
-def test_a_worker_that_is_seen_on_an_instance_of_the_gpu_that_it_was_given_has_its_memory_there(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
-    on_it, elsewhere = (
-        start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}),
-        start_worker("w1", env={"CUDA_VISIBLE_DEVICES": "1"}),
-    )
-    part = Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={on_it.pid: GIB})
-
-    driver.answer(Card(mig=True, used_bytes=2 * GIB, instances=(part,)), resting(elsewhere.pid, uuid="GPU-1"))
-    found = program.until(lambda at: idle_s(at, "w1") >= 0)
-
-    assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-a") == GIB
-    assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-a") == 1
-    assert found("container_gpu_attribution_missing", container="w1", gpu="GPU-1") == 0
-    assert found("container_gpu_attribution_missing", container="w0", gpu="GPU-0") is None
-    assert found("container_gpu_idle_seconds", container="w0") is None
-
-
-@pytest.mark.needs_compiler
-def test_a_worker_with_a_gpu_that_is_not_there_has_what_its_process_holds_and_does_on_another_and_is_not_idle(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
-    pid = start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0,GPU-elsewhere"}).pid
-    neighbour = start_worker("w1", env={"CUDA_VISIBLE_DEVICES": "1"}).pid
-    driver.answer(resting(pid), resting(neighbour, uuid="GPU-1"))
-    at_rest = program.until(lambda at: idle_s(at, "w1") > 0)
-
-    at_work = program.until(
-        lambda at: at("container_gpu_utilization_ratio", container="w0") == 0.6,
-        meanwhile=lambda: driver.answer(working(pid), resting(neighbour, uuid="GPU-1")),
-    )
-
-    for found in (at_rest, at_work):
-        assert found("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
-        assert found("container_gpu_idle_seconds", container="w0") is None
-        assert found("unknown_samples_total", container="w0", what="gpu", reason="gpu_missing")
-    assert at_rest("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
-
-
 # What is unknown
 
 
@@ -464,27 +305,6 @@ def two_workers(program: Exporter, driver: Driver, start_worker: StartWorker) ->
     driver.answer(resting(pids[0]), resting(pids[1], uuid="GPU-1"))
     program.until(lambda at: idle_workers(at) == ["w0", "w1"])
     return pids[0], pids[1]
-
-
-@pytest.mark.needs_compiler
-def test_a_lost_gpu_makes_its_own_worker_unknown_and_not_the_other(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int]
-) -> None:
-    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
-
-    driver.answer(*both, but=("error 1 * 15",))
-    lost = program.until(lambda at: idle_workers(at) == ["w0"])
-    driver.answer(*both)
-    program.until(lambda at: idle_workers(at) == ["w0", "w1"])
-
-    assert lost("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
-    assert lost("container_gpu_utilization_ratio", container="w1") is None
-    assert lost("container_gpu_memory_bytes", container="w1") is None
-    assert lost("gpu_utilization_ratio", gpu="GPU-1") is None
-    assert lost("gpu_info", gpu="GPU-1", name="Test GPU") == 1
-    assert lost("unknown_samples_total", container="w1", what="gpu", reason="not_listed")
-    assert lost("unknown_samples_total", container="w0", reason="not_listed") is None
-    assert lost("collector_success", collector="source_gpu") == 1
 
 
 @pytest.mark.needs_compiler
@@ -507,34 +327,6 @@ def test_how_long_a_gpu_is_lost_is_told_of_it_and_of_its_own_container(
     assert lost("container_gpu_idle_seconds", container="w1") is None
     assert back("gpu_lost_seconds", gpu="GPU-1") == 0
     assert back("container_gpu_lost_seconds", container="w1") is None
-
-
-@pytest.mark.needs_compiler
-@pytest.mark.parametrize("code", ["- * 9", "1 * 999"], ids=["no driver is loaded", "it has another error"])
-def test_what_a_driver_will_not_tell_just_now_is_no_loss(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int], code: str
-) -> None:
-    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
-
-    driver.answer(*both, but=(f"error {code}",))
-    unknown = program.until(lambda at: "w1" not in idle_workers(at))
-
-    assert unknown("gpu_lost_seconds", gpu="GPU-1") is None
-    assert unknown("container_gpu_lost_seconds", container="w1") is None
-
-
-@pytest.mark.needs_compiler
-def test_samples_that_the_driver_refuses_are_absent_not_zero(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int]
-) -> None:
-    both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
-
-    driver.answer(*both, but=("error 0 nvmlDeviceGetProcessUtilization 999",))
-    found = program.until(lambda at: idle_workers(at) == ["w1"])
-
-    assert found("container_gpu_utilization_ratio", container="w0") is None
-    assert found("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
-    assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
 
 
 @pytest.mark.needs_compiler
