@@ -153,9 +153,7 @@ def test_a_runbook_that_no_alert_links_is_refused(checkout: Path) -> None:
     ],
     ids=["a command", "in a sentence", "prose", "an unknown command", "an unknown option", "half an option"],
 )
-def test_a_runbook_is_refused_with_a_command_that_does_not_exist(
-    says: str, problems: list[str], checkout: Path
-) -> None:
+def test_a_runbook_with_an_unknown_command_is_refused(says: str, problems: list[str], checkout: Path) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").write_text(f"# GpuwardenJobStalled\n\n{says}\n")
 
     found = check_release.runbooks_commands_exist(checkout)
@@ -304,9 +302,7 @@ def test_a_script_that_git_does_not_track_is_nobodys_business(checkout: Path) ->
     assert check_release.scripts_are_sound(checkout) == []
 
 
-def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scripts_outside_a_checkout_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
 
     (problem,) = check_release.scripts_are_sound(tmp_path)
@@ -316,18 +312,14 @@ def test_scripts_outside_a_checkout_cannot_be_listed_and_that_is_said(
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_sound_checkout_gets_a_line_a_check_and_exit_code_0(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sound_checkout_prints_each_check_and_exits_0(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_release.main(checkout) == 0
     assert [line[:7] for line in capsys.readouterr().out.splitlines()] == ["ok     "] * len(check_release.CHECKS)
 
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_a_check_that_is_left_out_is_not_run_and_that_is_said(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_is_left_out_is_named_and_not_run(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit(checkout / "alerts" / STALL, ">=", ">")
 
     assert check_release.main(checkout) == 1
@@ -347,9 +339,7 @@ def test_a_check_that_there_is_not_cannot_be_left_out(checkout: Path, capsys: py
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_one_failed_check_is_told_with_the_rest_and_makes_exit_code_1(
-    checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_failed_check_is_printed_and_exits_1(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (checkout / "docs/runbooks/GpuwardenJobStalled.md").unlink()
 
     assert check_release.main(checkout) == 1

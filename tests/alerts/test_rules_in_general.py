@@ -141,9 +141,7 @@ def of_scene(alert: str, scene: Scene, scrape_s: int) -> dict[str, Any]:
 @pytest.mark.needs_parts
 @pytest.mark.parametrize("scrape_s", SCRAPES_S)
 @pytest.mark.slow
-def test_each_wedge_fires_from_the_first_scrape_that_shows_it_to_the_first_that_does_not(
-    scrape_s: int, tmp_path: Path
-) -> None:
+def test_each_wedge_fires_from_its_first_scrape_to_the_first_without_it(scrape_s: int, tmp_path: Path) -> None:
     tests = [of_wedge(alert, wedge, scrape_s) for alert, wedge in WEDGES.items()]
     tests += [of_scene(alert, scene, scrape_s) for alert, scene in SCENES.items()]
 

@@ -68,7 +68,7 @@ def test_who_interrupts_it_ends_every_part(monkeypatch: pytest.MonkeyPatch, caps
     assert "what step measures" not in capsys.readouterr().out
 
 
-def test_what_tells_of_the_rules_comes_first_and_all_but_the_long_ones_run_where_nothing_is_chosen(
+def test_rules_come_first_and_long_parts_run_only_by_choice(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

@@ -59,9 +59,7 @@ def test_a_container_that_is_told_of_long_after_its_end_is_stale_and_one_that_ru
 @pytest.mark.skipif(os.geteuid() != 0, reason="to make cgroups is root's")
 @pytest.mark.needs_compiler
 @pytest.mark.slow
-def test_containers_come_and_go_under_a_running_exporter_and_nothing_of_them_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_containers_that_come_and_go_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(soak, "STEP_S", 0.05)
     monkeypatch.setattr(soak, "SAMPLES", 20)
 

@@ -268,9 +268,7 @@ def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_en
     assert ("/warden", DEAD["alertname"]) not in hook.told
 
 
-def test_init_and_the_chain_write_where_the_watchdog_goes_and_refuse_what_is_no_address(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_watchdogs_address_is_written_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = "https://example.com/ping/1"
     assert init.command([str(tmp_path / "init"), "--command", "/bin/true", "--watchdog-url", there]) == 0
     chain = Chain(Plan(work=tmp_path / "up", host="a", docker=None, simulate_gpu=None, watchdog_url=there))

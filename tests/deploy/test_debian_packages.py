@@ -47,9 +47,7 @@ def left_in(parts_dir: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["alertmanager", "prometheus-alertmanager"])
-def test_a_program_on_path_is_used_under_any_of_its_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_on_path_is_found_by_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = program(tmp_path / "bin", name)
     monkeypatch.setenv("PATH", str(on_path.parent))
 
@@ -65,9 +63,7 @@ def test_what_is_unpacked_already_is_found_without_a_fetch(tmp_path: Path, monke
     assert debian_packages.find("promtool", parts_dir=tmp_path) == unpacked
 
 
-def test_a_program_that_debian_installs_beside_path_is_used_in_its_newest_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_version_beside_path_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path / "system")
     for version in ("9.6", "15", "100"):
@@ -99,9 +95,7 @@ def test_every_program_of_a_room_is_unpacked_alike() -> None:
         ("initdb", "apt-get install postgresql"),
     ],
 )
-def test_without_apt_get_a_missing_part_says_what_to_install(
-    wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_apt_get_it_is_named(wanted: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     monkeypatch.setattr(debian_packages, "SYSTEM", tmp_path)
 
@@ -205,9 +199,7 @@ def test_two_fetches_at_once_fetch_once_and_find_the_same(parts_dir: Path) -> No
     assert sum(progress.count("parts: fetching shellcheck") for _, progress in answers) == 1
 
 
-def test_parts_come_after_the_systems_own_and_never_add_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_come_last_on_path_and_never_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     library = tmp_path / "shellcheck/usr/lib/x86_64-linux-gnu/libgmp.so.10"

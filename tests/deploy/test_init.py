@@ -51,9 +51,7 @@ def test_a_second_run_keeps_token_and_host_and_changes_nothing(tmp_path: Path) -
     assert (tmp_path / "gpuwarden" / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_second_run_keeps_where_the_watchdog_goes_until_it_is_told_otherwise(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_keeps_the_watchdogs_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = written(tmp_path, "--host", "box1", "--watchdog-url", "https://example.com/ping/1")
 
     assert written(tmp_path) == first
@@ -67,9 +65,7 @@ def test_a_second_run_keeps_where_the_watchdog_goes_until_it_is_told_otherwise(
     assert "outside" not in written(tmp_path)["alertmanager.yml"]
 
 
-def test_the_alerts_link_where_the_runbooks_are_said_to_be_and_stay_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name, page = "gpuwarden/rules/stall.rules.yaml", "GpuwardenJobStalled.md"
 
     here = written(tmp_path, "--host", "box1", "--remediator-port", "77")
@@ -95,9 +91,7 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
             assert os.path.normpath(f"gpuwarden/docs/runbooks/{link}") in found, (name, link)
 
 
-def test_a_second_run_keeps_every_option_that_is_not_given_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     podman = "--podman=unix:///run/podman/podman.sock"
     options = [
         "--command=/opt/gpuwarden/bin/gpuwarden", "--etc=/etc/warden", "--state=/srv/warden", "--run=/run/warden",
@@ -133,9 +127,7 @@ def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path
         init.command([str(tmp_path)])
 
 
-def test_an_installation_without_its_pages_is_told_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_without_pages_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.docs_pages.FOLDER", tmp_path / "docs")
 
     with pytest.raises(InitError, match=r"^nothing was written: no .* install gpuwarden anew$"):
@@ -172,9 +164,7 @@ def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: 
         init.command([str(tmp_path)])
 
 
-def test_the_runbooks_go_back_to_the_remediator_once_their_address_is_removed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_removing_the_address_restores_the_runbook_links(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = written(tmp_path, "--host", "box1")
     written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu")
     file = tmp_path / ".runbooks-url"
@@ -293,9 +283,7 @@ def test_exporter_and_executor_read_the_settings_it_writes(
 @pytest.mark.parametrize(
     ("unit", "says"), [("*", "names no services"), ("gpu", "names no services"), ("a.service,*.service", "no services")]
 )
-def test_a_pattern_that_names_every_service_or_none_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, says: str
-) -> None:
+def test_a_pattern_of_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], unit: str, says: str) -> None:
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--systemd-unit", unit])
 

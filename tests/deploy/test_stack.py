@@ -29,9 +29,7 @@ else:
 
 
 @pytest.mark.parametrize(("parent", "begins"), [("lives", True), ("dies", False)])
-def test_a_part_whose_starter_was_killed_before_it_was_tied_to_it_does_not_begin(
-    tmp_path: Path, parent: str, begins: bool
-) -> None:
+def test_a_part_whose_starter_was_killed_early_does_not_begin(tmp_path: Path, parent: str, begins: bool) -> None:
     made = tmp_path / "made"
 
     # Its output ends with the last of the two.

@@ -70,9 +70,7 @@ def test_a_part_that_runs_is_left_alone(room: Room, supervisor: Supervisor, said
     assert (room.started, said) == ([], [])
 
 
-def test_a_part_that_ended_is_started_again_when_its_time_has_come(
-    room: Room, supervisor: Supervisor, said: list[str]
-) -> None:
+def test_a_part_that_ended_is_started_again_on_time(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     room.codes = {"serve": -9}
     supervisor.look(10.0)
     supervisor.look(10.5)
@@ -109,9 +107,7 @@ def test_a_part_that_keeps_ending_ends_all_with_its_last_words(room: Room, super
     assert "the last words of execute" in str(given_up.value)
 
 
-def test_a_part_that_cannot_be_started_is_tried_again_and_given_up(
-    room: Room, supervisor: Supervisor, said: list[str]
-) -> None:
+def test_a_part_that_cannot_be_started_is_given_up(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     room.codes, room.refuses = {"prometheus": -15}, True
 
     for second in range(9):

@@ -61,9 +61,7 @@ def mended_after_arming(scene: Stage) -> JobId:
 
 
 @pytest.mark.behaviour("C5")
-def test_arming_mends_what_a_dry_run_waits_on_and_nothing_is_started_again_for_it(
-    scene: Stage, mended_after_arming: JobId
-) -> None:
+def test_arming_acts_on_a_recorded_wedge_without_a_restart(scene: Stage, mended_after_arming: JobId) -> None:
     assert scene.store.job(mended_after_arming).attempt == 2
     told = acts(scene, FIRST)
     assert told.index("would act") < told.index("ordered arm") < told.index("decided begin")

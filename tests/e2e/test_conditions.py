@@ -300,9 +300,7 @@ def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
 
 @pytest.mark.behaviour("A7")
 @pytest.mark.behaviour("A18")
-def test_a_video_job_that_hangs_before_its_first_beat_is_tripped_by_gpu_health(
-    scene: Scene, loads: Mapping[str, JobId]
-) -> None:
+def test_a_video_job_without_a_first_beat_is_tripped_by_gpu_health(scene: Scene, loads: Mapping[str, JobId]) -> None:
     story = scene.first_mended("hangs")
 
     assert (story.trip, story.job_id, story.attempt) == ("health", loads["hangs"], 1)
@@ -314,9 +312,7 @@ def test_a_video_job_that_hangs_before_its_first_beat_is_tripped_by_gpu_health(
 
 @pytest.mark.behaviour("A5")
 @pytest.mark.behaviour("A7")
-def test_a_load_that_only_reads_is_left_alone_until_it_does_not_read_any_more(
-    scene: Scene, loads: Mapping[str, JobId]
-) -> None:
+def test_a_load_that_reads_is_left_alone_until_it_stops(scene: Scene, loads: Mapping[str, JobId]) -> None:
     scene.until(lambda: (scene.facts("warm").elapsed_s or 0) > 2 * (WINDOW_S + GRACE_S), "twice its time has gone")
 
     facts = scene.facts("warm")
@@ -343,9 +339,7 @@ def test_a_load_that_only_reads_is_left_alone_until_it_does_not_read_any_more(
         pytest.param("goes-down", ["start", "die", "start"], id="and its container goes down with it"),
     ],
 )
-def test_a_worker_that_was_killed_has_its_job_settled_and_its_container_started(
-    scene: Scene, case: str, happened: list[str]
-) -> None:
+def test_a_killed_workers_job_is_settled_and_container_started(scene: Scene, case: str, happened: list[str]) -> None:
     job_id = scene.submit(case, KILLED)
     before = armed(scene, case)
 

@@ -26,7 +26,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Stage]:
         yield scene
 
 
-def test_a_dry_run_records_what_it_would_do_and_does_nothing_and_arming_it_mends_the_same_wedge(
+def test_a_dry_run_records_and_does_nothing_and_arming_acts(
     scene: Stage,
 ) -> None:
     script = Script(picture="dry", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)

@@ -110,7 +110,7 @@ def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played:
 
 
 @pytest.mark.behaviour("A11")
-def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job_is_queued_again(
+def test_a_fenced_worker_ends_before_its_job_is_queued_again(
     played: Played,
 ) -> None:
     for title in ("wedges at step 5", "wedges after its load"):
@@ -121,9 +121,7 @@ def test_a_worker_whose_job_was_fenced_stops_itself_or_is_stopped_before_the_job
 
 
 @pytest.mark.parametrize(("title", "holds_the_lock"), [("wedges at step 5", True), ("wedges after its load", False)])
-def test_what_a_wedged_worker_was_doing_is_kept_with_its_last_lines(
-    played: Played, title: str, holds_the_lock: bool
-) -> None:
+def test_a_wedged_workers_stacks_and_last_lines_are_kept(played: Played, title: str, holds_the_lock: bool) -> None:
     (kept,) = played.scene.ledger.captures.of_episode(_episode(played, title).episode_id)
 
     assert kept.document["cut_short"] is None

@@ -27,9 +27,7 @@ def report_job(worker: Worker, *, beat_age_s: float) -> None:
     (worker.folder / "w0.job.json").write_text(state_file.render(job))
 
 
-def test_a_silent_job_with_a_sign_of_life_is_logged_once_and_once_more_when_it_beats(
-    house: Path, start_worker: StartWorker, logged: LogCapture
-) -> None:
+def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0")
     busy = GpuProcess(pid=worker.pid, utilization_ratio=0.9, memory_bytes=0)
     look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, busy)))

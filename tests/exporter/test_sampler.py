@@ -90,9 +90,7 @@ def only(snapshot: Snapshot) -> ContainerEvidence:
     return found
 
 
-def test_a_worker_in_no_container_is_seen_by_its_process_tree(
-    house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_bare_worker_is_seen_by_its_process_tree(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker("w0", job_id=7)
     busy = {"pid": worker.pid, "utilization_ratio": 0.75, "memory_bytes": 1024}
     gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.75, "processes": [busy]})
@@ -132,9 +130,7 @@ def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
     assert only(sampler(house).sample()).gpu_not_seen_busy_s is None
 
 
-def test_a_worker_started_anew_starts_its_durations_anew(
-    house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_restarted_worker_has_new_durations(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     gpus = simulate(tmp_path, {"uuid": "GPU-sim-0", "index": 0, "utilization_ratio": 0.0, "processes": []})
     look = sampler(house, gpus=gpus)
     first = start_worker("w0")
@@ -207,9 +203,7 @@ def test_a_process_tree_holds_children_of_every_thread_and_their_ram_is_summed(t
         pytest.param(RuntimeError("a defect"), id="a defect"),
     ],
 )
-def test_a_failing_gpu_source_makes_gpus_unknown_and_costs_nothing_else(
-    error: Exception, house: Path, start_worker: StartWorker
-) -> None:
+def test_a_failing_gpu_source_costs_gpus_alone(error: Exception, house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
 
     def fail() -> GpuReadings:
@@ -248,9 +242,7 @@ def test_every_driver_is_asked_before_the_answer_of_one_is_waited_for(house: Pat
     assert snapshot.drivers == {"gpu": DriverHealth(), "drm": DriverHealth()}
 
 
-def test_gpus_of_several_sources_are_read_together_and_one_that_fails_costs_its_own(
-    house: Path, start_worker: StartWorker
-) -> None:
+def test_several_gpu_sources_are_read_and_fail_alone(house: Path, start_worker: StartWorker) -> None:
     start_worker("w0")
     card = build.gpu(0, node="renderD128", uuid="GPU-amd", source="amdgpu")
     answers: dict[str, GpuReadings] = {"gpu": build.gpus(build.gpu(0)), "drm": GpuReadings(source="drm", gpus=(card,))}
@@ -305,9 +297,7 @@ class Amd:
 BOTH = ("GPU-0", "GPU-0000000000000007")
 
 
-def test_a_container_on_a_gpu_that_cannot_be_read_is_unknown_also_after_its_engine_was_away(
-    house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     docker = Docker(build.container(pid=pid, gpu_request=("0",)))
     places = Places()
@@ -329,7 +319,7 @@ def test_a_container_on_a_gpu_that_cannot_be_read_is_unknown_also_after_its_engi
     assert gone == (0.0, ("GPU-0",))
 
 
-def test_a_container_that_its_engine_tells_of_no_more_is_forgotten_and_not_by_the_silence_of_another(
+def test_a_container_is_forgotten_by_its_own_engine_alone(
     house: Path,
 ) -> None:
     docker, podman = Docker(build.container()), Docker()
@@ -344,9 +334,7 @@ def test_a_container_that_its_engine_tells_of_no_more_is_forgotten_and_not_by_th
     assert (kept, len(look._containers._histories)) == (1, 0)
 
 
-def test_a_worker_that_cannot_be_listed_for_a_look_is_on_the_gpus_that_it_was_on(
-    house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_an_unlisted_worker_keeps_its_gpus(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     amd = Amd(house, Tree(tmp_path / "host"), start_worker("w0", env={"CUDA_VISIBLE_DEVICES": "0"}).pid)
     looks = [amd.look()]
     amd.hangs = True
@@ -416,7 +404,7 @@ def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and
     assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
 
 
-def test_who_ran_as_its_engine_first_answered_has_lost_the_gpu_that_it_was_given_and_who_began_later_has_not(
+def test_a_lost_gpu_counts_for_containers_found_at_the_start_and_not_for_later_ones(
     house: Path,
 ) -> None:
     lost = replace(build.gpu(0), utilization_ratio=None, processes=None, lost=True)
@@ -439,9 +427,7 @@ def test_who_ran_as_its_engine_first_answered_has_lost_the_gpu_that_it_was_given
 
 
 @pytest.mark.parametrize("nvidia", [True, False], ids=["NVIDIA's driver is there", "nothing of NVIDIA's"])
-def test_a_gpu_of_another_vendor_stands_for_nvidias_nowhere(
-    nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_another_vendors_gpu_is_no_nvidia(nvidia: bool, house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     start_worker("w0")
     tree = Tree(tmp_path / "host")
     if nvidia:
@@ -508,9 +494,7 @@ def test_an_engine_that_does_not_answer_costs_its_own_containers_and_not_the_oth
         pytest.param("down", "pods", "docker", id="silent pods hold no folder"),
     ],
 )
-def test_a_dead_worker_that_was_never_seen_alive_was_where_its_folder_is_mounted(
-    docker: str, podman: str, placed: str | None
-) -> None:
+def test_an_unseen_dead_worker_was_where_its_folder_is(docker: str, podman: str, placed: str | None) -> None:
     def listing(kind: str, says: str) -> Listing | None:
         held = build.container(kind=kind, id=kind, folders=("f0",), pid=0)
         down = {kind: held} if says == "down" else {}
@@ -553,9 +537,7 @@ UNPLACED: dict[str, Callable[["Docker", Path], object]] = {
 
 
 @pytest.mark.parametrize("spoil", UNPLACED.values(), ids=UNPLACED)
-def test_what_is_in_no_container_is_told_while_it_is_known_of_each_what_is_in_it(
-    spoil: Callable[["Docker", Path], object], tmp_path: Path
-) -> None:
+def test_use_outside_needs_every_container_known(spoil: Callable[["Docker", Path], object], tmp_path: Path) -> None:
     group, folder = tmp_path / "group", tmp_path / "gpuwarden"
     group.mkdir()
     folder.mkdir()
@@ -663,7 +645,7 @@ def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
     assert answered() == (at, "it hangs again")
 
 
-def test_of_an_engine_it_is_told_how_long_its_list_took_and_when_that_was_taken_and_not_how_long_it_was_read(
+def test_an_engines_duration_is_of_its_listing_and_not_of_the_reading(
     house: Path,
 ) -> None:
     source = Docker()
@@ -756,9 +738,7 @@ def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house
 # Unknowns are counted
 
 
-def test_what_is_unknown_is_counted_by_reason_for_as_long_as_its_container_runs(
-    house: Path, start_worker: StartWorker
-) -> None:
+def test_unknowns_are_counted_while_the_container_runs(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     lost = Gpu(
         uuid="GPU-0", index=0, name="", utilization_ratio=None, memory_used_bytes=None, memory_size_bytes=None,
@@ -789,9 +769,7 @@ def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house:
     assert snapshot.unknown == {("worker-0", "gpu", "processes_unknown"): 1, ("worker-0", "ram", "unreadable"): 1}
 
 
-def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ram_needs_a_controller(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = start_worker("w0")
     group = house / "group"
     group.mkdir()
@@ -806,9 +784,7 @@ def test_without_a_memory_controller_ram_is_unknown_and_the_gpu_is_not(
     assert snapshot.unknown["w0", "ram", "no_controller"] == 1
 
 
-def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gone_cgroup_is_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cgroup, "directory", lambda *_, **__: house / "gone")
     docker = Docker(build.container(name="w0", pid=start_worker("w0").pid))
 
@@ -818,9 +794,7 @@ def test_a_cgroup_that_went_while_it_was_looked_at_is_unknown_not_idle(
     assert snapshot.unknown["w0", "gpu", "processes_unknown"] == 1
 
 
-def test_of_two_containers_with_one_name_the_second_is_left_out_and_counted(
-    house: Path, start_worker: StartWorker
-) -> None:
+def test_the_second_container_of_a_name_is_counted(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     docker = Docker(build.container(name="w0", pid=worker.pid, gpu_request=None))
 
@@ -830,9 +804,7 @@ def test_of_two_containers_with_one_name_the_second_is_left_out_and_counted(
     assert snapshot.unknown["w0", "processes", "duplicate_name"] == 1
 
 
-def test_a_worker_whose_process_cannot_be_looked_at_is_counted(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_worker_counts(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not ours to look at")
 

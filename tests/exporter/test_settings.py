@@ -66,7 +66,7 @@ def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
         Settings(pegged_ratio=ratio)
 
 
-def test_where_a_kubernetes_service_of_our_name_is_to_be_asked_is_no_port_of_ours(
+def test_a_kubernetes_service_variable_is_no_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "tcp://10.96.7.1:29835")

@@ -218,9 +218,7 @@ with Reporter(Path("/run/gpuwarden"), worker=sys.argv[1], queue="gpu", subdirect
 
 
 @pytest.mark.needs_docker
-def test_in_a_real_container_only_what_is_below_a_worker_computes_for_it_alone(
-    client: docker.DockerClient, engine: Engine, house: Path, tmp_path: Path
-) -> None:
+def test_orphans_are_not_a_workers(client: docker.DockerClient, engine: Engine, house: Path, tmp_path: Path) -> None:
     (house / "both").mkdir()
     (tmp_path / "both.py").write_text(IN_A_CONTAINER)
     image = worker_image(client, extra={"/app/gpuwarden": CHECKOUT / "gpuwarden", "/app/both.py": tmp_path / "both.py"})

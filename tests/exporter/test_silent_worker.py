@@ -64,9 +64,7 @@ def looking(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
     return eventually(seen)
 
 
-def test_a_stopped_worker_grows_silent_and_one_that_goes_on_does_not(
-    house: Path, start_worker: StartWorker, logged: LogCapture
-) -> None:
+def test_a_stopped_worker_grows_silent(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
     look = sampler(house, dead_after_s=1.0)
 
@@ -88,9 +86,7 @@ def test_a_stopped_worker_grows_silent_and_one_that_goes_on_does_not(
     assert (logged.entries[0]["job_id"], logged.entries[0]["attempt"]) == (7, 1)
 
 
-def test_a_stopped_worker_without_a_job_is_silent_and_not_dead(
-    house: Path, start_worker: StartWorker, logged: LogCapture
-) -> None:
+def test_a_stopped_idle_worker_is_not_dead(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0")
     look = sampler(house, dead_after_s=0.5)
 
@@ -100,9 +96,7 @@ def test_a_stopped_worker_without_a_job_is_silent_and_not_dead(
     assert logged.entries == []
 
 
-def test_a_worker_that_computes_with_its_heartbeat_starved_is_not_still(
-    house: Path, start_worker: StartWorker, logged: LogCapture
-) -> None:
+def test_a_computing_worker_is_not_still(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
     look = sampler(house, dead_after_s=(dead_after_s := 3.0))  # longer than a busy machine keeps one from computing
 
@@ -142,9 +136,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_a_worker_that_waits_in_the_kernel_is_silent_unless_it_loads_or_saves(
-    phase: Phase, house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_wait_is_silence_outside_of_loads(phase: Phase, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = sampler(house)
     command = [sys.executable, "-c", IN_THE_KERNEL]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -210,18 +202,14 @@ def test_cpu_time_that_cannot_be_read_is_nan_and_counted_and_starts_anew_afterwa
     assert f"{CPU_STILL} 0.0" in golden.scraped(again, now=again.taken)
 
 
-def test_a_container_whose_worker_cannot_be_read_is_counted_by_its_name(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_worker_is_counted_by_its_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch, pid=2**22 + 1, container_id=build.DOCKER_ID)
     look = sampler(house, build.container(pid=os.getpid()))
 
     assert look.sample().unknown["worker-0", "cpu", "unreadable"] == 2
 
 
-def test_a_live_worker_in_another_pid_namespace_is_unknown_and_counted(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_in_another_pid_namespace_is_unknown(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen_as(monkeypatch, pid=None)
 
     snapshot = sampler(house).sample()
@@ -239,9 +227,7 @@ def test_a_dead_process_has_no_cpu_time_and_nothing_about_it_is_unknown(house: P
     assert snapshot.unknown == {}
 
 
-def test_two_workers_of_one_process_share_its_cpu_time_and_one_look_at_it(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_of_one_process_share_its_cpu_time(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
     def answer(pid: int) -> CpuUse:
@@ -283,9 +269,7 @@ def test_cpu_time_is_read_past_any_name_a_process_may_give_itself(name: str, tmp
 
 
 @pytest.mark.parametrize(("state", "uninterruptible"), [("D", True), ("S", False), ("R", False), ("T", False)])
-def test_whether_a_process_waits_uninterruptibly_is_read_with_its_cpu_time(
-    state: str, uninterruptible: bool, tmp_path: Path
-) -> None:
+def test_an_uninterruptible_wait_is_read_with_the_cpu_time(state: str, uninterruptible: bool, tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "stat").write_text(f"41 (x) {' '.join([state, *map(str, range(4, 53))])}\n")
 

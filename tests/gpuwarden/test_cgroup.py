@@ -109,9 +109,7 @@ def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lines", [["0::{}"], ["4:memory:{}", "1:name=systemd:{}", "0::/"]], ids=["v2", "hybrid"])
-def test_who_runs_a_container_is_told_by_the_name_of_its_group(
-    proc: Path, lines: list[str], path: str, runtime: str | None
-) -> None:
+def test_a_groups_name_tells_the_engine(proc: Path, lines: list[str], path: str, runtime: str | None) -> None:
     belongs(proc, *(line.format(path) for line in lines))
 
     assert cgroup.owner(PID, proc=proc) == (ID, runtime)
@@ -183,9 +181,7 @@ def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
     [["0::{}"], ["4:memory:/elsewhere", "1:name=systemd:{}", "0::/"], ["1:name=systemd:{}"]],
     ids=["version 2", "hybrid", "version 1"],
 )
-def test_the_service_of_the_hosts_systemd_that_a_process_is_in(
-    proc: Path, lines: list[str], path: str, unit: str | None
-) -> None:
+def test_a_process_is_in_its_hosts_service(proc: Path, lines: list[str], path: str, unit: str | None) -> None:
     belongs(proc, *(line.format(path) for line in lines))
     init(proc, *(line.format("/init.scope") for line in lines))
 
@@ -338,9 +334,7 @@ def test_memory_of_version_1_is_the_whole_charge_with_its_parts(root: Path) -> N
         pytest.param({"memory_current": "1\n"}, None, id="no such file"),
     ],
 )  # fmt: skip
-def test_processes_that_were_killed_for_memory_are_counted_by_the_kernel(
-    root: Path, files: dict[str, str], kills: int | None
-) -> None:
+def test_kills_for_memory_are_counted_by_the_kernel(root: Path, files: dict[str, str], kills: int | None) -> None:
     assert cgroup.memory(group(root / "c", **files, memory_stat="")).oom_kills == kills
 
 
@@ -414,9 +408,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP], ids=["gone", "going", "threaded"])
-def test_a_subgroup_that_ends_or_is_threaded_hides_nothing_else(
-    root: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_an_ended_subgroup_hides_nothing(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     group(root / "c", cgroup_procs="1\n")
     below = group(root / "c/below", cgroup_procs="2\n")
     unreadable(monkeypatch, below / "cgroup.procs", number)

@@ -13,9 +13,7 @@ from gpuwarden.files import ReloadingFile, atomic_open, atomic_write
 @pytest.mark.parametrize("content", ["größer\r\n", b"\x00\xff\n"], ids=["text", "bytes"])
 @pytest.mark.parametrize("before", [None, "longer than what comes next"], ids=["new", "there before"])
 @pytest.mark.parametrize("many_writers", [False, True], ids=["one writer", "many writers"])
-def test_the_file_holds_exactly_what_was_written(
-    content: str | bytes, before: str | None, many_writers: bool, tmp_path: Path
-) -> None:
+def test_a_file_holds_the_text(content: str | bytes, before: str | None, many_writers: bool, tmp_path: Path) -> None:
     path = tmp_path / "file"
     if before is not None:
         path.write_text(before)

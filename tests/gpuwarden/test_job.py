@@ -108,9 +108,7 @@ def test_while_fencing_no_worker_old_or_new_moves_the_job(move: Move) -> None:
         (JobClass.CPU, 2100, True),
     ],
 )
-def test_a_class_decides_the_budget_and_whether_a_trip_requeues(
-    job_class: JobClass, budget_s: float, *, retried: bool
-) -> None:
+def test_a_class_has_its_budget_and_its_end(job_class: JobClass, budget_s: float, *, retried: bool) -> None:
     assert (job_class.budget_s, job_class.retried) == (budget_s, retried)
 
 

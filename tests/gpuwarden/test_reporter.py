@@ -140,9 +140,7 @@ def test_a_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path
     assert [path.name for path in (host_dir / "w1").iterdir()] == ["w1.lock"]
 
 
-def test_a_second_process_for_the_same_worker_is_refused_and_changes_nothing(
-    start: Callable[..., Any], host_dir: Path
-) -> None:
+def test_a_second_process_of_one_worker_is_refused(start: Callable[..., Any], host_dir: Path) -> None:
     process = start("report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "its job is seen")
 
@@ -154,9 +152,7 @@ def test_a_second_process_for_the_same_worker_is_refused_and_changes_nothing(
     assert found.job is not None
 
 
-def test_a_killed_worker_is_replaced_by_a_new_incarnation_without_a_job(
-    start: Callable[..., Any], host_dir: Path
-) -> None:
+def test_a_killed_worker_has_a_successor_without_a_job(start: Callable[..., Any], host_dir: Path) -> None:
     first = start("report.start_job(**JOB)")
     before = seen(host_dir).worker.incarnation
     first.kill()
@@ -219,9 +215,7 @@ def test_a_failed_opening_publishes_nothing_and_holds_nothing(tmp_path: Path) ->
         assert worker_file(opened).worker == "w1"
 
 
-def test_a_lock_that_the_file_system_does_not_offer_is_no_rival(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_without_locks_is_no_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -400,9 +394,7 @@ def test_an_announced_phase_is_no_part_of_a_step(
     assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (3.0, 3.0)
 
 
-def test_the_longest_steps_are_told_by_the_clock_that_counts_what_a_machine_sleeps(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
@@ -418,9 +410,7 @@ def test_the_longest_steps_are_told_by_the_clock_that_counts_what_a_machine_slee
     assert found.step_max_s == 8.0
 
 
-def test_once_the_machine_slept_nobody_knows_since_when_a_step_of_the_attempt_ran(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, slept_s = 100.0, 5000.0
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
@@ -471,9 +461,7 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     assert job_file(report).stays == (), "another attempt has been nowhere yet"
 
 
-def test_a_stay_is_without_what_the_machine_slept_and_nobody_knows_since_when_it_was(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stay_excludes_sleep_and_has_no_start(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, slept_s = 100.0, 5000.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
@@ -487,9 +475,7 @@ def test_a_stay_is_without_what_the_machine_slept_and_nobody_knows_since_when_it
     assert job_file(report).stays == (LongStep(took_s=7.0, began_s=None),)
 
 
-def test_whoever_steps_is_not_idle_any_more_and_tells_it_at_once(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     start_job(report)
@@ -520,9 +506,7 @@ def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -
 
 
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
-def test_a_step_leaves_every_other_phase_as_it_is(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch, phase: Phase
-) -> None:
+def test_a_step_leaves_other_phases(report: Reporter, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     start_job(report)
     report.phase(phase, patience_s=900)
@@ -537,9 +521,7 @@ def test_a_step_leaves_every_other_phase_as_it_is(
     assert (after.phase, after.phase_started, after.patience_s) == (phase, before.phase_started, 900.0)
 
 
-def test_the_step_that_ends_an_idle_phase_has_taken_no_known_time(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_step_that_ends_an_idle_phase_has_no_time(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
@@ -573,9 +555,7 @@ def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter
     assert (job_file(report).phase, job_file(report).step) == (Phase.STEP, 2)
 
 
-def test_a_step_that_was_done_before_idle_was_said_does_not_end_it(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     start_job(report)
     report.arm()
     done_s = time.monotonic()
@@ -590,9 +570,7 @@ def test_a_step_that_was_done_before_idle_was_said_does_not_end_it(
     assert (late_step, job_file(report).phase) == (Phase.IDLE, Phase.STEP)
 
 
-def test_a_warm_up_step_of_the_load_is_no_beat_and_arms_nothing(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_up_step_arms_nothing(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     start_job(report)
 
@@ -659,9 +637,7 @@ def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter, monk
 # --- nothing raises into the job
 
 
-def test_a_folder_that_vanishes_mid_job_raises_nothing_and_is_counted(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vanished_folder_raises_nothing(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     start_job(report)
     away = report.folder.rename(report.folder.with_name("away"))

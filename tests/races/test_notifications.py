@@ -70,9 +70,7 @@ def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databas
 
 
 @pytest.mark.nightly
-def test_what_doors_accept_is_kept_whole_and_acted_on_once_whatever_becomes_of_it_on_its_way(
-    sqlite: Databases, web_config_file: Path
-) -> None:
+def test_accepted_alerts_are_acted_on_once_whatever_happens(sqlite: Databases, web_config_file: Path) -> None:
     machine = machine_on(sqlite, web_config_file)
 
     run(machine, examples=15)
@@ -102,9 +100,7 @@ def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, web_conf
     assert [what for what in ("accepted", "tied", "stop", "start") if not happened.get(what)] == []
 
 
-def test_a_history_that_cannot_be_begun_leaves_nothing_in_place_of_what_others_use(
-    sqlite: Databases, web_config_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_start_is_restored(sqlite: Databases, web_config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = in_place()
     machine = machine_on(sqlite, web_config_file, ends=False)
     begun = machine()

@@ -170,9 +170,7 @@ def test_a_payload_with_one_alert_more_than_are_accepted_is_refused_whole(more: 
     ],
     ids=["before 0.21", "none", "some", "a negative number", "a truth", "a text", "a fraction", "a number too large"],
 )
-def test_how_many_alerts_were_left_out_is_what_alertmanager_says_where_that_can_be_counted(
-    said: dict[str, Any], count: int
-) -> None:
+def test_left_out_alerts_are_counted_as_alertmanager_says(said: dict[str, Any], count: int) -> None:
     assert truncated(said) == count
 
 

@@ -106,9 +106,7 @@ def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., 
 
 
 @pytest.mark.parametrize("armed", ["--armed", "--no-armed"])
-def test_execute_beats_says_whether_it_acts_and_ends_with_0_when_told_to(
-    house: Path, execute: list[str], told_to_end: Callable[..., int], armed: str
-) -> None:
+def test_execute_beats_and_exits(house: Path, execute: list[str], told_to_end: Callable[..., int], armed: str) -> None:
     assert told_to_end([*execute, armed], up=lambda: beats(house)) == 0
 
     found = beats(house)
@@ -116,9 +114,7 @@ def test_execute_beats_says_whether_it_acts_and_ends_with_0_when_told_to(
     assert found[0] is (armed == "--armed")
 
 
-def test_an_executor_whose_ledger_a_newer_version_took_over_does_nothing_more_and_says_why(
-    house: Path, execute: list[str]
-) -> None:
+def test_an_executor_of_older_tables_does_nothing_more_and_says_why(house: Path, execute: list[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "gpuwarden", *execute, "--armed"], stderr=subprocess.PIPE, text=True
     ) as process:
@@ -133,9 +129,7 @@ def test_an_executor_whose_ledger_a_newer_version_took_over_does_nothing_more_an
     assert f"its ledger tables are of a newer gpuwarden (revision 9999; this one knows {known}): upgrade this" in said
 
 
-def test_started_armed_again_it_stays_what_a_person_has_ordered_since(
-    house: Path, execute: list[str], told_to_end: Callable[..., int]
-) -> None:
+def test_an_order_outlives_start_armed(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
     assert told_to_end([*execute, "--armed"], up=lambda: beats(house)) == 0
     assert main(["disarm", "--ledger", f"sqlite:///{house}/ledger.db"]) == 0
     last = beats(house)
@@ -147,9 +141,7 @@ def test_started_armed_again_it_stays_what_a_person_has_ordered_since(
     assert found[0] is False
 
 
-def test_execute_without_docker_and_with_supervised_processes(
-    house: Path, execute: list[str], told_to_end: Callable[..., int]
-) -> None:
+def test_execute_supervises_processes(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
     workers = house / "workers.toml"
     workers.write_text("[worker.w1]\nargv = ['true']\npid_file = 'p'\nlog_file = 'l'\n")
 
@@ -157,9 +149,7 @@ def test_execute_without_docker_and_with_supervised_processes(
 
 
 @pytest.mark.needs_postgres
-def test_on_postgresql_a_second_executor_of_the_host_is_one_clear_line_and_1(
-    house: Path, postgres_url: str, told_to_end: Callable[..., int]
-) -> None:
+def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, told_to_end: Callable[..., int]) -> None:
     databases = ["--ledger", postgres_url, "--queue", postgres_url]
     execute = ["remediator", "execute", "--dir", str(house), *databases, "--look-again-s", "0.05"]
     ledger = Ledger.open(postgres_url)
@@ -174,9 +164,7 @@ def test_on_postgresql_a_second_executor_of_the_host_is_one_clear_line_and_1(
     ledger.close()
 
 
-def test_a_second_executor_is_one_clear_line_and_1_and_the_next_may_start_when_the_first_ended(
-    house: Path, execute: list[str], told_to_end: Callable[..., int]
-) -> None:
+def test_a_second_executor_exits_1(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
     with (house / "log").open("wb") as log:
         first = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
     try:
@@ -227,9 +215,7 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureF
     ],
     ids=["no host key", "no queue", "a bad file of workers"],
 )
-def test_what_execute_cannot_start_without_is_one_clear_line_and_1(
-    house: Path, execute: list[str], broken: Callable[[Path], None], says: str
-) -> None:
+def test_a_bad_execute_is_a_line(house: Path, execute: list[str], broken: Callable[[Path], None], says: str) -> None:
     (house / "workers.toml").write_text("[worker]")
     broken(house)
 

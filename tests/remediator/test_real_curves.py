@@ -62,9 +62,7 @@ def known(asked: Curves, metric: str, container: str) -> list[float]:
     return [value for value in values(asked, metric, container) if value is not None]
 
 
-def test_a_beat_that_stopped_is_seen_and_a_host_that_was_not_scraped_is_a_gap_and_no_zero(
-    host: Scraped, asked: Curves, running: str
-) -> None:
+def test_a_stopped_beat_is_seen_and_a_missed_scrape_is_a_gap(host: Scraped, asked: Curves, running: str) -> None:
     still = {(USE, 'container="its",gpu="GPU-0"'): 0.0, (RAM, 'container="its"'): 2.0**30}
     host.series = {(BEAT, 'container="its",worker="w1"'): 1.0, (BEAT, 'container="its",worker="w2"'): 999.0, **still}
     eventually(lambda: known(asked, BEAT, "its")[-1:] == [1.0], "it beats")

@@ -20,7 +20,7 @@ FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
         pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="nothing of it could run"),
     ],
 )
-def test_a_stop_is_missed_only_where_the_fence_could_not_have_ended_the_worker(
+def test_a_stop_is_missed_only_after_a_fence(
     wedge_with_gil: bool,
     times: dict[str, float],
     ended: bool,
@@ -29,7 +29,7 @@ def test_a_stop_is_missed_only_where_the_fence_could_not_have_ended_the_worker(
 
 
 @pytest.mark.parametrize("outcomes", [[None], ["mended"], ["refused"], ["partly_mended"], ["mended", "mended"]])
-def test_an_alert_that_ended_too_soon_or_came_too_late_adds_no_episode_to_those_of_a_wedge(
+def test_a_short_or_late_alert_adds_no_episode(
     outcomes: list[str | None],
 ) -> None:
     its = [_story(outcome) for outcome in outcomes]

@@ -173,9 +173,7 @@ def test_a_second_engine_works_where_a_first_was_killed_with_its_guardian(tmp_pa
 
 @pytest.mark.needs_docker
 @private
-def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_engine_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "bin/dockerd"
     broken.parent.mkdir()
     broken.write_text("#!/bin/sh\necho 'failed to start daemon: no cgroups here'\nexit 1\n")

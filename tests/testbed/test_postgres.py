@@ -145,9 +145,7 @@ def test_afterwards_no_process_and_no_file_but_the_log_is_left(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("number", "kept"), [(signal.SIGTERM, "durable"), (signal.SIGKILL, "not durable")])
-def test_a_server_ends_with_its_killed_caller_and_the_next_one_sweeps_its_room(
-    number: signal.Signals, kept: str, tmp_path: Path
-) -> None:
+def test_a_killed_callers_server_ends_and_is_swept(number: signal.Signals, kept: str, tmp_path: Path) -> None:
     caller = subprocess.Popen(
         [sys.executable, "-c", HOLD_A_SERVER, str(tmp_path), kept], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
     )
@@ -226,9 +224,7 @@ def test_without_apt_get_the_answer_says_what_to_install(tmp_path: Path) -> None
 
 
 @root_only
-def test_a_temporary_folder_that_is_closed_to_the_server_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(closed))

@@ -32,9 +32,7 @@ def greeting(folder: Path, text: str = "hello") -> Path:
     return folder
 
 
-def test_what_is_added_is_importable_for_everyone_and_comes_without_the_hosts_caches(
-    client: docker.DockerClient, tmp_path: Path
-) -> None:
+def test_what_is_added_is_importable_without_caches(client: docker.DockerClient, tmp_path: Path) -> None:
     module = greeting(tmp_path / "module")
     module.chmod(0o700)
     (module / "__init__.py").chmod(0o600)
@@ -65,9 +63,7 @@ def test_what_a_worker_imports_was_compiled_with_the_image(client: docker.Docker
     assert said.splitlines() == ["[]", "/app/gpuwarden/worker/worker.py"]
 
 
-def test_the_same_content_is_imported_once_and_other_content_is_another_image(
-    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_content_is_one_tag(client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = worker_image(client, extra={"/app/salute": greeting(tmp_path)})
     os.utime(tmp_path / "__init__.py", (0, 0))
     with monkeypatch.context() as forbidden:

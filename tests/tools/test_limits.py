@@ -73,9 +73,7 @@ def test_this_checkout_is_within_the_limits_but_for_what_is_listed(capsys: pytes
     assert limits.main() == 0, capsys.readouterr().out
 
 
-def test_what_is_listed_as_too_large_and_is_not_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_entry_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(limits, "TOO_LARGE", limits.TOO_LARGE | {"tools/limits.py"})
 
     assert limits.main() == 1

@@ -147,9 +147,7 @@ def test_a_broken_record_is_caught_by_the_alert_that_names_it(promtool: Path, tm
 
 
 @pytest.mark.needs_parts
-def test_nothing_is_caught_by_tests_that_fail_on_the_rules_as_they_are(
-    promtool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_tests_catch_nothing(promtool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = planted(FAULTS, "gpuwarden_gpu_row_remap_failed) == 1", "gpuwarden_gpu_row_remap_failed) == 2")
     assert list(judging.judge([mutant], promtool, tmp_path / "sound").caught) == [mutant.name]
     (tmp_path / FAULTS).write_text(mutant.text)
@@ -196,9 +194,7 @@ def test_a_listed_fault_that_changes_nothing_is_an_error(tmp_path: Path, monkeyp
 
 @pytest.mark.needs_parts
 @pytest.mark.usefixtures("promtool")
-def test_one_rule_file_is_judged_alone_and_a_survivor_is_named(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_survivor_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert mutation.main(["--rules", "alerts/chain.rules.yaml"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("chain.rules.yaml ")

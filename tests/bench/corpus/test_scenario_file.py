@@ -131,9 +131,7 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         (SOUND, SOUND + SOUND, "a.yaml:6: a.yaml:1 has the same name; say in it what is different"),
     ],
 )  # fmt: skip
-def test_a_scenario_that_cannot_be_understood_says_where_and_what_to_write(
-    old: str, new: str, complaint: str, tmp_path: Path
-) -> None:
+def test_a_bad_scenario_says_where_and_what_to_write(old: str, new: str, complaint: str, tmp_path: Path) -> None:
     assert old in SOUND
     (tmp_path / "a.yaml").write_text(SOUND.replace(old, new, 1))
 
@@ -208,9 +206,7 @@ def unread(*command: str) -> "subprocess.CompletedProcess[bytes]":
         os.close(write_end)
 
 
-def test_of_a_file_that_cannot_be_understood_it_is_said_why_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_is_reported_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text(SOUND.replace("4m: hangs", "4m: hang"))
 
     code = judging.main([str(tmp_path)])

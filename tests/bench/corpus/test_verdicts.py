@@ -259,9 +259,7 @@ def test_the_corpus_tells_of_a_broken_rule(
 @pytest.mark.needs_parts
 @pytest.mark.nightly
 @pytest.mark.parametrize("sign", BLIND)
-def test_the_corpus_tells_when_a_sign_of_life_is_not_looked_at(
-    sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_sign_of_life_is_needed(sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one, whole = named(BLIND[sign]), vars(ContainerEvidence)["unmoved_s"].fget
     monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(**{sign: math.inf}))))
 
@@ -290,9 +288,7 @@ def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-def test_the_corpus_tells_when_work_is_life_in_every_phase(
-    played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_is_life_only_in_some_phases(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one = named("wedges in a driver call that spins, having loaded")
     monkeypatch.setattr(Phase, "counts_work", True)
 
@@ -304,9 +300,7 @@ def test_the_corpus_tells_when_work_is_life_in_every_phase(
 
 @pytest.mark.needs_parts
 @pytest.mark.nightly
-def test_the_corpus_tells_when_a_pegged_gpu_proves_nothing(
-    played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_gpu_alone_is_no_sign_of_life(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["unmoved_s"].fget
     monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(gpu_pegged_s=None))))
 

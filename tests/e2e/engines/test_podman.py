@@ -29,9 +29,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield found
 
 
-def test_a_wedged_worker_in_a_container_of_podmans_is_restarted_once_and_its_job_finished(
-    tmp_path: Path, podman: Engine
-) -> None:
+def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path, podman: Engine) -> None:
     slots = [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in (WEDGED, UNMANAGED)]
     queues = {worker: worker for worker in (WEDGED, UNMANAGED)}
     with stage(tmp_path, podman, slots, armed=True, stop_grace_s=1.0, queues=queues, unmanaged=(UNMANAGED,)) as scene:

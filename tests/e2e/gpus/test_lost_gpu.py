@@ -60,9 +60,7 @@ def gpus_read(scene: Stage) -> set[str]:
 
 
 @pytest.mark.behaviour("A7")
-def test_a_job_that_hangs_on_a_lost_gpu_goes_on_on_another_and_the_worker_there_is_left_alone(
-    scene: Stage, relay: Relay
-) -> None:
+def test_a_job_on_a_lost_gpu_goes_on_elsewhere_and_spares_the_other_worker(scene: Stage, relay: Relay) -> None:
     def until(holds: Any, what: str) -> None:
         eventually(holds, what, within_s=90, log=lambda: scene.chain.log_tail("execute"))
 

@@ -72,9 +72,7 @@ def started_at(container: Container) -> str:
     return found
 
 
-def test_one_that_wedges_beside_one_that_goes_on_is_not_accused_and_is_left_to_a_person_once_that_is_done(
-    work: Path, engine: Engine
-) -> None:
+def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Path, engine: Engine) -> None:
     slots = [Slot(worker=worker, gpus=(_gpu(worker),)) for worker in QUEUES]
     with stage(work, engine, slots, armed=True, stop_grace_s=1.0, queues=dict(QUEUES)) as scene:
         jobs: dict[str, JobId] = {

@@ -147,7 +147,7 @@ def pairs(work: Path, engine: Engine) -> Iterator[Pairs]:
                 its.kill(name)
 
 
-def test_whatever_becomes_of_them_one_wedge_is_one_free_and_what_a_dead_prometheus_resolves_is_not_mended(
+def test_one_wedge_is_freed_once_whatever_dies(
     pairs: Pairs,
 ) -> None:
     scene = pairs.scene

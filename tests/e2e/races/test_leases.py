@@ -114,7 +114,7 @@ def begin(scene: Scene) -> None:
         scene.fleet.start(second(race))
 
 
-def test_a_lease_that_was_reclaimed_before_the_alert_came_leaves_the_container_to_be_freed_and_nothing_to_settle(
+def test_an_alert_after_the_lease_was_reclaimed_restarts_the_container_alone(
     scene: Scene,
 ) -> None:
     job_id, worker = scene.jobs["late-alert"], first("late-alert")

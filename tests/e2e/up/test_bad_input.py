@@ -109,7 +109,7 @@ def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_wri
         ),
     ],
 )
-def test_an_alert_that_cannot_be_acted_on_is_refused_on_record_through_the_real_alertmanager(
+def test_a_bad_alert_is_refused_through_alertmanager(
     scene: Stage,
     labels: dict[str, str],
     reason: str,

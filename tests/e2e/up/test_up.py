@@ -78,9 +78,7 @@ def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["59", "86401", "nan", "soon"])
-def test_a_bound_that_no_executor_would_take_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
-) -> None:
+def test_a_bad_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     with pytest.raises(SystemExit) as ended:
         command(["--data", str(tmp_path / "data"), "--free-bound-s", given])
 
@@ -168,9 +166,7 @@ def test_a_part_that_is_killed_is_started_again(tmp_path: Path) -> None:
     assert not any(runs(pid) for pid in after.values())
 
 
-def test_docker_that_is_started_later_stopped_and_started_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_docker_may_start_later_stop_and_start_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may start a private Docker engine")
     work = tmp_path / "engine"

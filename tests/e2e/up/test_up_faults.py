@@ -64,9 +64,7 @@ def running(ground: tuple[Host, Disk]) -> Iterator[tuple[Host, Disk, Run]]:
         assert run.stop() == 0
 
 
-def test_killed_while_it_starts_while_idle_and_twice_in_the_middle_of_a_mend_it_mends_once(
-    tmp_path: Path, engine: Engine
-) -> None:
+def test_a_stack_that_is_killed_at_any_moment_acts_once(tmp_path: Path, engine: Engine) -> None:
     worker = "gpuwarden-faults-mend"
     with host(tmp_path, engine.base_url, [worker]) as its:
         with its.starting() as run:
@@ -137,7 +135,7 @@ def test_while_ledger_and_queue_are_locked_it_says_so_and_afterwards_mends(runni
     its.needs_nobody()
 
 
-def test_while_the_ledgers_disk_is_full_alerts_are_sent_again_and_afterwards_mended(
+def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(
     running: tuple[Host, Disk, Run],
 ) -> None:
     its, disk, run = running
@@ -154,7 +152,7 @@ def test_while_the_ledgers_disk_is_full_alerts_are_sent_again_and_afterwards_men
     its.needs_nobody()
 
 
-def test_with_prometheus_and_alertmanager_hung_it_names_each_and_afterwards_mends(
+def test_a_hung_prometheus_or_alertmanager_is_named(
     running: tuple[Host, Disk, Run],
 ) -> None:
     its, _, run = running
@@ -173,7 +171,7 @@ def test_with_prometheus_and_alertmanager_hung_it_names_each_and_afterwards_mend
     assert run.pids() == before
 
 
-def test_with_prometheus_and_alertmanager_killed_it_names_each_and_a_wedge_meanwhile_is_mended(
+def test_a_wedge_while_prometheus_and_alertmanager_are_down_is_freed(
     running: tuple[Host, Disk, Run],
 ) -> None:
     its, _, run = running

@@ -196,9 +196,7 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
         pytest.param({"gpu_idle_s": None, "gpu_unknown": NO_GPU}, [], [], id="it was given none"),
     ],
 )
-def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown(
-    place: dict[str, Any], idle: list[float | None], lost: list[float | None]
-) -> None:
+def test_gpus_are_absent_or_nan(place: dict[str, Any], idle: list[float | None], lost: list[float | None]) -> None:
     reason = place.pop("gpu_unknown", None)
     unknown = Unknown(reason=reason, because="") if reason else None
     text = golden.scraped(build.snapshot(containers=(build.evidence(gpu_unknown=unknown, **place),)))
@@ -213,9 +211,7 @@ def test_of_gpus_nothing_is_told_where_there_is_none_and_nan_where_it_is_unknown
     [(1001, 1000, [1.0]), (1000, 1000, []), (0, 1000, []), (None, 1000, []), (1001, None, [])],
     ids=["over", "at it", "within it", "unknown what it holds", "no budget"],
 )
-def test_by_how_much_a_container_is_over_its_budget_is_told_only_while_it_is(
-    held_bytes: int | None, budget_bytes: int | None, over: list[float]
-) -> None:
+def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int | None, over: list[float]) -> None:
     shares = tuple(
         GpuShare(gpu=gpu, utilization_ratio=None, memory_bytes=size)
         for gpu, size in (("GPU-0", held_bytes), ("GPU-1", 7))
@@ -419,9 +415,7 @@ UNREAD = Unknown(reason="not_listed", because="GPU is lost")
                      id="it has no GPU by now, though it may have lost one"),
     ],
 )  # fmt: skip
-def test_for_how_long_a_job_was_quiet_is_told_and_is_nan_while_it_is_unknown(
-    place: dict[str, Any], found: list[list[float | None]]
-) -> None:
+def test_a_jobs_quiet_time_is_published_or_nan(place: dict[str, Any], found: list[list[float | None]]) -> None:
     assert quiet_of({"ram_still_s": 500.0, **place}) == found
 
 
@@ -488,9 +482,7 @@ OWN_QUIET = {
         pytest.param(None, {}, [], id="it shares its container with nobody"),
     ],
 )  # fmt: skip
-def test_for_how_long_one_of_several_workers_was_quiet_itself_is_told_and_is_nan_while_it_is_unknown(
-    own: dict[str, Any] | None, its: dict[str, Any], found: list[float | None]
-) -> None:
+def test_a_workers_own_quiet_time(own: dict[str, Any] | None, its: dict[str, Any], found: list[float | None]) -> None:
     assert quiet_apart_of(own, its) == found
 
 
@@ -572,9 +564,7 @@ def overdue(
         pytest.param({"dead_s": {"w0": 30.0}}, {"dead_s": {"w0": 29.5}}, id="without its process"),
     ],
 )  # fmt: skip
-def test_a_job_is_overdue_once_something_has_lasted_as_long_as_it_may(
-    at: dict[str, Any], before: dict[str, Any]
-) -> None:
+def test_a_job_is_overdue_at_its_bound(at: dict[str, Any], before: dict[str, Any]) -> None:
     assert (overdue(**at), overdue(**before)) == ([7.0], [])
 
 
@@ -702,9 +692,7 @@ def scrape_logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
-def test_a_failing_collector_costs_its_own_series_only_and_says_so(
-    name: str, monkeypatch: pytest.MonkeyPatch, scrape_logged: LogCapture
-) -> None:
+def test_a_failing_collector_fails_alone(name: str, monkeypatch: pytest.MonkeyPatch, scrape_logged: LogCapture) -> None:
     def fail(_: Snapshot) -> Iterable[Metric]:
         raise RuntimeError("a defect")
         yield
@@ -812,9 +800,7 @@ def test_without_gpu_readings_there_are_no_gpu_series() -> None:
         pytest.param(None, 0.0, False, id="before the first look"),
     ],
 )
-def test_a_snapshot_is_published_only_while_it_is_fresh(
-    snapshot: Snapshot | None, age_s: float, published: bool
-) -> None:
+def test_only_a_fresh_snapshot_is_published(snapshot: Snapshot | None, age_s: float, published: bool) -> None:
     text = golden.scraped(snapshot, now=build.ago(-age_s))
 
     assert bool(hot(text)) == published

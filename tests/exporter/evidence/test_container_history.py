@@ -117,7 +117,7 @@ def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(val
     assert observed(*((1.0, 0.0, value) for value in values)).ram_still_s == still_s
 
 
-def test_ram_that_creeps_for_ever_costs_bounded_memory_and_tells_too_short_a_time(
+def test_creeping_ram_costs_bounded_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(windows, "EXTREMES_MAX", 10)
@@ -330,9 +330,7 @@ def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
         pytest.param(("renderD128",), NUMBERED, False, id="one of the source that answers"),
     ],
 )
-def test_of_two_sources_one_that_fails_has_looked_at_nobody_on_its_gpus(
-    request_: tuple[str, ...], failed: str, *, left_out: bool
-) -> None:
+def test_a_failed_source_saw_nothing_on_its_gpus(request_: tuple[str, ...], failed: str, *, left_out: bool) -> None:
     container, other = build.container(gpu_request=request_), build.gpu(1, node="renderD128")
     history = ContainerHistory(THRESHOLDS)
 
@@ -566,9 +564,7 @@ STARTED = {1: worked(), 2: worked(start_ticks=9)}
                      id="so they do after a gap"),
     ],
 )  # fmt: skip
-def test_work_is_still_for_as_long_as_its_rate_was_seen_to_be_kept(
-    looks: list[Look], found: tuple[float | None, float | None, float | None]
-) -> None:
+def test_kept_rates_keep_work_still(looks: list[Look], found: tuple[float | None, float | None, float | None]) -> None:
     assert still(*looks) == found
 
 
@@ -581,9 +577,7 @@ bursts_of_a_life = st.lists(
 @pytest.mark.parametrize("same", [False, True], ids=["read anew", "told to be as it was"])
 @given(bursts_of_a_life)
 @example(bursts=[(5.0, 500), (1.0, 90), (5.0, 500), (5.0, 0)])
-def test_the_rate_of_work_is_that_of_the_last_ten_seconds_however_it_came_to_be_known(
-    same: bool, bursts: list[tuple[float, int]]
-) -> None:
+def test_the_rate_of_work_covers_the_last_ten_seconds(same: bool, bursts: list[tuple[float, int]]) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
     exceeded, overs = False, [False]
     work = WorkUse(processes={1: worked()})

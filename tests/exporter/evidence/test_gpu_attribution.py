@@ -91,9 +91,7 @@ def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tu
         pytest.param(None, (None, "no_gpu"), id="none"),
     ],
 )
-def test_the_gpus_of_a_container_are_those_it_asked_for(
-    request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]
-) -> None:
+def test_a_container_has_its_gpus(request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]) -> None:
     mine, another = build.process(4001, 0.25), build.process(OTHER_PID, 0.9)
 
     assert attributed(build.gpu(0, mine), build.gpu(1, another), request=request_) == expected
@@ -204,9 +202,7 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
         pytest.param(("renderD130", "7", FULL), (FULL, "GPU-gone"), ("7",), id="one of each"),
     ],
 )
-def test_of_what_is_missing_only_uuids_are_names_of_gpus(
-    request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]
-) -> None:
+def test_missing_names_are_uuids(request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]) -> None:
     readings = GpuReadings(source="test", gpus=(INTEL,), failed=("gpu", "drm"), gone={"renderD130": "GPU-gone"})
 
     found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
@@ -232,9 +228,7 @@ def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_m
         pytest.param((), None, id="it was unmade, or goes by another name"),
     ],
 )
-def test_a_gpu_that_a_container_had_and_that_is_lost_is_missing_and_not_idle_by_the_others(
-    request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None
-) -> None:
+def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=(build.gpu(0),), dropped=dropped)
 
     found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
@@ -286,9 +280,7 @@ def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
         ),
     ],
 )
-def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
-    request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None
-) -> None:
+def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=found, gone={"renderD131": "GPU-gone"})
 
     use = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
@@ -329,9 +321,7 @@ def test_a_gpu_that_was_read_and_is_gone_is_not_passed_over(
         pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
     ],
 )
-def test_a_missing_gpu_costs_nothing_of_what_its_processes_hold_and_do_on_others(
-    request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]
-) -> None:
+def test_a_missing_gpu_hides_no_other_use(request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]) -> None:
     use = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
 
     assert list(use.shares) == shares
@@ -362,9 +352,7 @@ def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> 
         pytest.param(("all", "renderD129"), None, id="beside all of NVIDIA's"),
     ],
 )
-def test_a_gpu_that_was_gone_before_the_exporter_began_is_missed_by_who_was_given_its_node(
-    request_: tuple[str, ...], missing: str | None
-) -> None:
+def test_a_gpu_that_was_gone_before_the_start_is_missing(request_: tuple[str, ...], missing: str | None) -> None:
     found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
     because = f"assigned GPU {missing} is not reported"
@@ -451,7 +439,7 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_what_worked_on_a_gpu_is_not_idle_after_looks_that_could_not_see_it(
+def test_a_blind_look_proves_no_idleness(
     between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...],
 ) -> None:
     history = ContainerHistory(THRESHOLDS)
@@ -626,9 +614,7 @@ percents = st.integers(0, 100).map(lambda percent: percent / 100)
         pytest.param(None, None, None, id="unknown without a list"),
     ],
 )  # fmt: skip
-def test_what_processes_in_no_container_have_of_a_gpu(
-    processes: list[GpuProcess] | None, ratio: float | None, size: int | None
-) -> None:
+def test_use_outside_containers(processes: list[GpuProcess] | None, ratio: float | None, size: int | None) -> None:
     gpu = build.gpu(0, processes=None) if processes is None else build.gpu(0, *processes)
 
     found = gpu_attribution.unplaced(gpu, OWN)
@@ -661,9 +647,7 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
         pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than that is left"),
     ],
 )
-def test_time_of_a_gpu_that_a_neighbours_copies_and_video_may_be_is_not_taken_for_hidden_work(
-    neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None
-) -> None:
+def test_a_neighbours_engine_time(neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None) -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
     gpu = build.gpu(0, build.process(4001), neighbour, utilization_ratio=total)
 
@@ -684,9 +668,7 @@ work = st.lists(st.tuples(st.sampled_from([4001, 4002, 5001, 9999]), percents, s
 
 
 @given(work, percents)
-def test_utilisation_adds_up_whatever_is_told_of_each(
-    processes: list[tuple[int, float, float | None]], total: float
-) -> None:
+def test_utilisation_adds_up(processes: list[tuple[int, float, float | None]], total: float) -> None:
     listed = (GpuProcess(pid, own, 1, busiest_ratio=most) for pid, own, most in processes)
     gpu = build.gpu(0, *listed, utilization_ratio=total)
     a, b = OWN, frozenset({5001})
@@ -799,9 +781,7 @@ def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> No
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
-def test_a_known_utilisation_accounts_for_the_gpu_to_within_idle(
-    processes: list[tuple[int, float]], total: float
-) -> None:
+def test_a_known_utilisation_adds_up_to_within_idle(processes: list[tuple[int, float]], total: float) -> None:
     found = build.gpu(0, *(build.process(pid, ratio) for pid, ratio in processes), utilization_ratio=total)
 
     own, reason = attributed(found)

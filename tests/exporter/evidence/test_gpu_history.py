@@ -40,9 +40,7 @@ def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
         pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
     ],
 )
-def test_the_time_a_gpu_was_busy_is_counted_of_measured_looks_only(
-    looks: list[tuple[float, GpuReadings | None]], busy_s: float | None
-) -> None:
+def test_busy_time_counts_measured_looks(looks: list[tuple[float, GpuReadings | None]], busy_s: float | None) -> None:
     assert counted(*looks)["GPU-0"].busy_s == busy_s
 
 

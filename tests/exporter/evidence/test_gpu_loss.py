@@ -286,9 +286,7 @@ FULL_TOO = replace(SECOND, utilization_ratio=1.0, processes=(build.process(2, 1.
         pytest.param([BOTH, (UNLISTED, LOST), (FULL, LOST)], [0.0, None, 0.0], id="the other is unknown"),
     ],
 )
-def test_whoever_spins_for_a_gpu_that_is_lost_is_pegged_on_those_that_are_left(
-    looks: list[tuple[Gpu, ...]], pegged_s: list[float | None]
-) -> None:
+def test_spinning_counts_the_gpus_that_are_left(looks: list[tuple[Gpu, ...]], pegged_s: list[float | None]) -> None:
     found = told(*((look, float(now_s)) for now_s, look in enumerate(looks)))
 
     assert [evidence.gpu_pegged_s for evidence in found] == pegged_s
@@ -386,9 +384,7 @@ def after(
 
 @pytest.mark.parametrize("kind", ["docker", "process", "systemd"])
 @pytest.mark.parametrize("look", [(FIRST, LOST), (FIRST, NAMELESS), (FIRST,)], ids=["called so", "nameless", "gone"])
-def test_who_was_given_every_gpu_was_not_given_one_that_was_lost_before_it_started(
-    kind: str, look: tuple[Gpu, ...]
-) -> None:
+def test_all_gpus_do_not_include_one_that_was_lost_before(kind: str, look: tuple[Gpu, ...]) -> None:
     found = after(BOTH, look, look, look, request=("all",), kind=kind)
 
     assert (found.gpus, found.lost_gpus, found.gpu_lost_s) == (("GPU-0",), (), None)

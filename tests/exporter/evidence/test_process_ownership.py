@@ -60,9 +60,7 @@ def own(found: Mapping[int, Born], *, first: int | None = INIT, unread: int | No
         ),
     ],
 )  # fmt: skip
-def test_a_process_is_a_workers_own_where_it_can_be_no_others(
-    found: Mapping[int, Born], of_w: set[int], of_v: set[int]
-) -> None:
+def test_a_process_belongs_to_one_worker_or_to_any(found: Mapping[int, Born], of_w: set[int], of_v: set[int]) -> None:
     assert own(found) == {"w": of_w, "v": of_v}
 
 
@@ -122,9 +120,7 @@ trees = st.dictionaries(
 
 
 @given(trees, st.data())
-def test_every_process_counts_against_somebody_and_a_workers_own_always_against_it(
-    tree: Mapping[int, Born | None], data: st.DataObject
-) -> None:
+def test_every_process_counts_and_a_workers_own_always(tree: Mapping[int, Born | None], data: st.DataObject) -> None:
     workers = {
         "w": data.draw(st.sampled_from(sorted(tree))),
         "v": data.draw(st.sampled_from(sorted(tree))),

@@ -70,9 +70,7 @@ def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, 
         pytest.param(None, "its container is unknown", id="container unknown"),
     ],
 )
-def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
-    seen: ContainerEvidence | None, because: str | None
-) -> None:
+def test_a_sign_of_life_makes_a_silent_job_suspected(seen: ContainerEvidence | None, because: str | None) -> None:
     assert suspicion(seen) == because
 
 
@@ -83,9 +81,7 @@ def test_a_silent_job_is_suspected_with_the_sign_of_life_named(
         (build.ago(900.0, boot_id="before"), "phase unknown: not measured"),
     ],
 )
-def test_a_job_whose_file_tells_of_a_phase_that_is_younger_than_its_beat_is_suspected(
-    phase_started: Stamp, because: str
-) -> None:
+def test_a_job_with_a_phase_younger_than_its_beat_is_suspected(phase_started: Stamp, because: str) -> None:
     assert suspicion(build.evidence(), phase_started=phase_started) == because
 
 
@@ -202,9 +198,7 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
         pytest.param({"ram_still_s": 2.0}, "RAM moved or was unseen 2 s ago", id="RAM is named first"),
     ],
 )  # fmt: skip
-def test_in_a_load_an_evaluation_a_save_and_a_checkpoint_work_is_a_sign_of_life(
-    phase: Phase, changes: dict[str, object], because: str | None
-) -> None:
+def test_work_is_a_sign_of_life_in_other_phases(phase: Phase, changes: dict[str, object], because: str | None) -> None:
     seen = build.evidence(**changes)
 
     patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
@@ -248,9 +242,7 @@ SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_stil
         pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
     ],
 )  # fmt: skip
-def test_nothing_of_it_moved_for_as_long_as_its_gpu_spun_or_it_was_at_rest_and_all_else_was_still(
-    seen: dict[str, float | None], unmoved_s: float | None
-) -> None:
+def test_unmoved_time_is_the_least_of_its_signs(seen: dict[str, float | None], unmoved_s: float | None) -> None:
     assert build.evidence(**seen).unmoved_s == unmoved_s
 
 

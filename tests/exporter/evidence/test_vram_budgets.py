@@ -229,9 +229,7 @@ def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | N
         pytest.param(("0", "renderD129"), None, id="what it holds is not measured"),
     ],
 )
-def test_who_holds_the_most_stays_in_the_ranking_while_another_source_fails(
-    request_: tuple[str, ...], used_mib: int | None
-) -> None:
+def test_a_failed_source_keeps_the_largest_in_the_ranking(request_: tuple[str, ...], used_mib: int | None) -> None:
     held = build.process(4001, 0.0, used_mib and used_mib * MIB)
     gpu = build.gpu(0, held, build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
     readings = GpuReadings(source="test", gpus=(gpu,), failed=("drm",))
@@ -283,9 +281,7 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
         pytest.param(("MIG-GPU-1/7/0",), (), "MIG-GPU-1/7/0", id="by an older name that fits no instance"),
     ],
 )
-def test_who_was_given_a_gpu_that_is_missing_is_ranked_and_never_confirmed(
-    missing: tuple[str, ...], had: tuple[str, ...], names: str | None
-) -> None:
+def test_a_missing_gpu_ranks_but_never_acts(missing: tuple[str, ...], had: tuple[str, ...], names: str | None) -> None:
     facts = accused(build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0), ("0", *missing), had)
 
     found = confirm(facts, "worker-0@1")
@@ -379,9 +375,7 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
         pytest.param(0.06, None, None, id="and what is in use is unknown"),
     ],
 )
-def test_while_somebody_on_no_list_works_on_the_gpu_nobody_goes_where_it_may_be_another_who_is_most_over(
-    busy_ratio: float, used_mib: int | None, victim: str | None
-) -> None:
+def test_hidden_work_stops_the_ranking(busy_ratio: float, used_mib: int | None, victim: str | None) -> None:
     gpu = build.gpu(0, build.process(4001, 0.0, 11 * MIB), utilization_ratio=busy_ratio, memory_free_bytes=0)
     readings = build.gpus(replace(gpu, memory_used_bytes=None if used_mib is None else used_mib * MIB))
     found = []

@@ -273,7 +273,7 @@ def test_gpus_are_told_apart() -> None:
         max_size=40,
     )
 )
-def test_it_is_never_more_than_what_has_left_within_the_bound_nor_than_what_nobody_holds(
+def test_returning_memory_is_bounded(
     played: list[tuple[dict[int, int | None], int, float]],
 ) -> None:
     looks, left, before = Looks(), [(0.0, 0)], dict[int, int | None]()

@@ -32,9 +32,7 @@ pytestmark = pytest.mark.pure
         pytest.param([(0, "c@1"), (-1, "c@1")], 0.0, id="a clock that runs backwards proves nothing"),
     ],
 )
-def test_a_worker_is_dead_for_as_long_as_its_lock_was_seen_free(
-    looks: list[tuple[float, str | None]], dead_s: float
-) -> None:
+def test_a_worker_is_dead_while_its_lock_is_free(looks: list[tuple[float, str | None]], dead_s: float) -> None:
     history, now_s, found_s = DeathHistory(THRESHOLDS), 1000.0, 0.0
     for gap_s, place in looks:
         now_s += gap_s
@@ -83,9 +81,7 @@ def unplaced(folder: str = "f0", **changes: object) -> WorkerSighting:
         pytest.param(unplaced(alive=False), HOLDS, False, id="it is dead"),
     ],
 )
-def test_who_cannot_be_placed_or_tested_may_live_where_its_folder_is(
-    sighting: WorkerSighting, place: Container, may: bool
-) -> None:
+def test_an_unplaced_worker_may_live_where_its_folder_is(sighting: WorkerSighting, place: Container, may: bool) -> None:
     workers = WorkerReadings(workers=(sighting,))
 
     assert worker_liveness.may_hold_others(place, workers, [HOLDS, OTHER, BARE]) is may
@@ -137,9 +133,7 @@ def cpu_still(*samples: tuple[float, int]) -> float:
         pytest.param([(0, 7), (-1, 7)], 0.0, id="a clock that runs backwards proves nothing"),
     ],
 )
-def test_a_process_is_still_for_as_long_as_it_was_seen_to_use_no_cpu_time(
-    samples: list[tuple[float, int]], still_s: float
-) -> None:
+def test_a_process_is_still_without_cpu_time(samples: list[tuple[float, int]], still_s: float) -> None:
     assert cpu_still(*samples) == still_s
 
 
@@ -151,9 +145,7 @@ def test_a_process_is_still_for_as_long_as_it_was_seen_to_use_no_cpu_time(
         pytest.param(False, True, 2.0, id="nor does a job in its steps"),
     ],
 )
-def test_a_wait_for_storage_is_no_silence_of_a_job_that_loads_or_saves(
-    stores: bool, uninterruptible: bool, still_s: float
-) -> None:
+def test_a_storage_wait_is_no_silence_in_load_and_save(stores: bool, uninterruptible: bool, still_s: float) -> None:
     history, use = CpuHistory(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
     for now_s in (1000.0, 1001.0, 1002.0):
         found = history.observe(use, now_s=now_s, stores=stores)
@@ -197,9 +189,7 @@ def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
         ),
     ],
 )
-def test_a_worker_is_dead_only_without_heartbeat_and_cpu_time(
-    sighting: WorkerSighting, still_s: float | None, dead: bool
-) -> None:
+def test_death_needs_no_heartbeat_and_no_cpu_time(sighting: WorkerSighting, still_s: float | None, dead: bool) -> None:
     assert worker_liveness.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
 
 
@@ -213,9 +203,7 @@ def test_a_worker_is_dead_only_without_heartbeat_and_cpu_time(
         pytest.param(120, True, True, id="the other's whole silence, seen"),
     ],
 )
-def test_a_suspended_machine_accuses_nobody_before_a_whole_silence_was_seen(
-    awake_s: int, wedged: bool, dead: bool
-) -> None:
+def test_a_suspended_machine_accuses_after_a_whole_silence(awake_s: int, wedged: bool, dead: bool) -> None:
     container, cpu = ContainerHistory(THRESHOLDS), CpuHistory(THRESHOLDS)
     slept_s = 600
     times = [*range(200), *range(200 + slept_s, 200 + slept_s + awake_s + 1)]

@@ -172,9 +172,7 @@ def test_gzip_is_for_who_takes_it(accept_encoding: str, accepted: bool) -> None:
 
 
 @given(st.lists(st.tuples(anything, anything, values | st.none()), max_size=5, unique_by=lambda row: row[:2]), anything)
-def test_our_own_families_are_rendered_as_the_samples_that_they_tell(
-    rows: list[tuple[str, str, float | None]], about: str
-) -> None:
+def test_our_families_are_rendered_as_their_samples(rows: list[tuple[str, str, float | None]], about: str) -> None:
     for make in (gauge, family_counter):
         ours = make("a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="nobody")
         plain = Metric(ours.name, ours.documentation, ours.type)

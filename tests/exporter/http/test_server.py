@@ -487,9 +487,7 @@ def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
         process.communicate()
 
 
-def test_the_rules_about_servers_gpus_and_slow_jobs_are_told_the_bounds_that_are_set(
-    house: Path, simulation: Path
-) -> None:
+def test_the_rules_read_the_bounds_that_are_set(house: Path, simulation: Path) -> None:
     with running(
         house,
         simulation,
@@ -600,9 +598,7 @@ def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(hou
     )
 
 
-def test_a_simulation_file_that_turns_bad_makes_gpus_unknown_and_a_whole_one_known_again(
-    program: Exporter, simulation: Path
-) -> None:
+def test_a_bad_simulation_file_makes_gpus_unknown_until_it_is_whole(program: Exporter, simulation: Path) -> None:
     whole = simulation.read_text()
 
     def gpu_source_is(success: bool) -> bool:

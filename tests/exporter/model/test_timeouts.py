@@ -83,9 +83,7 @@ def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], w
         pytest.param({"phase": Phase.LOAD, "job_class": JobClass.CPU}, None, id="none of a class without a GPU"),
     ],
 )
-def test_the_time_after_its_start_in_which_no_window_of_a_gpu_job_begins_is(
-    job: dict[str, Any], grace_s: float | None
-) -> None:
+def test_the_grace_before_a_gpu_jobs_first_window_is(job: dict[str, Any], grace_s: float | None) -> None:
     assert PATIENCE.grace_s(build.job_file(**job), grace_s=360.0, window_s=300.0) == grace_s
 
 
@@ -181,9 +179,7 @@ def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[st
         pytest.param([(700.0, 1200.0)], 50.0, id="never less than the shortest of them took"),
     ],
 )
-def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_stay(
-    pauses: list[tuple[float, float]], longest_s: float
-) -> None:
+def test_a_pause_is_no_part_of_a_stay(pauses: list[tuple[float, float]], longest_s: float) -> None:
     stays = long_steps((300.0, 900.0), (60.0, 700.0), (50.0, 500.0))
     job = build.job_file(**STAYED | {"stays": stays, "stall_timeout_s": 1.0})
     patience = Patience(eval_s=1.0, stuck_floor_s=1.0, stuck_steps=10.0)
@@ -224,9 +220,7 @@ def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_step(
     st.lists(st.integers(1, 50), min_size=6, max_size=12),
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 100)), max_size=4),
 )
-def test_a_step_is_never_taken_to_be_shorter_than_it_was_without_its_pauses(
-    worked_s: list[int], paused: list[tuple[int, int]]
-) -> None:
+def test_a_step_is_never_shorter_than_without_its_pauses(worked_s: list[int], paused: list[tuple[int, int]]) -> None:
     """Steps that follow one another and worked for so long, and pauses of so long that began at those moments."""
     pauses = [(float(since), float(since + length)) for since, length in paused]
     merged: list[tuple[float, float]] = []

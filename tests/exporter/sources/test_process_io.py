@@ -46,7 +46,7 @@ def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
     return folder
 
 
-def test_work_is_io_by_calls_and_disk_faults_of_both_kinds_and_cpu_time_with_the_children_that_ended(
+def test_work_is_io_and_faults_and_cpu_time_with_ended_children(
     tmp_path: Path,
 ) -> None:
     kernel(tmp_path, 41)
@@ -149,9 +149,7 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
 @pytest.mark.parametrize(
     ("soft", "hard", "allowed"), [(1024, None, FILES_WANTED), (1024, 2048, 2048), (9000, None, 9000)]
 )
-def test_the_exporter_may_open_more_files_than_it_is_given_as_far_as_the_kernel_lets_it(
-    soft: int, hard: int | None, allowed: int
-) -> None:
+def test_the_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed: int) -> None:
     program = (
         "import resource, sys; from exporter.sources.process_io import allow_files; "
         "soft, hard = map(int, sys.argv[1:]);"
@@ -332,9 +330,7 @@ def place(snapshot: Snapshot) -> tuple[str | None, str | None]:
     return facts.container, facts.container_incarnation
 
 
-def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_worker_was_in_its_last_container(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = house / "group"
     group.mkdir()
     for name, text in (("cgroup.procs", f"{os.getpid()}\n"), ("memory.current", "7\n"), ("memory.stat", "anon 7\n")):
@@ -352,9 +348,7 @@ def test_a_dead_workers_container_is_the_one_it_was_last_seen_alive_in(
     assert told(later).ram_bytes is not None  # it runs, with another process in it
 
 
-def test_the_container_that_went_down_with_its_worker_is_known_still_and_told_without_figures(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_that_went_with_its_worker_is_still_known(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(HERE)
     found = sampler(house, docker)
     look(found, monkeypatch, LIVES)
@@ -371,9 +365,7 @@ def test_the_container_that_went_down_with_its_worker_is_known_still_and_told_wi
     )
 
 
-def test_one_that_was_removed_or_whose_engine_is_silent_is_still_named(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_removed_container_is_still_named(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(HERE)
     found = sampler(house, docker)
     look(found, monkeypatch, LIVES)
@@ -398,9 +390,7 @@ def test_a_container_that_was_started_since_begins_the_wait_anew(house: Path, mo
     assert place(started) == ("worker-0", REBORN.incarnation)
 
 
-def test_a_worker_in_a_paused_container_is_neither_dead_nor_still_and_starts_anew_when_it_goes_on(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     docker = Docker(HERE)
     found = sampler(house, docker)
     waited = [look(found, monkeypatch, DIED) for _ in range(3)][-1]
@@ -428,9 +418,7 @@ def test_a_worker_in_a_paused_container_is_neither_dead_nor_still_and_starts_ane
         ),
     ],
 )
-def test_how_many_live_in_a_container_is_unknown_where_another_may(
-    other: WorkerSighting, house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_uncertain_worker_count(other: WorkerSighting, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = sampler(house, Docker(HERE))
 
     assert told(look(found, monkeypatch, LIVES)).container_workers == 1
@@ -458,9 +446,7 @@ def test_where_nobody_saw_it_alive_a_dead_worker_was_in_the_one_container_with_i
     assert told(dead).dead_s == 0.0
 
 
-def test_a_new_incarnation_of_the_worker_has_nothing_of_the_one_before(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_incarnation_inherits_nothing(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = sampler(house, Docker(replace(HERE, folders=())))
     look(found, monkeypatch, LIVES)
 
@@ -469,9 +455,7 @@ def test_a_new_incarnation_of_the_worker_has_nothing_of_the_one_before(
     assert place(look(found, monkeypatch, other)) == (None, None)
 
 
-def test_a_lock_that_cannot_be_tested_is_no_death_and_forgets_nothing(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_untestable_lock_is_no_death(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = sampler(house, Docker(HERE))
     look(found, monkeypatch, LIVES)
 
@@ -482,9 +466,7 @@ def test_a_lock_that_cannot_be_tested_is_no_death_and_forgets_nothing(
     assert place(look(found, monkeypatch, DIED)) == ("worker-0", HERE.incarnation)
 
 
-def test_a_worker_in_no_container_that_is_killed_is_known_by_its_process_and_told_once(
-    house: Path, start_worker: StartWorker, logged: LogCapture
-) -> None:
+def test_a_killed_bare_worker_is_reported_once(house: Path, start_worker: StartWorker, logged: LogCapture) -> None:
     worker = start_worker("w0", job_id=7)
     found = sampler(house, dead_after_s=0.3)
     alive = told(found.sample())
@@ -559,9 +541,7 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
     assert snapshot.containers[0].ram_bytes is not None
 
 
-def test_the_work_of_a_container_of_unknown_processes_is_unknown_at_once(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_processes_do_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     found = sampler(house)
     before = found.sample().containers[0].fault_still_s
@@ -577,9 +557,7 @@ def failing(*_: object, **__: object) -> int:
     raise OSError("none can be read")
 
 
-def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_io_is_counted(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     monkeypatch.setattr(Work, "_io", lambda *_: None)
     snapshot = sampler(house).sample()
@@ -588,9 +566,7 @@ def test_io_alone_that_cannot_be_read_is_counted_and_leaves_the_rest(
     assert snapshot.unknown["w0", "work", "io_unreadable"] == 1
 
 
-def test_a_container_with_too_many_processes_is_unknown_in_its_work(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_has_an_unknown_work(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     monkeypatch.setattr(processes, "PROCESSES_MAX", 0)
     snapshot = sampler(house).sample()

@@ -102,9 +102,7 @@ def an_exporter(house: Path, *folders: Path) -> Iterator[Exporter]:
 
 
 @pytest.mark.behaviour("D1")
-def test_a_task_is_published_from_its_start_to_its_end_and_one_that_was_killed_as_dead(
-    house: Path, folder: Path, run_task: Callable[[int], subprocess.Popen[str]]
-) -> None:
+def test_a_task_lives_and_dies(house: Path, folder: Path, run_task: Callable[[int], subprocess.Popen[str]]) -> None:
     with an_exporter(house, folder) as program:
 
         def told() -> dict[str, list[float]]:
@@ -167,9 +165,7 @@ def test_a_task_whose_main_thread_has_ended_is_there_while_another_runs(folder: 
         pytest.param(3600.0, False, id="a process that started later has got its pid"),
     ],
 )
-def test_a_pid_is_the_tasks_only_if_its_process_is_as_old_as_the_file_says(
-    folder: Path, ago_s: float, expected: bool
-) -> None:
+def test_a_task_has_the_pid_of_a_process_as_old_as_its_file(folder: Path, ago_s: float, expected: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         write(folder, 7, pid=process.pid, started_s=time.time() - ago_s)
 
@@ -208,9 +204,7 @@ def dead_pid() -> int:
     return process.pid
 
 
-def test_a_process_that_the_kernel_hides_is_neither_alive_nor_dead(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hidden_process_is_neither_alive_nor_dead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As /proc mounted with hidepid shows another user's process to one that is not root."""
     write(folder, 7)
 
@@ -265,9 +259,7 @@ def test_a_name_that_is_no_text_is_told_as_one(folder: Path) -> None:
     assert found.such_as["name"].encode().startswith(f"{folder}/\\xff.json: ".encode())
 
 
-def test_a_task_that_ends_between_two_looks_at_its_folder_is_gone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_that_ends_between_two_looks_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, 7)
     write(folder, 8)
     listed = Tasks._entries
@@ -283,9 +275,7 @@ def test_a_task_that_ends_between_two_looks_at_its_folder_is_gone(
     assert (alive(found), found.errors) == ({8: True}, {})
 
 
-def test_a_folder_that_vanishes_costs_its_own_tasks_and_is_counted_until_it_is_back(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_vanished_folder_costs_its_own_tasks(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     write(folder, 7)

@@ -36,9 +36,7 @@ def names(found: WorkerReadings) -> list[str]:
     return [sighting.worker.worker for sighting in found.workers]
 
 
-def test_a_living_worker_is_seen_with_its_job_and_the_pid_the_kernel_names(
-    house: Path, start_worker: StartWorker
-) -> None:
+def test_a_living_worker_is_seen_with_its_job_and_pid(house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0", folder="slot-a", job_id=7)
 
     found = read(house)
@@ -84,9 +82,7 @@ def test_without_its_lock_file_whether_a_worker_lives_is_unknown(house: Path) ->
     assert dict(found.errors) == {"lock_missing": 1}
 
 
-def test_a_folder_is_told_in_which_a_worker_may_live_that_is_left_out(
-    house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_may_hide_a_worker(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     leave(house, "stale", folder="free")
     half(leave(house, "bad", folder="spoilt"))
     monkeypatch.setattr(workers, "FILES_MAX", 2)
@@ -181,9 +177,7 @@ def listening_socket(path: Path) -> None:
         pytest.param(listening_socket, "unreadable", id="a socket"),
     ],
 )
-def test_a_file_that_cannot_be_trusted_costs_its_own_worker_only(
-    spoil: Callable[[Path], None], reason: str, house: Path
-) -> None:
+def test_an_untrusted_file_costs_its_worker(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
     leave(house, "good")
     spoil(leave(house, "bad"))
     leave(house, "fine", folder="bad")
@@ -204,9 +198,7 @@ def test_a_file_that_cannot_be_trusted_costs_its_own_worker_only(
         pytest.param(link, "unreadable", id="a symbolic link"),
     ],
 )
-def test_a_job_file_that_cannot_be_trusted_leaves_its_worker_without_a_job(
-    spoil: Callable[[Path], None], reason: str, house: Path
-) -> None:
+def test_an_untrusted_job_file_costs_its_job(spoil: Callable[[Path], None], reason: str, house: Path) -> None:
     job_path = leave(house, "w0").with_name("w0.job.json")
     job = build.job_file(worker="w0", incarnation=build.worker_file().incarnation)
     job_path.write_text(state_file.render(job))
@@ -236,9 +228,7 @@ def test_a_pipe_that_somebody_holds_open_does_not_hold_us_up(house: Path) -> Non
 
 
 @pytest.mark.parametrize("spoil", [pytest.param(pipe, id="a pipe"), pytest.param(folder, id="a folder")])
-def test_a_lock_that_is_no_file_tells_nothing_and_does_not_hold_us_up(
-    spoil: Callable[[Path], None], house: Path
-) -> None:
+def test_a_lock_that_is_no_file_is_skipped(spoil: Callable[[Path], None], house: Path) -> None:
     lock = leave(house, "w0").with_name("w0.lock")
     spoil(lock)
 
@@ -288,9 +278,7 @@ def test_the_job_of_an_earlier_incarnation_is_not_this_workers(house: Path, star
 # Two that claim one name
 
 
-def test_of_two_that_claim_one_name_the_living_is_kept_and_the_other_counted(
-    house: Path, start_worker: StartWorker
-) -> None:
+def test_of_two_with_one_name_the_living_is_kept(house: Path, start_worker: StartWorker) -> None:
     leave(house, "w0", folder="a-stale-one")
     worker = start_worker("w0", folder="b")
     leave(house, "w0", folder="c-stale-too")
@@ -302,9 +290,7 @@ def test_of_two_that_claim_one_name_the_living_is_kept_and_the_other_counted(
 
 
 @pytest.mark.parametrize(("honest", "liar"), [("a", "b"), ("b", "a")], ids=["honest folder first", "liar's first"])
-def test_a_later_process_cannot_hide_a_worker_by_claiming_to_be_older(
-    honest: str, liar: str, house: Path, start_worker: StartWorker
-) -> None:
+def test_a_later_process_cannot_claim_an_age(honest: str, liar: str, house: Path, start_worker: StartWorker) -> None:
     worker = start_worker("w0", folder=honest)
     eventually(lambda: uptime_ticks() > procfs.start_ticks(worker.pid) + 2)
     rival = start_worker("w0", folder=liar)
@@ -346,9 +332,7 @@ def test_a_tenant_with_endless_files_crowds_out_itself_only(house: Path, monkeyp
     assert dict(found.errors) == {"too_many": 1}
 
 
-def test_a_tenant_with_endless_other_files_is_looked_at_within_bounds(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_endless_files_is_read_within_bounds(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "ENTRIES_MAX", 10)
     (house / "greedy").mkdir()
     for number in range(50):
@@ -409,9 +393,7 @@ def test_without_its_directory_the_source_fails_as_a_whole(house: Path) -> None:
         workers.read(house / "nowhere")
 
 
-def test_a_worker_that_dies_between_two_looks_has_no_pid(
-    house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_has_no_pid(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     start_worker("w0")
     (tmp_path / "proc").mkdir()
 
@@ -420,9 +402,7 @@ def test_a_worker_that_dies_between_two_looks_has_no_pid(
     assert (sighting.alive, sighting.pid, sighting.container_id) == (True, None, None)
 
 
-def test_a_worker_that_ends_cleanly_while_it_is_looked_at_is_no_error(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_ends_while_it_is_read_is_no_error(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = leave(house, "w0", folder="slot")
     leave(house, "a-first-one", folder="slot")
     parse = state_file.parse_worker
@@ -469,9 +449,7 @@ def test_of_files_that_are_gone_nothing_is_remembered(house: Path) -> None:
     assert (workers._WORKER_FILES._now, workers._WORKER_FILES._before) == ({}, {})
 
 
-def test_the_container_is_the_cgroup_of_the_locks_holder(
-    house: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_workers_container_is_its_cgroup(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker("w0")
     group = tmp_path / "proc" / str(worker.pid) / "cgroup"
     group.parent.mkdir(parents=True)

@@ -152,9 +152,7 @@ def a_link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [writable_by_others, of_another_user, a_pipe, a_link])
-def test_a_file_that_somebody_else_may_have_written_is_not_believed(
-    kept: AnsweredFile, spoil: Callable[[Path], None]
-) -> None:
+def test_a_file_that_others_may_write_is_not_believed(kept: AnsweredFile, spoil: Callable[[Path], None]) -> None:
     kept.write(["c@1"])
     assert kept.read() == ("c@1",)
 
@@ -203,9 +201,7 @@ def test_incarnations_that_ended_make_room_and_those_that_are_there_do_not(kept:
     [b"{", render(["c@1"], now=replace(clock.stamp(), boot_id="x"))],
     ids=["half a file", "of another boot"],  # the same in each process of a run
 )
-def test_a_file_that_tells_nothing_is_told_and_written_anew(
-    kept: AnsweredFile, logged: LogCapture, found: bytes
-) -> None:
+def test_an_empty_file_is_reported_and_rewritten(kept: AnsweredFile, logged: LogCapture, found: bytes) -> None:
     kept.write(())
     kept.path.write_bytes(found)
 
@@ -227,9 +223,7 @@ def test_nothing_is_written_while_nothing_changes(kept: AnsweredFile) -> None:
     assert not kept.path.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_nothing_else_is_told_and_is_tried_again(
-    house: Path, kept: AnsweredFile
-) -> None:
+def test_an_unwritable_folder_is_reported_and_tried_again(house: Path, kept: AnsweredFile) -> None:
     kept.path.parent.write_bytes(b"a file in the place of the folder")
     with closing(Servers(Prober(), kept)) as servers:
         sampler = Sampler(

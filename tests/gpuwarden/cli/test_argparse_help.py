@@ -31,9 +31,7 @@ def test_no_command_tells_of_its_options_in_words_of_python(
     assert re.search(r"\(default: [\d.]+\)", says)
 
 
-def test_what_an_option_takes_and_its_default_are_told(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_shows_values_and_defaults(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
 
     says = told("exporter", capfd, monkeypatch)

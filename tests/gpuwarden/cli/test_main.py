@@ -77,9 +77,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     )
 
 
-def test_a_missing_package_of_our_own_commands_is_in_the_extra_worker(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_our_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gpuwarden.cli.job", raising=False)
     monkeypatch.setitem(sys.modules, "gpuwarden.queue", None)
 
@@ -233,9 +231,7 @@ def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("on_box1")
-def test_a_gpu_is_taken_out_of_use_listed_and_put_back(
-    capsys: pytest.CaptureFixture[str], store: JobStore, url: str
-) -> None:
+def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], store: JobStore, url: str) -> None:
     where = ["--store", url]
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
     store.claims.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
@@ -261,9 +257,7 @@ def test_a_gpu_is_taken_out_of_use_listed_and_put_back(
 
 
 @pytest.mark.parametrize("named", ["0", "a", "gpu-a", "", "GPU-a\nb"])
-def test_what_is_no_uuid_is_not_taken_out_of_use(
-    capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str
-) -> None:
+def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str) -> None:
     code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "--host", "box1", named)
 
     assert code == 2

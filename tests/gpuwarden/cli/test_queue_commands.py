@@ -63,9 +63,7 @@ ASKS = (
 
 
 @pytest.mark.parametrize("asks", ASKS, ids=" ".join)
-def test_a_command_that_only_asks_refuses_older_tables_and_leaves_them(
-    store: JobStore, cli: Cli, url: str, asks: list[str]
-) -> None:
+def test_a_reading_command_refuses_older_tables(store: JobStore, cli: Cli, url: str, asks: list[str]) -> None:
     with writing(store._engine) as connection:
         connection.exec_driver_sql("UPDATE gpuwarden_queue_version SET version_num = '0001'")
 
@@ -123,9 +121,7 @@ def test_the_newest_jobs_are_listed_and_all_where_all_are_asked_for(store: JobSt
     assert cli("job", "list", "--limit", "-1")[0] == 2
 
 
-def test_all_jobs_are_listed_though_they_are_read_a_page_at_a_time(
-    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_jobs_are_listed_page_by_page(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.queue.queries.PAGE", 3)
     ids = [submit(store) for _ in range(6)]
 
@@ -148,9 +144,7 @@ def test_jobs_are_chosen_by_queue_run_and_state(store: JobStore, cli: Cli) -> No
     assert chosen("--queue", "none") == []
 
 
-def test_a_running_job_is_listed_with_its_progress_where_its_workers_files_are(
-    store: JobStore, cli: Cli, host_dir: Path
-) -> None:
+def test_a_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, host_dir: Path) -> None:
     submit(store, steps_total=20)
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
         job = store.claims.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW)
@@ -169,9 +163,7 @@ def test_a_running_job_is_listed_with_its_progress_where_its_workers_files_are(
     assert json_line["progress"]["steps_total"] == 20
 
 
-def test_a_watched_list_is_printed_again_at_a_change(
-    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     submit(store)
     watching = spawn("-m", "gpuwarden", "job", "list", "--watch", "--json", "--store", url)
     assert watching.stdout is not None
@@ -329,9 +321,7 @@ def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cl
         pytest.param(["", "--budget-s", "1"], 1, "queue '' will not do", id="no name"),
     ],
 )
-def test_a_setting_that_will_not_do_is_refused(
-    store: JobStore, cli: Cli, options: list[str], code: int, says: str
-) -> None:
+def test_a_bad_setting_is_refused(store: JobStore, cli: Cli, options: list[str], code: int, says: str) -> None:
     ended, _, err = cli("queue", "set", *options)
 
     assert ended == code
@@ -488,9 +478,7 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
         ),
     ],
 )
-def test_a_file_that_describes_no_run_is_refused_whole(
-    store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str
-) -> None:
+def test_a_bad_run_file_is_refused_whole(store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str) -> None:
     code, out, err = cli("run", "submit", written(tmp_path, whole))
 
     assert (code, out) == (1, "")
@@ -516,9 +504,7 @@ def test_each_consumer_is_told_once_of_everything_that_ended(store: JobStore, cl
     assert cli("events", "\t")[0] == 1
 
 
-def test_events_are_followed_as_they_come(
-    store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_events_are_followed(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     following = spawn("-m", "gpuwarden", "events", "mailer", "--follow", "--json", "--store", url)
     assert following.stdout is not None
 

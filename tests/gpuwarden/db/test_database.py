@@ -284,9 +284,7 @@ def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
 
 
 @pytest.mark.needs_postgres
-def test_a_row_that_another_holds_is_waited_for_within_a_bound(
-    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_lock_is_bounded(postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1)
     again = open_database(postgres_url, QUEUE)
     with writing(postgres_engine) as holder:
@@ -331,9 +329,7 @@ def test_the_server_too_notices_a_client_that_vanished(postgres_engine: Engine) 
         pytest.param("application_name=mine", {"application_name": "mine"}, id="beside the options"),
     ],
 )
-def test_what_the_url_sets_joins_what_we_set_and_holds_where_they_differ(
-    postgres_url: str, options: str, changed: dict[str, str]
-) -> None:
+def test_the_urls_options_join_ours(postgres_url: str, options: str, changed: dict[str, str]) -> None:
     engine = open_database(f"{postgres_url}?{options}", QUEUE)
 
     found = settings_of(engine, *(SETTINGS | changed))
@@ -427,9 +423,7 @@ def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> 
 
 
 @pytest.mark.needs_postgres
-def test_a_watch_outlives_its_server_and_takes_everything_for_changed(
-    postgres_engine: Engine, postgres: Postgres
-) -> None:
+def test_a_watch_outlives_its_server(postgres_engine: Engine, postgres: Postgres) -> None:
     watching = watch(postgres_engine, QUEUE.channel)
     assert not watching.any()
     postgres.stop()
@@ -451,9 +445,7 @@ def test_a_watch_outlives_its_server_and_takes_everything_for_changed(
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_server_that_went_away_is_told_and_used_again_once_it_is_back(
-    postgres_engine: Engine, postgres: Postgres, end: str
-) -> None:
+def test_a_server_that_is_back_is_used_again(postgres_engine: Engine, postgres: Postgres, end: str) -> None:
     assert count(postgres_engine) == 0
     getattr(postgres, end)()
 
@@ -484,9 +476,7 @@ def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, 
 
 
 @pytest.mark.needs_postgres
-def test_what_was_committed_stays_though_the_connection_is_lost_before_anyone_is_told(
-    postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_without_answer(postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = postgres_engine.dialect.do_commit
 
     def commit_and_lose(borrowed: Any) -> None:
@@ -521,9 +511,7 @@ def alarmed(after_s: float) -> Iterator[None]:
 
 
 @pytest.mark.needs_postgres
-def test_a_program_that_is_interrupted_while_it_tells_of_a_change_hears_of_that_and_the_connection_is_not_used_again(
-    postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_watch_drops_its_connection(postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hanging:
         hanging.setattr(db_changes, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
         with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
@@ -612,9 +600,7 @@ def test_a_database_has_one_lock_however_its_url_spells_it(database: Path, sqlit
 
 
 @pytest.mark.needs_postgres
-def test_a_lock_of_the_same_name_in_another_database_is_another(
-    postgres_engine: Engine, postgres: Postgres, queue_template: str
-) -> None:
+def test_a_lock_is_of_one_database(postgres_engine: Engine, postgres: Postgres, queue_template: str) -> None:
     postgres.create("other", template=queue_template)
     other = open_database(postgres.url("other"), QUEUE)
     mine, theirs = (lock_for_one(each, "sweeping the floor") for each in (postgres_engine, other))

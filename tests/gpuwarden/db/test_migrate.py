@@ -273,9 +273,7 @@ def test_processes_that_open_a_database_together_all_succeed(
 
 
 @only_postgresql
-def test_an_upgrade_lets_a_transaction_through_that_goes_on_to_another_table(
-    empty_url: str, engine: Engine, next_schema: Schema
-) -> None:
+def test_an_upgrade_lets_a_begun_transaction_through(empty_url: str, engine: Engine, next_schema: Schema) -> None:
     plain = empty_url.replace("+psycopg", "")
     with ExitStack() as stack:
         other, asking = (stack.enter_context(closing(psycopg.connect(plain))) for _ in range(2))

@@ -101,9 +101,7 @@ def test_a_caller_that_does_not_shake_hands_delays_no_other(encrypted: WebConfig
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\n"], ids=["its first line", "a header"])
-def test_a_header_in_small_pieces_has_no_more_time_than_another(
-    monkeypatch: pytest.MonkeyPatch, beginning: bytes
-) -> None:
+def test_a_slow_header_has_no_more_time(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
 
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
@@ -133,9 +131,7 @@ def test_the_rest_of_a_body_that_was_answered_unread_has_no_more_time_either(mon
         eventually(lambda: hung_up(slow, b"x"), "it is closed")
 
 
-def test_a_slow_handshake_counts_against_the_time_of_the_header(
-    monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig
-) -> None:
+def test_a_handshake_counts_in_the_headers_time(monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
     hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a ClientHello of 512 bytes
 
@@ -189,7 +185,7 @@ def test_a_place_is_free_again_and_no_error_is_logged_where_a_caller(
 # Many callers
 
 
-def test_more_connections_than_the_bound_are_closed_and_answered_once_others_end(
+def test_too_many_connections_are_closed_until_others_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
@@ -200,7 +196,7 @@ def test_more_connections_than_the_bound_are_closed_and_answered_once_others_end
         eventually(lambda: answered(port), "two have hung up")
 
 
-def test_one_address_takes_its_share_of_the_connections_and_leaves_the_others_theirs(
+def test_one_address_leaves_connections_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 2)

@@ -98,9 +98,7 @@ def tls(ours: Authority, **more: str) -> str:
         pytest.param({"Authorization": "Basic " + b64encode(b"prom").decode()}, 401, id="no colon"),
     ],
 )
-def test_a_caller_without_a_user_and_its_password_is_told_nothing(
-    tmp_path: Path, headers: dict[str, str], status: int
-) -> None:
+def test_a_caller_without_its_password_is_refused(tmp_path: Path, headers: dict[str, str], status: int) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD, other="x" * 72))
 
     with served(live(build.sighting()), web_config_file=config) as port:
@@ -120,9 +118,7 @@ def test_whether_it_is_well_is_told_without_a_password(tmp_path: Path, path: str
         assert get(port, path)[:2] == (200, "ok\n")
 
 
-def test_a_password_that_was_right_costs_no_bcrypt_again_until_the_file_has_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_known_password_costs_no_bcrypt_until_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD))
     asked: list[bytes] = []
     check = bcrypt.checkpw
@@ -174,9 +170,7 @@ def test_who_guesses_holds_up_nobody_whose_password_is_known(tmp_path: Path, mon
         guessing.join()
 
 
-def test_who_guesses_while_others_do_is_told_at_once_to_come_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_guesses_are_sent_away_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpuwarden.http.web_config, "CHECKED_MAX", 1)
     held, go_on = threading.Event(), threading.Event()
 
@@ -240,9 +234,7 @@ def tokens(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", [write, in_place])
-def test_a_token_is_changed_without_a_moment_at_which_neither_is_accepted(
-    tokens: Path, change: Callable[[Path, str], object]
-) -> None:
+def test_a_token_is_changed_without_a_gap(tokens: Path, change: Callable[[Path, str], object]) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
     assert (admits(door, bearer(OLD)), admits(door, bearer(NEW))) == (True, False)
 
@@ -309,9 +301,7 @@ UNUSABLE_TOKENS: Mapping[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("content", "says"), UNUSABLE_TOKENS.values(), ids=UNUSABLE_TOKENS)
-def test_tokens_that_cannot_be_used_are_an_error_that_shows_none_of_them_and_later_leave_those_before(
-    tokens: Path, content: bytes, says: str
-) -> None:
+def test_bad_tokens_are_an_error_and_leave_the_earlier_ones(tokens: Path, content: bytes, says: str) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
     tokens.write_bytes(content)
 
@@ -335,9 +325,7 @@ def test_tokens_that_cannot_be_read_are_named(tokens: Path) -> None:
 # Credentials that are required
 
 
-def test_where_credentials_are_required_a_file_without_any_is_refused_then_and_later(
-    tmp_path: Path, ours: Authority
-) -> None:
+def test_required_credentials_are_required_at_every_reading(tmp_path: Path, ours: Authority) -> None:
     wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
     config = write(tmp_path / "web.yml", wants)
     with pytest.raises(WebConfigError, match="lets every caller in"):
@@ -425,9 +413,7 @@ def test_names_are_relative_to_the_file(tmp_path: Path, ours: Authority) -> None
     assert WebConfig(config).describe() == "https, 0 users, 0 tokens"
 
 
-def test_a_renewed_certificate_is_shown_at_the_next_handshake(
-    tmp_path: Path, ours: Authority, another: Authority, said: LogCapture
-) -> None:
+def test_a_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another: Authority, said: LogCapture) -> None:
     for name, its in (("cert.pem", ours.server.cert), ("key.pem", ours.server.key)):
         (tmp_path / name).write_bytes(its.read_bytes())
     config = write(tmp_path / "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n")
@@ -609,9 +595,7 @@ def test_tls_that_cannot_be_is_told(tmp_path: Path, ours: Authority, more: dict[
 
 
 @pytest.mark.parametrize("goes", ["server.key", "ca.pem"])
-def test_a_file_that_is_gone_once_it_was_seen_is_told(
-    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, goes: str
-) -> None:
+def test_a_file_that_went_is_named(tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, goes: str) -> None:
     for its in (ours.server.cert, ours.server.key, ours.own.cert):
         (tmp_path / its.name).write_bytes(its.read_bytes())
     read = gpuwarden.http.web_config._bytes
@@ -648,9 +632,7 @@ def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours
 
 
 @pytest.mark.needs_parts
-def test_prometheus_scrapes_by_tls_with_a_certificate_and_a_password_and_in_openmetrics(
-    tmp_path: Path, ours: Authority
-) -> None:
+def test_prometheus_scrapes_by_tls_and_password_in_openmetrics(tmp_path: Path, ours: Authority) -> None:
     wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
     config = write(tmp_path / "web.yml", wants + users(prometheus=PASSWORD))
     certificates = {

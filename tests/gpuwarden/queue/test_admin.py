@@ -88,9 +88,7 @@ def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStor
 
 @pytest.mark.behaviour("B9")
 @pytest.mark.parametrize("again", [False, True], ids=["it", "the next one in its place"])
-def test_a_locked_worker_claims_nothing_until_it_is_unlocked_and_finishes_what_it_runs(
-    store: JobStore, *, again: bool
-) -> None:
+def test_a_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *, again: bool) -> None:
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
@@ -173,7 +171,7 @@ def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: J
 
 
 @pytest.mark.behaviour("A14")
-def test_a_dead_worker_is_flagged_when_its_job_is_taken_stamped_anew_and_cleared_by_a_sign_of_life(
+def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(
     store: JobStore,
 ) -> None:
     register(store)
@@ -199,9 +197,7 @@ def test_a_dead_worker_is_flagged_when_its_job_is_taken_stamped_anew_and_cleared
 
 
 @pytest.mark.behaviour("A14")
-def test_a_heartbeat_that_stood_still_on_its_way_leaves_the_flag_that_was_set_meanwhile(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     register(store)
     job_id = submit(store)
     claim(store)

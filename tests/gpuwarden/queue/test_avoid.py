@@ -156,7 +156,7 @@ def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobSto
     assert takes(store, "i2")
 
 
-def test_two_slots_that_share_a_gpu_which_neither_knows_are_both_kept_from_it_until_it_is_released(
+def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(
     store: JobStore,
 ) -> None:
     submit(store)

@@ -73,9 +73,7 @@ while (job := as_a_worker(claim)) is not None:
 
 
 @pytest.mark.behaviour("A11")
-def test_of_eight_processes_racing_for_200_jobs_each_job_is_claimed_exactly_once(
-    store: JobStore, url: str, tmp_path: Path, spawn: Spawn
-) -> None:
+def test_of_racing_processes_one_claims_each_job(store: JobStore, url: str, tmp_path: Path, spawn: Spawn) -> None:
     submitted = [submit(store) for _ in range(200)]
     said = {f"w{n}": tmp_path / f"w{n}.err" for n in range(8)}
     racers = {name: spawn("-c", CLAIMER, url, name, str(tmp_path), stderr=path) for name, path in said.items()}

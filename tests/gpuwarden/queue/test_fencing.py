@@ -13,9 +13,7 @@ pytestmark = pytest.mark.both_databases
 
 @pytest.mark.behaviour("A9")
 @pytest.mark.parametrize(("priority", "becomes"), [(100, 10), (11, 10), (10, 10), (3, 3)])
-def test_a_requeue_clears_the_claim_counts_one_retry_and_never_lowers_urgency(
-    store: JobStore, priority: int, becomes: int
-) -> None:
+def test_a_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, priority: int, becomes: int) -> None:
     job = fenced(store, priority=priority, run_id="r1")
 
     assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)

@@ -274,7 +274,7 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
 
 
-def test_one_that_claimed_the_run_as_it_was_barred_from_it_is_taken_off_it_and_that_is_no_other_move(
+def test_a_claim_from_before_the_bar_is_taken_off_without_another_move(
     store: JobStore,
 ) -> None:
     start(store)
@@ -393,7 +393,7 @@ def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_fail
     assert claim(store, 1, now=later) is not None
 
 
-def test_a_worker_that_was_locked_mended_and_unlocked_is_not_kept_from_the_run_by_what_it_failed_before(
+def test_failures_from_before_the_unlock_keep_no_worker_from_the_run(
     store: JobStore,
 ) -> None:
     start(store, jobs=1)
@@ -436,9 +436,7 @@ def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_e
     ("at", "over"),
     [pytest.param(NOW, NOW + HAND_OVER_S, id="it is there"), pytest.param(CUT_OFF, OVER, id="it is cut off")],
 )
-def test_a_blocked_job_is_let_go_by_nobody_while_its_worker_may_still_run(
-    store: JobStore, how: str, at: float, over: float
-) -> None:
+def test_a_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: str, at: float, over: float) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
     store.item_failures.block_run("r1", still=still, because="", now=at)

@@ -75,9 +75,7 @@ def test_a_run_may_be_given_more_to_do_and_knows_what_it_has(store: JobStore) ->
 
 
 @pytest.mark.parametrize("end", ["requeued", "reclaimed", "started anew", "given back", "cancelled"])
-def test_what_an_attempt_had_when_it_ended_is_there_for_others_and_nothing_of_it_is_taken_any_more(
-    store: JobStore, end: str
-) -> None:
+def test_an_ended_attempt_leaves_its_results_and_takes_no_more(store: JobStore, end: str) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
     old, other = share(store), share(store, 2)
     assert take(store, old) == "a"

@@ -22,9 +22,7 @@ def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("statement", ["_look", "_take", "_complete"])
-def test_the_statements_that_every_job_takes_find_it_by_an_index_however_full_the_table_is(
-    shared_store: JobStore, postgres_url: str, statement: str
-) -> None:
+def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: str, statement: str) -> None:
     for _ in range(3):
         submit(shared_store)
     shared_store.claims.complete(claim(shared_store).job_id, attempt=1, incarnation="i1", now=NOW)

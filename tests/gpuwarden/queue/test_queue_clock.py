@@ -16,9 +16,7 @@ pytestmark = pytest.mark.both_databases
 
 
 @pytest.mark.needs_postgres
-def test_on_postgresql_the_time_is_the_servers_whatever_this_host_believes(
-    shared_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_is_the_servers(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with reading(shared_store._engine) as connection:
         server = float(connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0)
 
@@ -28,9 +26,7 @@ def test_on_postgresql_the_time_is_the_servers_whatever_this_host_believes(
 
 
 @pytest.mark.needs_postgres
-def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
-    shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_servers_time_is_kept(shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     before = shared_store.now()
     fresh = JobStore(shared_store._engine)
     monkeypatch.setattr("gpuwarden.db.clock.CLOCK_TRUSTED_S", 0.0)
@@ -45,9 +41,7 @@ def test_the_servers_time_is_known_while_it_is_away_once_it_was_asked(
 
 
 @pytest.mark.needs_postgres
-def test_renewals_follow_a_server_clock_that_is_set_ahead_before_a_sweep_acts(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renewals_follow_a_clock_that_is_set_ahead(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = JobStore.open(f"{postgres_url}?options=-csearch_path%3Dpublic,pg_catalog")
     steady_s = 1000.0
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: steady_s)

@@ -202,7 +202,7 @@ class Together:
 
 
 @pytest.mark.needs_postgres
-def test_a_sweep_and_a_consumer_that_meet_in_several_runs_wait_for_one_another_in_no_circle(
+def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(
     shared_store: JobStore,
 ) -> None:
     slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
@@ -243,9 +243,7 @@ def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_stor
 
 
 @pytest.mark.needs_postgres
-def test_a_job_that_is_submitted_while_its_number_is_cancelled_is_not_cancelled_without_what_needs_it(
-    shared_store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_number_spares_a_new_job(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = runs.lock_run_of
 
     def asked_too_early(connection: Connection, job_id: int) -> str | None:

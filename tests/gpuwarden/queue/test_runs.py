@@ -278,9 +278,7 @@ def settings(queue: str, **changed: Any) -> QueueSettings:
         ("any other", JobClass.GPU, 8100),
     ],
 )
-def test_a_queues_name_says_what_its_jobs_are(
-    store: JobStore, queue: str, job_class: JobClass, budget_s: float
-) -> None:
+def test_a_queues_name_sets_the_class(store: JobStore, queue: str, job_class: JobClass, budget_s: float) -> None:
     job = store.job(submit(store, queue=queue))
 
     assert (job.job_class, job.budget_s) == (job_class, budget_s)
@@ -485,9 +483,7 @@ def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
     assert store.job(job.job_id).state is State.NODE_LOST
 
 
-def test_a_lost_job_that_is_heard_of_as_its_hold_ends_is_given_to_nobody_else(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_job_that_reports_is_not_given_away(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.queue_settings.set_queue(settings("gpu", lost_hold_s=700.0))
     job_id = submit(store)
     claim(store)

@@ -69,9 +69,7 @@ def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) 
     [("box1", "w1", "i0"), ("box1", "w2", "i1"), ("box2", "w1", "i1")],
     ids=["its replacement is there already", "another worker", "another host"],
 )
-def test_a_row_that_is_absent_or_of_another_is_no_ghost(
-    store: JobStore, host: str, worker: str, incarnation: str
-) -> None:
+def test_only_its_own_row_is_changed(store: JobStore, host: str, worker: str, incarnation: str) -> None:
     store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
 
     assert not store.fencing.retire_worker(host=host, worker=worker, incarnation=incarnation, now=NOW)
@@ -144,9 +142,7 @@ def test_an_incarnation_that_was_replaced_is_refused_everything(store: JobStore)
 
 
 @pytest.mark.parametrize("end", ["fence", "retire"])
-def test_an_incarnation_whose_process_is_being_ended_claims_nothing_and_its_successor_does(
-    store: JobStore, end: str
-) -> None:
+def test_an_ending_incarnation_claims_nothing_and_its_successor_does(store: JobStore, end: str) -> None:
     if end == "fence":
         fenced(store)
     else:

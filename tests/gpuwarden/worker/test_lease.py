@@ -205,9 +205,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
     assert asked == 2
 
 
-def test_a_stop_that_comes_between_the_claim_and_the_job_gives_the_job_back(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_early_stop_gives_the_job_back(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     stop = Stop()
     claim = store.claims.claim
@@ -246,9 +244,7 @@ def test_a_body_that_turns_the_stop_into_an_error_of_its_own_is_not_failed(store
     assert store.outbox.dispatch_events(job_id) == []
 
 
-def test_a_stop_that_comes_while_the_result_is_written_keeps_the_result(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = submit(store), submit(store)
     stop = Stop()
     complete = store.claims.complete
@@ -265,9 +261,7 @@ def test_a_stop_that_comes_while_the_result_is_written_keeps_the_result(
     assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_a_result_that_the_queue_never_takes_ends_the_worker_after_a_lease(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_result_ends_the_worker(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     monkeypatch.setattr(worker_module, "RETRY_S", 0.05)
     offered = 0

@@ -22,9 +22,7 @@ def model_of(database: Path) -> str | None:
     return None if row is None else row[0]
 
 
-def test_a_job_is_claimed_run_and_completed_and_the_worker_waits_for_the_next(
-    start: Callable[..., Any], store: JobStore, tmp_path: Path
-) -> None:
+def test_a_job_is_completed_and_the_next_awaited(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
     process = start()
     outs = [tmp_path / "out1", tmp_path / "out2"]
 
@@ -36,9 +34,7 @@ def test_a_job_is_claimed_run_and_completed_and_the_worker_waits_for_the_next(
     assert process.poll() is None
 
 
-def test_a_worker_ends_after_as_many_jobs_as_it_was_told(
-    start: Callable[..., Any], store: JobStore, tmp_path: Path
-) -> None:
+def test_a_worker_ends_after_its_number_of_jobs(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
     first, second = (submit(store, out=str(tmp_path / "out")) for _ in range(2))
 
     process = start("--jobs-max", "1")
@@ -48,9 +44,7 @@ def test_a_worker_ends_after_as_many_jobs_as_it_was_told(
     assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_the_row_holds_the_model_while_the_job_runs_and_not_after(
-    start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path
-) -> None:
+def test_a_running_job_has_a_model(start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path) -> None:
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     start()
     eventually(lambda: model_of(database) == "sd-xl", "the row holds the model")
@@ -78,9 +72,7 @@ def test_the_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], stor
         pytest.param("load", "bodies:cannot_load", "ValueError: no such model", id="cannot load"),
     ],
 )
-def test_a_body_that_fails_fails_its_job_with_its_event_and_the_worker_goes_on(
-    start: Callable[..., Any], store: JobStore, do: str, body: str, because: str
-) -> None:
+def test_a_failing_body_fails_job(start: Callable[..., Any], store: JobStore, do: str, body: str, because: str) -> None:
     process = start(body=body)
 
     for _ in range(2):
@@ -113,9 +105,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
     assert state_files(host_dir) == {"w1.lock"}
 
 
-def test_an_idle_worker_that_is_told_to_stop_ends_at_once_and_leaves_no_files(
-    start: Callable[..., Any], host_dir: Path
-) -> None:
+def test_an_idle_worker_stops_at_once_without_files(start: Callable[..., Any], host_dir: Path) -> None:
     process = start()
 
     process.terminate()
@@ -125,9 +115,7 @@ def test_an_idle_worker_that_is_told_to_stop_ends_at_once_and_leaves_no_files(
     assert state_files(host_dir) == {"w1.lock"}
 
 
-def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
-    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path
-) -> None:
+def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
@@ -147,9 +135,7 @@ def test_a_killed_worker_leaves_its_claim_and_its_files_to_be_found(
 @pytest.mark.parametrize(
     ("trip", "code"), [(Trip.BUDGET, 75), (Trip.STALL, 76), (Trip.HEALTH, 78), (Trip.DEAD_WORKER, 77)]
 )
-def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_says_for_what(
-    start: Callable[..., Any], store: JobStore, log: Path, trip: Trip, code: int
-) -> None:
+def test_a_taken_job_ends_worker(start: Callable[..., Any], store: JobStore, log: Path, trip: Trip, code: int) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
@@ -162,9 +148,7 @@ def test_a_worker_whose_job_was_taken_ends_at_once_though_its_body_is_deaf_and_s
 
 
 @pytest.mark.behaviour("A11")
-def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
-    start: Callable[..., Any], store: JobStore, log: Path
-) -> None:
+def test_a_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = store.runs.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
     sibling = store.runs.submit(Submission(queue="cpu", run_id="r1"), now=0)
     process = start()
@@ -179,9 +163,7 @@ def test_a_worker_whose_job_was_cancelled_with_its_run_ends_at_once(
 
 
 @pytest.mark.behaviour("A11")
-def test_a_killed_worker_that_is_started_anew_gets_its_job_at_once(
-    start: Callable[..., Any], store: JobStore, log: Path
-) -> None:
+def test_a_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     killed = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
@@ -224,9 +206,7 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
 
 
 @pytest.mark.behaviour("A11")
-def test_an_idle_worker_that_is_over_ends_and_says_so(
-    start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path
-) -> None:
+def test_a_replaced_idle_worker_ends(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
     process = start()
 
     store.claims.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
@@ -237,9 +217,7 @@ def test_an_idle_worker_that_is_over_ends_and_says_so(
 
 
 @pytest.mark.behaviour("A11")
-def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
-    start: Callable[..., Any], store: JobStore, log: Path
-) -> None:
+def test_a_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
@@ -250,9 +228,7 @@ def test_a_worker_whose_incarnation_is_retired_while_its_job_runs_ends_at_once(
     assert process.wait(timeout=30) == 77
 
 
-def test_a_worker_whose_gpu_is_in_quarantine_says_so_once_and_goes_on_when_it_is_released(
-    start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path
-) -> None:
+def test_a_quarantined_worker_says_so(start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path) -> None:
     store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
     job_id = submit(store, out=str(tmp_path / "out"))
     start("--gpus", "GPU-b,GPU-a")

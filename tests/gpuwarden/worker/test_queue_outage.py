@@ -58,9 +58,7 @@ def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
 
 
 @pytest.mark.needs_postgres
-def test_a_queue_that_is_away_at_the_start_is_asked_until_it_answers(
-    start: Callable[..., Any], postgres: Postgres, postgres_url: str, log: Path
-) -> None:
+def test_an_absent_queue_is_asked(start: Callable[..., Any], postgres: Postgres, postgres_url: str, log: Path) -> None:
     postgres.stop()
     process = start(store=postgres_url, says="queue does not answer; asking again")
     assert process.poll() is None

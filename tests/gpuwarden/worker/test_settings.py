@@ -54,9 +54,7 @@ def refused(
         pytest.param({"subdirectory": "host"}, "cannot keep state files in", id="no folder for state files"),
     ],
 )
-def test_what_cannot_start_says_why_in_one_line(
-    refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str
-) -> None:
+def test_a_bad_start_is_one_line(refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str) -> None:
     code, err = refused(**changed)
 
     assert code == 1
@@ -84,9 +82,7 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
 @pytest.mark.parametrize(
     "changed", [{"heartbeat_s": "700"}, {"heartbeat_s": "10", "lease_s": "29.9"}, {"heartbeat_s": "0"}], ids=str
 )
-def test_a_lease_of_less_than_three_heartbeats_is_called_wrong(
-    refused: Callable[..., tuple[int, str]], changed: dict[str, str]
-) -> None:
+def test_a_lease_needs_three_heartbeats(refused: Callable[..., tuple[int, str]], changed: dict[str, str]) -> None:
     code, err = refused(**changed, jobs_max="0")
 
     assert code == 2

@@ -171,9 +171,7 @@ def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_i
     ("result", "because"),
     [("object()", "ResultError: a job's result is what JSON can hold"), ("1 / 0", "ZeroDivisionError: ")],
 )
-def test_an_item_without_a_result_that_can_be_kept_fails_alone(
-    tasks: Any, work: Start, tmp_path: Path, result: str, because: str
-) -> None:
+def test_an_unkeepable_result_fails_alone(tasks: Any, work: Start, tmp_path: Path, result: str, because: str) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
     store: JobStore = tasks.queue.store
     store.items.add("r1", ["bad", "good"], now=store.now())
@@ -186,9 +184,7 @@ def test_an_item_without_a_result_that_can_be_kept_fails_alone(
     assert str(bad.because).startswith(because)
 
 
-def test_a_model_is_loaded_once_for_jobs_in_a_row_and_told_while_it_is_there(
-    tasks: Any, work: Start, tmp_path: Path
-) -> None:
+def test_a_model_stays_loaded_for_jobs_in_a_row(tasks: Any, work: Start, tmp_path: Path) -> None:
     store: JobStore = tasks.queue.store
     handles = [tasks.paint.submit(prompt="a"), tasks.sketch.submit(), tasks.paint.submit(prompt="b")]
     work()
@@ -310,9 +306,7 @@ def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, mo
         default_store()
 
 
-def test_a_worker_on_a_host_that_nobody_set_up_says_where_its_files_are(
-    tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = tasks.sketch.submit()
     monkeypatch.delenv("GPUWARDEN_DIR")
     log = tmp_path / "worker.log"

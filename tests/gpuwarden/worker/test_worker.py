@@ -18,9 +18,7 @@ from gpuwarden.worker.main import BodyError, find_body, gpus_named
 from tests.gpuwarden.worker.builders import nothing_to_do, run_worker, submit
 
 
-def test_a_watch_that_fails_does_not_end_an_idle_worker(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_watch_ends_no_worker(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     submit(store)
     looks = 0
 
@@ -90,9 +88,7 @@ def test_the_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter
     assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 1, 2)
 
 
-def test_gangs_of_one_number_and_run_in_two_queues_differ_by_when_they_were_submitted(
-    tmp_path: Path, reporter: Reporter
-) -> None:
+def test_gangs_of_one_number_differ_by_when_they_were_submitted(tmp_path: Path, reporter: Reporter) -> None:
     named = set()
     for queue, submitted_at in (("one", 1700000000.25), ("other", 1700000000.5)):
         with closing(JobStore.open(f"sqlite:///{tmp_path / queue}.db")) as store:
@@ -102,9 +98,7 @@ def test_gangs_of_one_number_and_run_in_two_queues_differ_by_when_they_were_subm
     assert named == {"1@1700000000.250/night", "1@1700000000.500/night"}
 
 
-def test_a_gang_of_the_longest_run_there_may_be_is_named_by_its_number_all_the_same(
-    store: JobStore, reporter: Reporter
-) -> None:
+def test_a_gang_of_the_longest_run_is_named_by_its_number(store: JobStore, reporter: Reporter) -> None:
     gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="r" * state_file.TEXT_MAX), now=0)
 
     named, _, _ = told_of_gang(store, reporter)
@@ -162,9 +156,7 @@ def test_a_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter:
     assert blocked[0] is not None
 
 
-def test_a_worker_that_was_replaced_while_its_job_ended_claims_no_other(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_worker_claims_nothing(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, other = submit(store), submit(store)
     complete = store.claims.complete
 
@@ -181,9 +173,7 @@ def test_a_worker_that_was_replaced_while_its_job_ended_claims_no_other(
     assert [store.job(each).state for each in (job_id, other)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_a_registration_that_is_not_answered_is_asked_again(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registration_is_repeated(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     register = store.claims.register
     asked = 0

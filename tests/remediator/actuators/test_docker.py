@@ -62,9 +62,7 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     client.close()
 
 
-def test_a_container_keeps_its_handle_through_stop_and_start_and_changes_its_incarnation(
-    engine: Engine, run: Callable[..., str]
-) -> None:
+def test_a_container_keeps_its_handle_and_changes_its_incarnation(engine: Engine, run: Callable[..., str]) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(gpuwarden_managed="true")
 
@@ -105,9 +103,7 @@ def test_a_label_opts_in_and_nothing_else(
 
 
 @pytest.mark.parametrize("vanishes", [False, True])
-def test_a_container_made_with_rm_is_known_to_vanish_when_it_ends(
-    engine: Engine, run: Callable[..., str], *, vanishes: bool
-) -> None:
+def test_a_container_with_rm_vanishes_at_its_end(engine: Engine, run: Callable[..., str], *, vanishes: bool) -> None:
     found = DockerActuator(engine.base_url, kind=engine.kind).look(run(auto_remove=vanishes))
 
     assert found is not None
@@ -117,9 +113,7 @@ def test_a_container_made_with_rm_is_known_to_vanish_when_it_ends(
 @pytest.mark.parametrize(
     ("restart", "left_down"), [("always", True), ("unless-stopped", True), ("on-failure", False), ("no", False)]
 )
-def test_what_its_engine_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
-    engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool
-) -> None:
+def test_a_stop_beats_restart_always(engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(restart=restart)
     up = actuator.look(handle)
@@ -132,9 +126,7 @@ def test_what_its_engine_restarts_whenever_it_ends_is_left_down_once_it_was_told
     assert (up.left_down, down.left_down) == (False, left_down)
 
 
-def test_what_ends_by_itself_and_is_to_be_restarted_is_at_no_look_left_down(
-    engine: Engine, run: Callable[..., str]
-) -> None:
+def test_a_container_that_restarts_by_itself_is_never_left_down(engine: Engine, run: Callable[..., str]) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(restart="always", program="import time; print('ready', flush=True); time.sleep(0.2); exit(3)")
     seen = []
@@ -160,9 +152,7 @@ def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine)
         actuator.stop(UNKNOWN, grace_s=0)
 
 
-def test_what_is_left_of_a_container_that_its_engine_does_not_have_any_more_is_told(
-    engine: Engine, tmp_path: Path
-) -> None:
+def test_the_rest_of_a_forgotten_container_is_listed(engine: Engine, tmp_path: Path) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     (tmp_path / "cgroup.procs").write_text("4001\n4002\n")
 
@@ -176,9 +166,7 @@ def test_what_is_left_of_a_container_that_its_engine_does_not_have_any_more_is_t
     assert actuator.look(UNKNOWN, cgroup=str(tmp_path / "gone")) is None
 
 
-def test_processes_that_cannot_be_listed_are_an_error_not_an_empty_list(
-    engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unlisted_processes_raise(engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     handle = run()
 
     def unreadable(_: Path) -> frozenset[int]:

@@ -239,9 +239,7 @@ def test_what_cannot_be_started_says_so(room: Room, argv: tuple[str, ...]) -> No
         actuator.start("w1")
 
 
-def test_what_cannot_be_put_on_record_is_ended_or_it_would_be_started_twice(
-    room: Room, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unrecorded_process_is_ended(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     actuator = room.actuator(*python(DEAF))
     room.pid_file.mkdir()
     spawn = os.posix_spawnp
@@ -481,9 +479,7 @@ def test_a_pid_that_is_somebody_elses_by_the_time_it_is_held_is_not_signalled() 
     [(errno.ENOSYS, "Linux 5.3 or later is wanted"), (errno.EMFILE, "Too many open files")],
     ids=["an old kernel", "no descriptor left"],
 )
-def test_what_cannot_be_held_is_not_signalled_and_a_stop_says_why(
-    room: Room, monkeypatch: pytest.MonkeyPatch, number: int, says: str
-) -> None:
+def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
     actuator = room.actuator(*python(PATIENT))
     pid = room.start(actuator)
 

@@ -54,9 +54,7 @@ def look(found: SystemdActuator, unit: str, *, cgroup: str | None = None) -> Con
     ],
     ids=["a pattern", "its name among others", "another instance", "half of its name", "another case"],
 )
-def test_a_name_that_matches_opts_in_and_nothing_else_is_touched(
-    systemd: Systemd, patterns: Sequence[str], *, managed: bool
-) -> None:
+def test_only_a_matching_name_is_opted_in(systemd: Systemd, patterns: Sequence[str], *, managed: bool) -> None:
     systemd.write("gpu-worker@.service", PATIENT)
     systemctl(systemd, "start", "gpu-worker@a.service")
     hands = actuator(systemd, *patterns)
@@ -75,9 +73,7 @@ def test_a_name_that_matches_opts_in_and_nothing_else_is_touched(
 
 
 @pytest.mark.needs_systemd
-def test_the_service_that_the_remediator_runs_in_is_never_touched(
-    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_remediators_own_service_is_refused(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.write("own.service", PATIENT)
     systemctl(systemd, "start", "own.service")
     monkeypatch.setattr(cgroup, "unit", lambda _: "own.service")
@@ -110,9 +106,7 @@ STUBBORN = f"{UNIT}TimeoutStopSec=infinity\nExecStart=/bin/sh -c 'trap true TERM
 
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize("looks", [2, 3, 4])
-def test_a_life_that_somebody_begins_during_the_kill_is_left_alone(
-    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int
-) -> None:
+def test_a_life_begun_during_the_kill_is_spared(systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     systemd.write("stubborn.service", STUBBORN)
     hands = actuator(systemd)
     hands.start("stubborn.service")
@@ -160,9 +154,7 @@ def test_who_may_not_kill_says_so(systemd: Systemd, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize(("restart", "left_down"), [("always", True), ("on-failure", False), ("no", False)])
-def test_what_systemd_restarts_whenever_it_ends_is_left_down_once_it_was_told_to_stop(
-    systemd: Systemd, restart: str, *, left_down: bool
-) -> None:
+def test_a_stopped_service_stays_down(systemd: Systemd, restart: str, *, left_down: bool) -> None:
     systemd.write("kept.service", f"{PATIENT}Restart={restart}\n")
     hands = actuator(systemd)
     hands.start("kept.service")
@@ -210,9 +202,7 @@ def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_wh
     [("ExecStart=/bin/sh -c 'sleep 0.2; exit 3'", "failed, exit-code"), ("ExecStart=/bin/true", "inactive, success")],
     ids=["it fails once it counts as active", "it has ended well"],
 )
-def test_what_ends_a_moment_after_its_start_is_not_told_to_have_started(
-    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str
-) -> None:
+def test_a_short_life_is_no_start(systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str) -> None:
     monkeypatch.setattr(module, "RUNS_FOR_S", 5.0)
     systemd.write("brief.service", f"{UNIT}{start}\n")
 
@@ -234,9 +224,7 @@ def test_what_systemd_waits_for_still_is_starting(systemd: Systemd, kind: str, *
 
 
 @pytest.mark.needs_systemd
-def test_what_failed_before_it_was_started_does_not_count_against_its_start(
-    systemd: Systemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_failure_does_not_count(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.write(
         "late.service", f"{UNIT}ExecStartPre=/bin/sh -c 'sleep 0.3; test -e /run/may'\nExecStart=/bin/sleep 9\n"
     )

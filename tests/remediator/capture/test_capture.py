@@ -195,7 +195,7 @@ def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> N
     assert main_thread(captured, pid)["wchan"]
 
 
-def test_a_look_that_hangs_is_killed_at_the_deadline_with_all_it_started_and_what_it_had_seen_is_kept(
+def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(
     tmp_path: Path,
 ) -> None:
     hangs = script(tmp_path / "py-spy", f"kill -STOP $PPID; echo $$ >{tmp_path}/pid; exec sleep 600")

@@ -30,9 +30,7 @@ def test_of_more_than_a_hundred_lines_the_last_hundred_are_kept(engine: Engine, 
     assert last_lines(engine, container) == ([[*(str(n) for n in range(51, 150)), "ready"]], [])
 
 
-def test_after_a_line_of_any_length_there_is_the_next_one_or_a_sentence(
-    engine: Engine, run: Callable[..., str]
-) -> None:
+def test_a_line_of_any_length_is_followed_by_the_next(engine: Engine, run: Callable[..., str]) -> None:
     container = run(program=PROGRAM.format(f"print('a' * {6 * 2**20}, flush=True)\nprint('ready', flush=True)"))
 
     logs, notes = last_lines(engine, container)

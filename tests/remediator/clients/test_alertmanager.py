@@ -109,9 +109,7 @@ def with_silences(
 
 
 @pytest.mark.needs_parts
-def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it(
-    ledger: Ledger, store: JobStore, its: str
-) -> None:
+def test_a_later_silence_holds_by_name_until_its_end(ledger: Ledger, store: JobStore, its: str) -> None:
     world = delivered(ledger, store, its, "w1")
     made = silence(its, worker="w1", comment="a new driver\nat ten")
     with asking(its) as asks:
@@ -132,9 +130,7 @@ def test_a_silence_made_after_the_delivery_holds_it_by_name_and_its_end_mends_it
 
 
 @pytest.mark.needs_parts
-def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silence_ends(
-    ledger: Ledger, store: JobStore, its: str
-) -> None:
+def test_a_silenced_run_asks_for_no_approval_until_it_ends(ledger: Ledger, store: JobStore, its: str) -> None:
     labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
     faulty_worker(store)
     ledger.inbox.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
@@ -157,9 +153,7 @@ def test_of_a_silenced_run_nobody_is_asked_and_it_is_left_alone_until_the_silenc
 
 
 @pytest.mark.needs_parts
-def test_a_silence_of_something_else_or_of_one_alert_of_two_holds_nothing(
-    ledger: Ledger, store: JobStore, its: str
-) -> None:
+def test_a_silence_must_cover_every_alert_of_the_episode(ledger: Ledger, store: JobStore, its: str) -> None:
     world = delivered(ledger, store, its, "w4")
     second: dict[str, Any] = {"worker": "w4", "job_id": "1", "alertname": "GpuwardenJobUnhealthy", "trip": "health"}
     ledger.inbox.accept([alert(told_of(its, **second), **second)], [], now=time.time())
@@ -269,9 +263,7 @@ def listed(*silenced_by: Any, fingerprint: Any = "f1") -> bytes:
         ((200, b" " * 2000 + b"[]"), "its answer is larger than 1024 bytes"),
     ],
 )
-def test_an_answer_that_cannot_be_used_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes], says: str
-) -> None:
+def test_an_unusable_answer_is_unknown(monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes], says: str) -> None:
     if len(answer[1]) < 10_000:
         monkeypatch.setattr(silences, "ANSWER_MAX_BYTES", 1024)
     with serving_http(lambda: answer) as server, asking(server.url) as asks:
@@ -317,9 +309,7 @@ def test_an_answer_serves_all_the_episodes_of_the_host_for_a_second(monkeypatch:
         ("../../-/quit", (200, b'{"createdBy": "ann", "comment": "known"}'), ""),
     ],
 )
-def test_a_silence_counts_whether_it_can_be_told_who_made_it_or_not(
-    silence_id: str, details: tuple[int, bytes], by: str
-) -> None:
+def test_a_silence_without_an_author_counts(silence_id: str, details: tuple[int, bytes], by: str) -> None:
     answers = iter([(200, listed(silence_id)), details])
     with serving_http(lambda: next(answers)) as server, asking(server.url) as asks:
         (found,) = asks.of(frozenset({"f1"}), host=HOST).silences
@@ -339,9 +329,7 @@ def test_a_host_is_asked_for_by_its_name_whatever_it_holds() -> None:
 
 
 @pytest.mark.parametrize("given", ["127.0.0.1:9093", "ftp://h", "http://"])
-def test_the_executor_wants_addresses_of_alertmanagers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
-) -> None:
+def test_addresses_of_alertmanagers_are_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     argv = ["remediator", "execute", "--ledger", "sqlite:////nowhere/l.db", "--queue", "sqlite:////nowhere/q.db"]
     code = main([*argv, "--dir", str(tmp_path), "--alertmanager", f"http://a,{given}"])
 

@@ -74,9 +74,7 @@ def ask(exporter: Exporter) -> Iterator[Callable[..., facts.WorkerFacts]]:
     witness.close()
 
 
-def test_what_the_exporter_says_of_the_worker_is_passed_on(
-    exporter: Exporter, ask: Callable[..., facts.WorkerFacts]
-) -> None:
+def test_a_workers_evidence_is_returned(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
     exporter.body = facts.render(evidence())
 
     assert ask() == evidence()
@@ -132,9 +130,7 @@ def test_an_answer_that_is_no_evidence_confirms_nothing(
     assert not isinstance(raised.value, WorkerUnseenError)
 
 
-def test_an_exporter_that_does_not_answer_in_time_is_silent(
-    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_exporter_is_silent(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter.hold = threading.Event()
     monkeypatch.setattr(remediator.clients.exporter, "TIMEOUT_S", 0.1)
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
@@ -176,9 +172,7 @@ def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> 
         pytest.param(200, facts.render(server(container="c2")), "speaks of box1/c2; box1/c1", id="another container"),
     ],
 )
-def test_an_answer_that_is_no_evidence_about_a_server_confirms_nothing(
-    exporter: Exporter, status: int, body: str, says: str
-) -> None:
+def test_a_bad_answer_about_a_server_confirms_nothing(exporter: Exporter, status: int, body: str, says: str) -> None:
     exporter.status, exporter.body = status, body
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
 
@@ -203,9 +197,7 @@ ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
         ('gpuwarden_worker_info{container="a",worker="a"} 1.0\n', 0),
     ],
 )
-def test_the_hosts_workers_and_servers_are_counted_on_the_exporters_page(
-    exporter: Exporter, page: str, count: int
-) -> None:
+def test_workers_and_servers_are_counted_on_the_exporters_page(exporter: Exporter, page: str, count: int) -> None:
     exporter.body = page
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
 
@@ -252,9 +244,7 @@ def about(url: str, access: Access) -> facts.WorkerFacts:
         return witness.about("w0", host="box-1")
 
 
-def test_an_exporter_behind_tls_and_a_password_is_asked_with_what_it_wants(
-    guarded: int, ours: Authority, tmp_path: Path
-) -> None:
+def test_an_exporter_behind_tls_and_a_password_is_asked(guarded: int, ours: Authority, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("remediator:correct horse\n")
     whole = Access(
@@ -283,9 +273,7 @@ def test_an_exporter_behind_tls_and_a_password_is_asked_with_what_it_wants(
             about(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
 
 
-def test_renewed_certificates_are_taken_up_and_those_that_will_not_do_leave_what_was(
-    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     said = LogCapture()
     monkeypatch.setattr(remediator.clients.exporter, "log", structlog.wrap_logger(None, processors=[said]))
     another = authority(tmp_path / "another")
@@ -331,9 +319,7 @@ def test_renewed_certificates_are_taken_up_and_those_that_will_not_do_leave_what
         ("a:hunter2\nc:d", "wants one line"),
     ],
 )
-def test_a_password_file_that_will_not_do_is_told_before_anything_is_asked(
-    tmp_path: Path, line: str, says: str
-) -> None:
+def test_a_bad_password_file_is_reported_first(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "secret").write_text(line)
 
     with pytest.raises(GpuwardenError, match=says) as raised:

@@ -100,9 +100,7 @@ def test_it_reaches_from_so_long_before_the_trip_until_now(trip_at: float, now: 
 
 
 @given(around_s=some.floats(0.1, 86_400.0), since_s=some.floats(-1e6, 1e6), at=some.floats(1e9, 2e9))
-def test_its_points_are_bounded_and_no_further_apart_than_that_needs(
-    around_s: float, since_s: float, at: float
-) -> None:
+def test_points_are_bounded_and_close_enough(around_s: float, since_s: float, at: float) -> None:
     found = window(at, now=at + since_s, around_s=around_s)
 
     span_s = found.until - found.at

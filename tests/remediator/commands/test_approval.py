@@ -65,9 +65,7 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     assert story(ledger).outcome == "mended"
 
 
-def test_a_running_executor_obeys_a_yes_without_a_restart_and_says_that_it_asks(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
+def test_a_running_executor_obeys_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
     world = wedged(ledger, store)
     works = executor(ledger, store, world, armed=False)
@@ -82,9 +80,7 @@ def test_a_running_executor_obeys_a_yes_without_a_restart_and_says_that_it_asks(
     assert any(each["event"].startswith("armed with approval") for each in logged)
 
 
-def test_a_no_holds_it_whatever_is_armed_later_and_a_yes_takes_the_no_back(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
+def test_a_no_holds_until_a_yes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     world = asked(ledger, store, cli)
     assert cli("decline", "1", "--because", "the job is nearly done") == 0
     go_on(ledger, store, world)

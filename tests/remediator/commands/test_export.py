@@ -29,9 +29,7 @@ def told(ledger_url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -
     return [json.loads(line) for line in exported(ledger_url, capsys, *arguments).splitlines()]
 
 
-def test_a_line_holds_everything_of_its_episode(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_holds_the_whole_episode(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     mended(ledger)
     opened(ledger, worker="w2")
 
@@ -57,9 +55,7 @@ def test_a_line_holds_everything_of_its_episode(
     assert (second["worker"], second["outcome"], second["closed_at"]) == ("w2", None, None)
 
 
-def test_captures_come_where_they_are_asked_for(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captures_are_exported_on_request(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     mended(ledger)
 
     (episode,) = told(ledger_url, capsys, "--captures")
@@ -68,9 +64,7 @@ def test_captures_come_where_they_are_asked_for(
     assert capture == {"at": NOW, "host": HOST, "document": {"processes": [], "cut_short": None, "curves": []}}
 
 
-def test_of_a_time_come_the_episodes_that_were_open_in_it(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_period_selects_open_episodes(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     def workers(*arguments: str) -> list[str]:
         return [episode["worker"] for episode in told(ledger_url, capsys, *arguments)]
 

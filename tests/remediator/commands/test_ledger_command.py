@@ -51,9 +51,7 @@ def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: p
     assert len(said(capsys, "--ledger", ledger_url, "list", "--last", "1")) == 1
 
 
-def test_show_tells_the_whole_story_with_its_times(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_prints_all_entries_and_times(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
     assert said(capsys, "--ledger", ledger_url, "show", "1") == [
@@ -64,9 +62,7 @@ def test_show_tells_the_whole_story_with_its_times(
     ]
 
 
-def test_what_another_host_wrote_names_that_host(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_hosts_entry_names_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
     other = Ledger.open(ledger_url, host="box2")
     other.journal.record(1, "did", "requeue", "stall: retry 1 of 3", now=NOW + 5)
@@ -97,9 +93,7 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
     }
 
 
-def test_refused_alerts_are_listed_with_why(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_alerts_have_a_reason(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     refusal = Refusal(reason=Reason.NO_HOST, message="it names no host", fingerprint="f", labels={"worker": "w1"})
     ledger.inbox.accept([], [refusal], now=NOW)
 
@@ -112,9 +106,7 @@ def test_refused_alerts_are_listed_with_why(
     }  # fmt: skip
 
 
-def test_an_unknown_episode_is_one_line_and_1(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "show", "99"]) == 1
@@ -148,9 +140,7 @@ def test_what_is_no_url_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) ->
     )
 
 
-def test_nothing_that_a_label_said_steers_a_terminal_or_forges_a_line(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_labels_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "w1\x1b[2J\n  +9.9 s  did  forged\r\x07\u202e"
     filled(ledger, worker=hostile, summary="é\x1b]0;owned\x07\nforged")
     ledger.journal.record(1, "decided", f"lock {hostile}", "", now=NOW)
@@ -189,9 +179,7 @@ def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
     assert ledger.captures.save(episode, kept, now=NOW + 3.25)
 
 
-def test_show_tells_in_short_who_waited_where_and_in_which_frames(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_names_waits_and_frames(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger)
     main = "thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU"
 
@@ -204,9 +192,7 @@ def test_show_tells_in_short_who_waited_where_and_in_which_frames(
     ]
 
 
-def test_show_stays_short_where_there_are_many_threads_and_says_what_was_a_dry_run(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     thread = {"tid": 1, "name": "t", "state": "S", "cpu_ticks": 0, "wchan": None, "stack": None}
     process = {"pid": 1, "name": "p", "state": "S", "threads": 40, "seen": [thread] * 40}
     captured(ledger, armed=False, processes=[process], notes=[])
@@ -258,9 +244,7 @@ CURVES = [
 """A worker that stopped beating, its GPU idle and its RAM flat; nothing was known in the middle."""
 
 
-def test_the_curves_are_told_a_line_each_with_a_blank_where_nothing_is_known(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger, curves=CURVES, notes=[], processes=[])
 
     told = said(capsys, "--ledger", ledger_url, "show", "1")
@@ -279,9 +263,7 @@ def test_the_curves_are_told_a_line_each_with_a_blank_where_nothing_is_known(
     assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
 
 
-def test_a_curve_with_more_points_than_columns_shows_in_short_the_highest_of_each_column(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     values = [None, *(8.0 if number == 60 else 1.0 for number in range(120))]
     captured(ledger, curves=[drawn("gpuwarden_job_beat_age_seconds", *values)])
 
@@ -305,9 +287,7 @@ def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, caps
     assert told["document"] == ledger.captures.of_episode(1)[0].document
 
 
-def test_an_episode_of_which_nothing_was_captured_says_so(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_episode_without_a_capture(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
     assert main(["ledger", "--ledger", ledger_url, "evidence", "1"]) == 0
@@ -317,9 +297,7 @@ def test_an_episode_of_which_nothing_was_captured_says_so(
     assert main(["ledger", "--ledger", ledger_url, "evidence", "9"]) == 1
 
 
-def test_nothing_that_a_process_was_called_or_has_printed_steers_a_terminal(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = "x\x1b[2J\nforged\r\x07\u202e"
     frames = [{"function": hostile, "file": f"/{hostile}/{hostile}", "line": 1}]
     stack = {"name": hostile, "owns_gil": False, "frames": frames, "frames_cut": 0}

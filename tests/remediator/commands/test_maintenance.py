@@ -77,9 +77,7 @@ def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, c
     assert 22 * 3600 < window.until - window.since < 24 * 3600
 
 
-def test_several_stand_beside_one_another_and_each_is_ended_by_its_number(
-    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("maintenance", "start", "--from", local(86400), "--for", "1h", "--host", HOST)
     cli("maintenance", "start", "--from", local(3600), "--for", "1h", "--host", HOST)
     cli("maintenance", "start", "--for", "1h")
@@ -146,9 +144,7 @@ def test_so_many_may_be_planned_and_no_more(
     assert "1 are planned already: `gpuwarden maintenance list` names them" in capsys.readouterr().err
 
 
-def test_arming_shows_what_holds_it(
-    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("maintenance", "start", "--for", "1h")
     (window,) = ledger.orders.current().maintenances(host=None, now=ledger.now())
     capsys.readouterr()

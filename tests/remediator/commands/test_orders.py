@@ -138,9 +138,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     assert ledger.orders.current().given == ()
 
 
-def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
-    ledger: Ledger, store: JobStore, cli: Callable[..., int]
-) -> None:
+def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     dry(ledger, store)
     accept(ledger, alert("b", host="box2"))
     ledger.inbox.take_new("box2", now=NOW)
@@ -154,9 +152,7 @@ def test_an_order_is_on_the_account_of_every_open_episode_it_is_about(
     assert told(ledger, 2) == ["saw alert: firing"]
 
 
-def test_ledger_orders_is_the_audit_of_who_ordered_what(
-    cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("arm", "--yes", "--because", "shift\x1b[2J")
     cli("pause", "--for", "2h")
     cli("disarm")
@@ -232,9 +228,7 @@ def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: C
     assert now + 7100 < by_date.until <= now + 7200
 
 
-def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_before(
-    ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_time_of_day_is_local_time(ledger: Ledger, cli: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     before_it_changes = datetime(2026, 10, 24, 20, 0, tzinfo=UTC).timestamp()
     monkeypatch.setattr(DatabaseClock, "now", lambda _: before_it_changes)
     monkeypatch.setenv("TZ", "Europe/Berlin")
@@ -249,9 +243,7 @@ def test_a_time_of_day_is_that_of_the_clock_on_the_wall_also_when_it_changes_bef
     assert given.until == datetime(2026, 10, 25, 3, 0, tzinfo=UTC).timestamp()
 
 
-def test_resume_ends_pauses_and_says_where_it_cannot(
-    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_ends_pauses(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("pause", "--for", "1h30m")
     assert cli("resume", "--host", HOST) == 1
     assert "every host is paused: resume without --host" in capsys.readouterr().err
@@ -263,9 +255,7 @@ def test_resume_ends_pauses_and_says_where_it_cannot(
     assert ledger.orders.current().pauses(host=HOST, now=time.time()) == []
 
 
-def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pause_of_all(
-    ledger: Ledger, cli: Callable[..., int]
-) -> None:
+def test_a_resumed_pause_does_not_come_back_with_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
     cli("pause", "--for", "30d", "--host", HOST)
     cli("resume")
     cli("pause", "--for", "10m")
@@ -278,9 +268,7 @@ def test_a_pause_that_a_resume_of_all_ended_does_not_come_back_with_the_next_pau
 # --- cool-downs
 
 
-def test_what_was_freed_lately_is_told_by_name_and_what_was_only_promised_is_not(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, store: JobStore) -> None:
     to_the_end(executor(ledger, store, wedged(ledger, store)), ledger)
     accept(ledger, alert("b", worker="w2"))
     (promised,) = ledger.episodes.list_open()
@@ -383,7 +371,7 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
     assert recent.frees == 1
 
 
-def test_one_container_freed_again_and_again_latches_the_brake_and_is_counted_anew_from_its_release(
+def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(
     ledger: Ledger,
 ) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))

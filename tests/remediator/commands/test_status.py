@@ -216,9 +216,7 @@ def test_a_part_that_is_not_well_is_named_with_what_to_do(
     assert any(says in line for line in needs), lines
 
 
-def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
-    ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = authority(tmp_path / "ours")
     config, secret = tmp_path / "web.yml", tmp_path / "secret"
     config.write_text(tls(ours) + users(person="correct horse"))
@@ -238,7 +236,7 @@ def test_an_exporter_that_wants_tls_and_a_password_is_asked_with_them(
     assert any("not valid for 'box-2.test'" in line for line in named)
 
 
-def test_a_part_that_does_not_answer_is_named_and_one_that_there_is_none_of_is_not_asked(
+def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(
     ask: Callable[..., Said],
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -336,9 +334,7 @@ def test_what_needs_a_person_is_named_with_what_to_do(
     assert [each for each in names if each not in need] == []
 
 
-def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
-    ledger: Ledger, ask: Callable[..., Said], parts: Parts
-) -> None:
+def test_a_silent_host_that_owes_something_is_kept(ledger: Ledger, ask: Callable[..., Said], parts: Parts) -> None:
     parts.pages["/api/v1/query"] = (200, scraped(HOST, "box2"))
     silent_and_owing(ledger)
 
@@ -348,9 +344,7 @@ def test_a_host_that_is_long_silent_is_not_given_up_while_it_owes_something(
     assert any(line.startswith("executor box1 NOT WELL  no sign of life for 8 d") for line in lines)
 
 
-def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
-    store: JobStore, queue_url: str, ask: Callable[..., Said]
-) -> None:
+def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: Callable[..., Said]) -> None:
     store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
     assert ask()[0] == 0, "nobody said where the queue is"
 
@@ -369,9 +363,7 @@ def test_a_gpu_in_quarantine_needs_a_person_where_the_queue_is_known(
         ("queue.db", "is no database URL"),
     ],
 )
-def test_a_queue_that_cannot_be_opened_is_told_and_none_is_made(
-    ask: Callable[..., Said], tmp_path: Path, url: str, says: str
-) -> None:
+def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: Path, url: str, says: str) -> None:
     code, lines = ask("--queue", url.format(tmp_path))
 
     assert code == 1
@@ -439,9 +431,7 @@ def test_what_the_ledger_answers_is_told_with_what_to_do(
     assert says in lines[-1]
 
 
-def test_a_disk_that_is_almost_full_is_told_before_it_is(
-    ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "DISK_FREE_MIN", 2**62)
 
     code, lines = ask()
@@ -450,9 +440,7 @@ def test_a_disk_that_is_almost_full_is_told_before_it_is(
     assert "MiB are free on the disk of" in lines[-1]
 
 
-def test_a_ledger_that_is_not_there_costs_its_own_lines_only(
-    tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
     urls = [option for name in status.ADDRESSES for option in (f"--{name}", parts.url)]
 
     code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue", "none", *urls])

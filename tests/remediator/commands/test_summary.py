@@ -83,9 +83,7 @@ def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
     assert summary.summarize([story], since=NOW, now=NOW).waiting == {"at work": 1}
 
 
-def test_the_command_prints_it_for_people_and_as_json(
-    ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_text_and_json(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger, now=time.time() - 60)
 
     assert main(["ledger", "--ledger", ledger_url, "summary", "--host", HOST]) == 0

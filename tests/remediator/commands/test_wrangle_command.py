@@ -106,9 +106,7 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     assert err.startswith("gpuwarden wrangle: nothing is done: no worker has failed more than 5 of its items")
 
 
-def test_a_run_is_moved_then_blocked_and_had_back_by_a_person(
-    store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     start(store, jobs=1)
     job = claim(store, "w1")
     end(store, job, failed=6)
@@ -227,9 +225,7 @@ def test_a_run_asks_as_it_is_submitted(
     assert (store.item_failures.wrangled_runs() == ["r1"]) is wrangled
 
 
-def test_a_machine_that_says_neither_yes_nor_no_submits_nothing(
-    store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_WRANGLE", "perhaps")
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
@@ -349,9 +345,7 @@ def give_back(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("B2")
-def test_a_bad_worker_among_good_ones_is_locked_and_its_items_are_done_by_others(
-    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_bad_worker_is_locked_and_replaced_by_good(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
     start(store)
     bad, _ = worker("bad", "bad"), worker("good", "good")
     found(store, LockWorker, tmp_path)
@@ -372,9 +366,7 @@ def test_a_bad_worker_among_good_ones_is_locked_and_its_items_are_done_by_others
 
 
 @pytest.mark.behaviour("B5")
-def test_a_bad_job_is_tried_by_four_workers_one_after_the_other_and_blocked(
-    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_bad_job_is_tried_four_times_and_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
     start(store, jobs=1)
     (job,) = store.jobs()
     for number in range(1, 5):
@@ -394,9 +386,7 @@ def test_a_bad_job_is_tried_by_four_workers_one_after_the_other_and_blocked(
 
 
 @pytest.mark.behaviour("B3")
-def test_a_job_that_fails_on_all_who_run_it_is_blocked(
-    store: JobStore, cli: Cli, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_job_that_fails_everywhere_is_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
     start(store)
     workers = [worker("w1", "bad"), worker("w2", "bad")]
     found(store, BlockRun, tmp_path)

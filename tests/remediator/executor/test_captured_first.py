@@ -80,9 +80,7 @@ def looks(folder: Path) -> int:
     return len(marks.read_text(encoding="ascii").split()) if marks.exists() else 0
 
 
-def test_what_a_worker_was_doing_is_kept_before_its_job_is_fenced_and_it_is_stopped(
-    ledger: Ledger, store: JobStore, target: int
-) -> None:
+def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
     kept: list[int] = []
     world.before_stop = lambda _: kept.append(len(ledger.captures.of_episode(1)))
@@ -97,9 +95,7 @@ def test_what_a_worker_was_doing_is_kept_before_its_job_is_fenced_and_it_is_stop
     assert abs(capture.at - time.time()) < 60
 
 
-def test_a_server_has_no_job_to_fence_and_is_captured_before_its_stop(
-    ledger: Ledger, store: JobStore, target: int
-) -> None:
+def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, target: int) -> None:
     world = silent_server(ledger, processes=frozenset({target}))
 
     to_the_end(executor(ledger, store, world, captor()), ledger)
@@ -117,9 +113,7 @@ def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: Job
     assert ledger.captures.of_episode(1) == []
 
 
-def test_a_capture_that_hangs_is_cut_short_at_its_bound_and_the_stop_comes_then(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_a_hanging_capture_ends_at_its_bound(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     py_spy = tmp_path / "py-spy"
     py_spy.write_text("#!/bin/sh\nkill -STOP $PPID; exec sleep 600\n", encoding="ascii")
     py_spy.chmod(0o755)
@@ -139,9 +133,7 @@ def test_a_capture_that_hangs_is_cut_short_at_its_bound_and_the_stop_comes_then(
     assert capture.document["processes"][0]["pid"] == target
 
 
-def test_one_that_begins_anew_after_a_crash_captures_nothing_twice_for_one_free(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = wedge(ledger, store, target)
     advance = ledger.intents.advance
 
@@ -160,9 +152,7 @@ def test_one_that_begins_anew_after_a_crash_captures_nothing_twice_for_one_free(
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (1, 1)
 
 
-def test_one_that_died_before_its_capture_was_kept_leaves_it_to_the_next(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, _ = wedge(ledger, store, target)
     keep = ledger.captures.save
 
@@ -180,9 +170,7 @@ def test_one_that_died_before_its_capture_was_kept_leaves_it_to_the_next(
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (2, 1)
 
 
-def test_a_capture_that_the_ledger_refuses_holds_up_no_stop(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = wedge(ledger, store, target)
 
     def refuse(*_: Any, **__: Any) -> bool:
@@ -196,9 +184,7 @@ def test_a_capture_that_the_ledger_refuses_holds_up_no_stop(
     assert looks(tmp_path) == 1
 
 
-def test_in_a_dry_run_one_is_captured_for_each_episode_and_once_armed_one_more_for_the_free(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = wedge(ledger, store, target)
     for _ in range(3):
         turn(executor(ledger, store, world, captor(look=counted(tmp_path)), armed=False), ledger)
@@ -211,9 +197,7 @@ def test_in_a_dry_run_one_is_captured_for_each_episode_and_once_armed_one_more_f
     assert (looks(tmp_path), box.calls) == (2, ["stop", "start"])
 
 
-def test_facts_are_read_again_after_a_capture_and_what_has_come_to_life_meanwhile_is_not_stopped(
-    ledger: Ledger, store: JobStore, target: int
-) -> None:
+def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
 
     class Slow(Captor):
@@ -265,9 +249,7 @@ def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore
     assert [each.document["n"] for each in ledger.captures.of_episode(1)] == [1]
 
 
-def test_words_that_a_database_refuses_are_kept_as_others(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path
-) -> None:
+def test_refused_characters_are_replaced(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     (tmp_path / "job-1-attempt-1.log").write_bytes(b"a\0b\xed\xa0\x80c\n")
     world, _ = wedge(ledger, store, target)
 

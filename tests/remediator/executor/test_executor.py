@@ -54,9 +54,7 @@ def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store
         eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=30)
 
 
-def test_an_idle_executor_is_quiet_its_own_beat_wakes_nobody(
-    ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 0
 
     beat = Executors.beat
@@ -122,9 +120,7 @@ def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore)
     assert ledger.inbox.take_new("box2", now=time.time()) == 1, "it is left for its own host's executor"
 
 
-def test_a_defect_in_one_episode_is_counted_and_the_others_go_on(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     healthy = wedged(ledger, store)
     ledger.inbox.accept([alert("b", worker="w2")], [], now=time.time())
     remedy = REMEDIES["restart_worker"]

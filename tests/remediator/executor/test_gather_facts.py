@@ -69,9 +69,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
     assert bool(facts.unknown) is not known
 
 
-def test_facts_that_grew_old_before_the_act_are_read_again(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspended right after the decision, it wakes to a worker that has long gone on."""
     world = wedged(ledger, store)
     remedy, decided = REMEDIES["restart_worker"], list[str]()

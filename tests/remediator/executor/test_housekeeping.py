@@ -35,9 +35,7 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
 
 
-def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_its_worker_could_renew_it(
-    store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_kept_until_its_worker_could_renew_it(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is locked can be read all the time."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
     steady_s = 1000.0
@@ -63,9 +61,7 @@ def test_a_lease_that_ran_out_while_nobody_could_write_is_not_reclaimed_before_i
     assert states == [State.RUNNING, State.RUNNING, State.QUEUED]
 
 
-def test_the_queue_is_tended_on_a_timer_and_may_be_silent(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.05)
     job_id = running(store)
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)

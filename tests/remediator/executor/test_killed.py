@@ -101,9 +101,7 @@ def crashing(ledger: Ledger, store: JobStore, world: World, after: int) -> bool:
     ],
     indirect=["backend"],
 )
-def test_killed_after_any_call_the_next_executor_finishes_and_nothing_happens_twice(
-    scenes: Scenes, job_class: JobClass, *, ends_cleanly: bool
-) -> None:
+def test_the_next_executor_finishes_after_a_kill(scenes: Scenes, job_class: JobClass, *, ends_cleanly: bool) -> None:
     for after in itertools.count(1):
         with scenes(job_class=job_class) as (ledger, store, world):
             world.boxes["w1"].ends_cleanly = ends_cleanly

@@ -15,9 +15,7 @@ from tests.remediator.executor.builders import lock
 
 
 @pytest.mark.parametrize("spelling", ["sqlite:///{folder}/ledger.db", "sqlite:///{link}/ledger.db"])
-def test_a_second_executor_is_refused_and_told_who_holds_the_ledger(
-    ledger: Ledger, tmp_path: Path, spelling: str
-) -> None:
+def test_a_second_executor_is_refused_and_names_the_first(ledger: Ledger, tmp_path: Path, spelling: str) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     url = spelling.format(folder=tmp_path, link=link)

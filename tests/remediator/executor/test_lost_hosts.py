@@ -120,9 +120,7 @@ def lines(ledger: Ledger, step: str) -> list[str]:
 
 @pytest.mark.behaviour("D4")
 @pytest.mark.behaviour("D6")
-def test_a_silent_hosts_job_is_held_for_it_and_comes_back_with_its_worker(
-    ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_a_silent_hosts_job_is_held_and_comes_back(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     store.runs.submit(Submission(queue="w1"), now=time.time())
 
@@ -188,9 +186,7 @@ def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger
 
 
 @pytest.mark.parametrize("disarmed", [HOST, "box2"])
-def test_nothing_moves_unless_both_hosts_are_armed_for_it(
-    disarmed: str, ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_both_hosts_must_be_armed(disarmed: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     works = onlooker(other, store)
     arm(ledger, host=disarmed, armed=False)
@@ -204,9 +200,7 @@ def test_nothing_moves_unless_both_hosts_are_armed_for_it(
 
 
 @pytest.mark.parametrize("paused", [HOST, "box2"])
-def test_a_pause_of_the_host_or_of_the_one_that_looks_on_holds_it(
-    paused: str, ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_a_pause_of_either_host_holds_it(paused: str, ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     ledger.orders.give(Order(act=Act.PAUSE, at=ledger.now(), who="test", because="a test", host=paused))
     works = onlooker(other, store)
@@ -246,9 +240,7 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
 
 
-def test_who_is_said_to_be_silent_since_before_a_host_showed_life_is_not_counted_with_it(
-    ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore
-) -> None:
+def test_an_older_silence_is_not_counted(ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore) -> None:
     arm(ledger)
     other, job_id = ledgers("box2"), unheard(store)
     inbox = Inbox(other, host="box2")
@@ -288,9 +280,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
     assert did == [decided.replace("decided", "did")] * 2
 
 
-def test_however_often_its_loop_goes_round_it_looks_at_a_silent_host_now_and_then(
-    other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_host_is_checked_at_times(other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", 3600.0)
     works = onlooker(other, store)
     rounds, looks = 0, 0
@@ -327,9 +317,7 @@ def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other
     assert lines(ledger, "lose") == [f"{HOST} decided", "box2 decided", "box2 did"]
 
 
-def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
-    ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_a_host_without_its_workers_keeps_its_jobs_for_a_lease(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
 
     with looping(onlooker(other, store)):
@@ -343,9 +331,7 @@ def test_a_host_that_is_back_without_its_workers_has_its_jobs_run_for_a_lease(
     assert lines(ledger, "return") == ["box2 decided", "box2 did"]
 
 
-def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_arrives(
-    ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_a_host_that_is_back_has_its_jobs(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
 
     with looping(onlooker(other, store)):
@@ -357,9 +343,7 @@ def test_a_host_that_is_back_has_its_jobs_also_where_the_end_of_its_alert_never_
     assert [each.firing for each in ledger.episodes.about_silent_hosts()] == [True]
 
 
-def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
-    ledger: Ledger, other: Ledger, store: JobStore
-) -> None:
+def test_its_own_executor_knows_that_it_lives(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     works = executor(ledger, store, World(), pace=QUICK)
 
@@ -373,9 +357,7 @@ def test_its_own_executor_takes_it_up_as_well_and_knows_that_it_lives(
         eventually(lambda: story(ledger).outcome == "unconfirmed", "nothing was done")
 
 
-def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
-    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_alerts_at_once_open_one_episode(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     other.inbox.accept([host_alert("h2")], [], now=time.time())
     found: list[int | None] = []
 
@@ -399,9 +381,7 @@ def test_two_alerts_about_one_host_that_two_take_at_once_open_one_episode(
     assert episode.fingerprints == {"h1", "h2"}
 
 
-def test_what_resolves_an_alert_that_another_is_taking_up_waits_for_that(
-    ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resolve_waits_for_the_intake(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
     def slow(connection: Any, labels: Any) -> int | None:
@@ -430,9 +410,7 @@ def test_an_alert_that_came_as_its_hosts_episode_was_closed_opens_the_next(ledge
     assert ledger.reports.totals(HOST).alerts == {}
 
 
-def test_an_alert_for_which_no_episode_could_be_opened_is_taken_up_at_the_next_look(
-    other: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_alert_without_an_episode_is_taken_at_the_next_look(other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     other.inbox.accept([host_alert(firing=False)], [], now=time.time())
     with monkeypatch.context() as patched:
         patched.setattr("remediator.ledger.inbox._open_episode", lambda *_, **__: None)
@@ -451,9 +429,7 @@ def test_an_alert_about_a_worker_of_the_host_has_an_episode_of_its_own(ledger: L
     assert [each.subject for each in ledger.episodes.list_open(HOST)] == [plan.Subject.HOST, plan.Subject.WORKER]
 
 
-def test_what_waits_to_be_taken_up_by_anybody_is_everybodys_backlog_and_counted_by_whoever_takes_it(
-    ledger: Ledger, other: Ledger
-) -> None:
+def test_a_shared_backlog_is_counted_by_its_taker(ledger: Ledger, other: Ledger) -> None:
     assert [each.reports.totals(host).oldest_new_at is None for each, host in ((ledger, HOST), (other, "box2"))] == [
         False
     ] * 2

@@ -64,9 +64,7 @@ def test_a_stop_that_the_engine_refuses_for_ever_is_told_until_it_ends(tmp_path:
             eventually(lambda: outcome(served.ledger) == "mended", "and was mended")
 
 
-def test_a_quarantine_that_the_queue_refuses_is_told_until_it_is_taken(
-    tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_quarantine_is_alerted(tmp_path: Path, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue's file is locked from the stop on, and the GPU of what was stopped is lost."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))

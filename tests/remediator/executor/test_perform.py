@@ -72,9 +72,7 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
         assert_mended_once(ledger, store, world, failed=lost == "fail")
 
 
-def test_a_container_that_ends_as_soon_as_it_starts_was_started_and_is_not_started_again(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     start = world.start
 
@@ -94,9 +92,7 @@ def test_a_container_that_ends_as_soon_as_it_starts_was_started_and_is_not_start
 
 
 @pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
-def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
-    ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str
-) -> None:
+def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
     world = wedged(ledger, store)
     seen_s = 0.5
     works = executor(ledger, store, world, pace=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
@@ -117,9 +113,7 @@ def test_a_start_is_believed_when_the_container_runs_at_a_later_look(
     assert not lasts or time.monotonic() - started_s >= seen_s
 
 
-def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopped(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_an_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     box, look, looks = world.boxes["w1"], world.look, itertools.count()
 
@@ -138,9 +132,7 @@ def test_an_incarnation_that_ends_between_the_decision_and_the_stop_is_not_stopp
     assert store.job(1).watchdog_retries == 1
 
 
-def test_a_job_that_completes_between_the_decision_and_the_fence_stays_completed(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
 
     class Finishing(BuiltinQueue):

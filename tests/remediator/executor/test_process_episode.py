@@ -98,9 +98,7 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
     assert store.job(sibling).state is State.CANCELLED
 
 
-def test_a_container_without_a_job_is_freed_alone(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_without_a_job_is_freed(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """No condition of that kind is defined yet: this one stands in for it, to drive the performer."""
     ledger.inbox.accept([alert(job_id=None, attempt=None)], [], now=time.time())
     world = World(Box(worker="w1", job_id=None, attempt=None))
@@ -115,9 +113,7 @@ def test_a_container_without_a_job_is_freed_alone(
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
-def test_a_dry_run_touches_nothing_says_once_what_it_would_do_and_arming_does_it(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     dry = executor(ledger, store, world, armed=False)
     for _ in range(5):
@@ -147,9 +143,7 @@ def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledg
     assert story(ledger).outcome == "mended"
 
 
-def test_what_is_not_confirmed_waits_once_for_each_reason_and_is_let_go_when_the_alert_ends(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     world.boxes["w1"].wedged = False
     works = executor(ledger, store, world)
@@ -228,9 +222,7 @@ def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger:
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
-def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_elsewhere(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     world.boxes["w1"].unkillable = True
     bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1)
@@ -252,9 +244,7 @@ def test_what_cannot_be_killed_has_its_gpu_taken_out_of_use_and_its_job_goes_els
     assert claims(store, "w3", gpu="GPU-1") == 1
 
 
-def test_a_lost_gpu_is_taken_out_of_use_its_job_goes_elsewhere_and_its_worker_is_started(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     ledger.inbox.accept(
         [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
@@ -296,9 +286,7 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 
 
 @pytest.mark.parametrize(("avoid_s", "gets_it"), [(600.0, None), (0.0, 1)], ids=["for a while", "not at all"])
-def test_a_requeued_job_avoids_the_slot_it_was_taken_from(
-    ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None
-) -> None:
+def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
     world = wedged(ledger, store)
     store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
     pace = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
@@ -310,9 +298,7 @@ def test_a_requeued_job_avoids_the_slot_it_was_taken_from(
     assert gets_it or claims(store, "w2", host="box2", gpu="GPU-1") == 1
 
 
-def test_an_episode_that_never_settles_down_leaves_the_others_their_turn(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     world = wedged(ledger, store)
     asked = itertools.count()
     begin = Begin(

@@ -35,9 +35,7 @@ from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
 
-def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_is_dead(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
     world = wedged(ledger, store)
@@ -55,9 +53,7 @@ def test_a_wedge_that_holds_the_queues_lock_is_stopped_first_and_fenced_when_it_
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
-def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
     world = wedged(ledger, store)
 
@@ -74,9 +70,7 @@ def test_and_so_is_a_wedge_the_fence_of_which_ends_in_a_defect(
     assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
 
 
-def test_a_refusal_of_long_ago_does_not_have_a_wedge_stopped_before_it_is_fenced(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
     monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
@@ -136,9 +130,7 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
     assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
 
 
-def test_and_is_stopped_again_after_a_stop_that_failed_where_it_hangs_on_a_lost_gpu(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_stop_is_tried_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
@@ -223,9 +215,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     assert store.job(job_id).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 
-def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_for_each(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was refused at a stage that is over counts no more; here the queue refuses on."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store)
@@ -266,9 +256,7 @@ def test_a_quarantine_that_is_refused_before_the_stop_and_after_it_is_on_record_
     assert told(ledger).count("did quarantine") == 1
 
 
-def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and_is_once_armed(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disarmed_quarantine_waits(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
     job_id = running(store)
     ledger.inbox.accept(
@@ -314,9 +302,7 @@ def test_a_quarantine_that_was_refused_is_not_asked_for_again_while_disarmed_and
     assert ledger.reports.totals(HOST).quarantines_refused == 0
 
 
-def test_patience_comes_to_an_end_while_the_queue_is_locked(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sweep waits for the lock, and all of them for longer than a loop may stand still; as times 0.2 here."""
     monkeypatch.setattr("remediator.executor.clock.PAUSE_MAX_S", 2.0)
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)

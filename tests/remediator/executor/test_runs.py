@@ -110,9 +110,7 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
 @pytest.mark.behaviour("B1")
 @pytest.mark.behaviour("B6")
 @pytest.mark.parametrize(("failed", "done"), [(5, 0), (9, 1)], ids=["five failures", "one that it has finished"])
-def test_an_alert_that_the_queue_does_not_bear_out_does_nothing(
-    ledger: Ledger, store: JobStore, failed: int, done: int
-) -> None:
+def test_an_alert_without_failures_does_nothing(ledger: Ledger, store: JobStore, failed: int, done: int) -> None:
     render(store)
     works_on(store, "r1", "bad", failed=failed, done=done)
     works_on(store, "r1", "good", done=1)
@@ -128,9 +126,7 @@ def test_an_alert_that_the_queue_does_not_bear_out_does_nothing(
 
 
 @pytest.mark.behaviour("B4")
-def test_a_worker_that_fails_beside_one_that_has_run_it_for_long_and_fails_none_is_locked(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_faulty_worker_beside_a_sound_one_is_locked(ledger: Ledger, store: JobStore) -> None:
     render(store)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "slow")
@@ -217,9 +213,7 @@ def test_what_is_held_waits_and_is_taken_up_again(
     assert list(locked(store)) == ["bad"]
 
 
-def test_a_person_is_asked_about_what_is_to_be_done_and_about_something_else_anew(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) -> None:
     render(store)
     bad = works_on(store, "r1", "bad", failed=6)
     accuse(ledger)
@@ -268,9 +262,7 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
     assert ledger.orders.current().brake() is not None, "and another one is a second"
 
 
-def test_a_run_that_several_hosts_find_faulty_at_once_is_one_and_mended_for_each(
-    ledger: Ledger, store: JobStore, at_first: list[Any]
-) -> None:
+def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     there = ["box2", "box3", "box4"]
     render(store, jobs=4)
     for host in (HOST, *there):
@@ -322,9 +314,7 @@ def judge_there(there: Executor, ledger: Ledger) -> None:
     there.process_episode(*ledger.episodes.list_open(there._host))
 
 
-def test_each_executor_locks_its_own_faulty_worker_and_leaves_a_worse_one_to_the_executor_there(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_each_executor_locks_the_workers_of_its_own_host(ledger: Ledger, store: JobStore) -> None:
     render(store, jobs=3)
     works_on(store, "r1", "bad", failed=6)
     works_on(store, "r1", "worse", failed=7, host="box2")
@@ -391,9 +381,7 @@ def at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert not meanwhile
 
 
-def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
-    ledger: Ledger, store: JobStore, at_first: list[Any]
-) -> None:
+def test_what_is_no_longer_so_is_not_done(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     job = accused_worker(ledger, store)
     at_first.append(lambda: end(store, job, done=1))
     works = executor(ledger, store, World())
@@ -408,9 +396,7 @@ def test_what_is_so_no_more_when_it_is_to_be_done_is_not_done(
     assert story(ledger).outcome == "partly_mended", "that it was not done is only known to whoever found it so"
 
 
-def test_a_queue_that_fails_the_act_is_asked_again_under_the_same_promise(
-    ledger: Ledger, store: JobStore, at_first: list[Any]
-) -> None:
+def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
     accused_worker(ledger, store)
 
     def fails() -> None:
@@ -427,9 +413,7 @@ def test_a_queue_that_fails_the_act_is_asked_again_under_the_same_promise(
     assert list(locked(store)) == ["bad"]
 
 
-def test_a_queue_that_does_not_answer_is_waited_for(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_queue_is_awaited(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     accused_worker(ledger, store)
     works = executor(ledger, store, World())
 
@@ -461,9 +445,7 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     assert [(each.episode_id, each.firing) for each in ledger.episodes.list_open(HOST)] == [(2, True)]
 
 
-def test_what_is_wedged_waits_for_no_run_to_be_counted(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(AT_ONCE):
         accuse(ledger, run_id=f"r{number}")
     world = wedged(ledger, store)
@@ -484,9 +466,7 @@ def test_what_is_wedged_waits_for_no_run_to_be_counted(
             done.set()
 
 
-def test_and_no_sweep_of_the_queue_waits_for_it(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store)
     accuse(ledger)
     counted, done = threading.Event(), threading.Event()
@@ -512,9 +492,7 @@ def test_and_no_sweep_of_the_queue_waits_for_it(
             done.set()
 
 
-def test_a_run_is_judged_at_once_and_counted_no_more_often_than_every_ten_seconds(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store)
     accuse(ledger)
     ledger.inbox.take_new(HOST, now=time.time())

@@ -68,9 +68,7 @@ def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, stor
     assert (box.calls, other.calls) == (["stop", "start"], [])
 
 
-def test_a_server_that_a_person_stops_between_the_promise_and_the_stop_is_left_down(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_server_that_is_stopped_after_the_promise_is_left_down(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world)
     begin = ledger.intents.begin
@@ -107,9 +105,7 @@ def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Le
     assert told(ledger)[-1] == "decided wait: unconfirmed"
 
 
-def test_a_server_that_cannot_be_killed_puts_its_gpus_in_quarantine_and_no_slot_of_its_name(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_an_unkillable_server_quarantines_its_gpus_alone(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger, unkillable=True)
     hurried = replace(PACE, limits=replace(LIMITS, free_bound_s=0.0))
 

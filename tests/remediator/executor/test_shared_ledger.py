@@ -70,9 +70,7 @@ def plan_of(works: Executor, episode: plan.Episode) -> plan.Step:
     return decide(works.processor.facts.of_container(episode))
 
 
-def test_a_job_whose_executor_died_after_the_fence_is_queued_by_a_sweep_and_its_container_waits_for_its_host(
-    ledger: Ledger, store: JobStore
-) -> None:
+def test_a_sweep_queues_the_job_of_a_dead_executor(ledger: Ledger, store: JobStore) -> None:
     world = fenced_and_gone(ledger, store)
     assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S - 10) == []
     assert store.sweeps.reclaim_expired(now=store.now() + FENCE_S + 1) == [1]
@@ -199,9 +197,7 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
 # --- the database goes away
 
 
-def test_a_database_that_goes_away_in_the_middle_loses_nothing(
-    postgres: Postgres, ledger: Ledger, store: JobStore
-) -> None:
+def test_a_database_that_goes_away_loses_nothing(postgres: Postgres, ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     stopping, go_on = threading.Event(), threading.Event()
 

@@ -106,9 +106,7 @@ def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp
         ({"seen_s_ago": 3600.0}, "is younger than what was seen to hold its lock"),
     ],
 )
-def test_whom_a_warning_might_not_reach_or_might_end_is_not_warned(
-    start: Starts, changed: dict[str, Any], because: str
-) -> None:
+def test_an_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], because: str) -> None:
     process = start("saves")
     asked: dict[str, Any] = {"pid": process.pid, "name": "SIGUSR1", "among": {process.pid}, "seen_s_ago": SEEN_S_AGO}
 
@@ -225,9 +223,7 @@ def test_one_that_makes_nothing_of_it_is_stopped_after_its_grace_and_not_before(
     assert fenced_at - warned_at >= GRACE_S
 
 
-def test_one_that_does_not_listen_is_not_killed_by_its_warning_and_not_waited_for(
-    ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile
-) -> None:
+def test_a_deaf_worker_is_not_warned(ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile) -> None:
     process = start("deaf")
     world, box = wedge(ledger, store, process)
     alive: list[int | None] = []

@@ -109,9 +109,7 @@ def test_a_loop_that_stood_still_begins_its_patience_anew(ledger: Ledger, store:
     assert store.job(1).state is State.QUEUED
 
 
-def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
-    ledger: Ledger, store: JobStore, clocks: Clocks
-) -> None:
+def test_an_early_thread_has_no_time_left_over(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
     look_on(works, ledger, clocks, for_s=30)
@@ -124,9 +122,7 @@ def test_a_thread_that_wakes_before_the_loop_has_no_patience_left_over(
     assert (found.free_for_s, found.settle_for_s, found.quiet_for_s) == (0.0, 0.0, 0.0)
 
 
-def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
-    ledger: Ledger, store: JobStore, clocks: Clocks
-) -> None:
+def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
@@ -146,9 +142,7 @@ def test_an_intent_that_is_promised_anew_gets_patience_of_its_own(
     assert works.processor.facts.of_container(again).free_for_s == 0.0
 
 
-def test_what_is_held_loses_no_patience_with_its_confirmation_by_that(
-    ledger: Ledger, store: JobStore, clocks: Clocks
-) -> None:
+def test_a_held_episode_keeps_its_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())

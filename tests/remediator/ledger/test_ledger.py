@@ -285,7 +285,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
 
 
-def test_a_silent_server_and_a_greedy_tenant_of_one_container_have_an_episode_each_and_are_freed_once(
+def test_a_server_and_a_tenant_in_one_container_are_freed_once(
     ledger: Ledger,
 ) -> None:
     armed(ledger)
@@ -325,9 +325,7 @@ def test_two_executors_that_take_at_once_tie_each_alert_once(ledger: Ledger, led
     assert len(ledger.episodes.list_open()) == 10
 
 
-def test_two_executors_that_come_upon_the_same_workers_in_different_orders_do_not_wait_for_one_another(
-    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crossed_intakes_do_not_deadlock(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each opens its first episode before either opens its second, where they may."""
     monkeypatch.setattr("remediator.ledger.inbox.TAKE_MAX", 2)
     ledger.inbox.accept(
@@ -429,9 +427,7 @@ FIRING: dict[str, tuple[list[tuple[str, bool]], bool]] = {
 
 
 @pytest.mark.parametrize(("came", "firing"), FIRING.values(), ids=FIRING)
-def test_an_episode_fires_while_any_series_of_it_does(
-    ledger: Ledger, came: list[tuple[str, bool]], firing: bool
-) -> None:
+def test_an_episode_fires_with_any_series(ledger: Ledger, came: list[tuple[str, bool]], firing: bool) -> None:
     for fingerprint, fires in came:
         accept(ledger, alert(fingerprint, firing=fires))
 
@@ -440,7 +436,7 @@ def test_an_episode_fires_while_any_series_of_it_does(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["w1", "w2"])), max_size=12))
-def test_whatever_order_alerts_come_in_a_worker_has_at_most_one_open_episode_and_it_fires_rightly(
+def test_a_worker_has_at_most_one_open_episode_in_any_order(
     came: list[tuple[str, bool, str]],
 ) -> None:
     newest: dict[str, dict[str, bool]] = {}

@@ -193,9 +193,7 @@ def test_what_was_abandoned_stays_on_record_for_a_month_more_and_then_goes(ledge
     assert [state for _, state in states(ledger)] == ["refused"]
 
 
-def test_they_are_abandoned_in_bites_and_one_that_is_taken_meanwhile_is_not(
-    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(retention.BITES, ALERTS, 2)
     ledger.inbox.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
     untaken = retention.untaken
@@ -340,9 +338,7 @@ def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("state", ["refused", "idle"])
-def test_alerts_that_come_to_nothing_are_bounded_in_number_as_they_come(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_alerts_without_effect_are_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
     monkeypatch.setattr(retention, "ASIDE_MAX", 5)
     opened(ledger, worker="w2")
 
@@ -358,9 +354,7 @@ def test_alerts_that_come_to_nothing_are_bounded_in_number_as_they_come(
     assert sum(ledger.reports.totals(HOST).alerts.values()) == 13, "all are counted"
 
 
-def test_refusals_that_come_at_once_are_bounded_and_none_waits_for_another(
-    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_are_bounded(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "ASIDE_MAX", 5)
 
     def flood() -> None:
@@ -435,9 +429,7 @@ def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: 
     assert ledger.reports.get(1) is not None
 
 
-def test_a_clock_that_nobody_has_set_yet_makes_nothing_old(
-    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unset_clock_ages_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     started_at = ledger.now()
     mended(ledger, at=1000.0)
     mended(ledger, key=REBORN, settle_key="7/2", at=started_at)

@@ -87,9 +87,7 @@ def complete(store: JobStore, job: Job, *, after_s: float = 0.0) -> None:
     assert store.claims.complete(job.job_id, attempt=job.attempt, incarnation=job.claimed_by, now=ended)
 
 
-def test_jobs_are_counted_by_queue_and_state_and_a_drained_queue_has_none_rather_than_nothing(
-    store: JobStore, collector: QueueCollector
-) -> None:
+def test_jobs_are_counted_by_queue_and_state_with_zeros(store: JobStore, collector: QueueCollector) -> None:
     submit(store, ago_s=100)
     submit(store)
     first = submit(store, "cpu", run_id="r1")
@@ -116,9 +114,7 @@ def test_jobs_are_counted_by_queue_and_state_and_a_drained_queue_has_none_rather
 
 
 @pytest.mark.behaviour("A12")
-def test_the_busy_gauge_counts_fresh_workers_that_hold_a_model_and_falls_at_once_with_one_that_is_ended(
-    store: JobStore, collector: QueueCollector
-) -> None:
+def test_the_busy_gauge_counts_fresh_workers_with_a_model(store: JobStore, collector: QueueCollector) -> None:
     for worker in ("w1", "w2", "w3"):
         submit(store, model="sd-xl")
         claim(store, worker=worker)
@@ -205,9 +201,7 @@ def render(store: JobStore, run_id: str, *, wrangled: bool = True, jobs: int = 1
     store.items.add(run_id, ["a", "b", "c"], now=store.now())
 
 
-def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
-    store: JobStore, collector: QueueCollector
-) -> None:
+def test_failing_workers_are_published_for_runs_that_asked(store: JobStore, collector: QueueCollector) -> None:
     render(store, "r1", jobs=3)
     end_items(store, claim(store, worker="bad"), "failed", "failed", "failed", "failed")
     end_items(store, claim(store, worker="mixed"), "failed", "done")
@@ -227,9 +221,7 @@ def test_who_fails_items_is_told_of_the_runs_that_asked_and_of_nobody_else(
     assert items_of(page(collector)) == {}, "nor does a run that is over"
 
 
-def test_of_many_who_fail_items_the_worst_are_told_of_and_how_many_are_not(
-    store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worst_are_published(store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store, "r1", jobs=3)
     end_items(store, claim(store, worker="much"), "failed", "failed", "done")
     end_items(store, claim(store, worker="little"), "failed")
@@ -242,9 +234,7 @@ def test_of_many_who_fail_items_the_worst_are_told_of_and_how_many_are_not(
     assert of(found, "run_workers_left_out") == 1
 
 
-def test_outcomes_are_counted_once_each_from_the_first_look_on(
-    store: JobStore, queue_url: str, collector: QueueCollector
-) -> None:
+def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: QueueCollector) -> None:
     submit(store, ago_s=40)
     complete(store, claim(store), after_s=100)
     submit(store, "load")
@@ -271,9 +261,7 @@ def test_outcomes_are_counted_once_each_from_the_first_look_on(
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-def test_an_event_that_others_have_overtaken_is_counted_once_it_is_seen(
-    store: JobStore, collector: QueueCollector
-) -> None:
+def test_an_overtaken_event_is_counted_once_seen(store: JobStore, collector: QueueCollector) -> None:
     submit(store)
     submit(store)
     row = {"kind": "completed", "attempt": 1, "queue": "gpu", "job_class": "gpu", "written_at": 0.0}
@@ -346,9 +334,7 @@ class Slow(JobStore):
         return super().now()
 
 
-def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_age(
-    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_count_delays_no_scrape(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(connect(queue_url))
     slow.go = threading.Event()
     monkeypatch.setattr(queue_metrics, "FIRST_COUNT_WAIT_S", 0.01)
@@ -376,9 +362,7 @@ def test_a_long_count_holds_up_no_scrape_and_the_one_before_is_shown_with_its_ag
         slow.go.set()
 
 
-def test_a_count_rests_for_longer_than_it_took_however_often_somebody_scrapes(
-    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_count_rests_after_its_duration(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue_metrics, "COUNT_REST", 1e9)
     submit(store)
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
@@ -390,9 +374,7 @@ def test_a_count_rests_for_longer_than_it_took_however_often_somebody_scrapes(
         assert of(page(found), "jobs", queue="gpu", state="queued") == 2
 
 
-def test_a_queue_that_does_not_answer_in_time_cannot_be_read(
-    store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_queue_cannot_be_read(store: JobStore, queue_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert store
     monkeypatch.setattr(queue_metrics, "ANSWER_S", 0.05)
     slow = Slow(connect(queue_url))

@@ -346,9 +346,7 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
     ],
 )
 @pytest.mark.parametrize("stop", [PAUSE, BRAKE, WINDOW], ids=["paused", "braked", "maintained"])
-def test_what_is_held_by_a_pause_the_brake_or_a_maintenance(
-    step: Step, facts: Facts, stop: Order, *, held: bool
-) -> None:
+def test_a_pause_the_brake_or_a_window_holds(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
     found = guards.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
 
     assert isinstance(found, Wait) is held

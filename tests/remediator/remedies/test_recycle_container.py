@@ -143,9 +143,7 @@ def names() -> st.SearchStrategy[TenantFacts]:
     tenants=st.lists(names(), unique_by=lambda each: each.container, max_size=8),
     free_mib=st.none() | st.integers(0, 3000),
 )
-def test_only_the_most_over_of_those_that_may_be_recycled_ever_is_and_only_under_the_floor(
-    tenants: list[TenantFacts], free_mib: int | None
-) -> None:
+def test_only_the_most_over_is_recycled_under_the_floor(tenants: list[TenantFacts], free_mib: int | None) -> None:
     seen = card(*tenants, free_mib=free_mib)
 
     victim = choose(seen).victim

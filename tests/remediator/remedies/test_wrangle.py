@@ -388,9 +388,7 @@ class Farm:
     st.lists(st.sampled_from(["good", "bad", "bad", "slow"]), min_size=1, max_size=7),
     st.integers(1, 4),
 )
-def test_a_farm_comes_to_rest_with_its_good_workers_unlocked_and_after_three_moves_at_most(
-    natures: list[str], at_once: int
-) -> None:
+def test_a_farm_rests_with_its_good_workers_after_three_moves(natures: list[str], at_once: int) -> None:
     farm = Farm({f"w{n}": nature for n, nature in enumerate(natures)}, at_once)
     acts: list[Verdict] = []
     for _ in range(20 * len(natures)):
@@ -435,9 +433,7 @@ def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> N
         pytest.param(BLOCKS, BlockRun, "block it", id="block"),
     ],
 )
-def test_what_is_found_is_done_where_it_is_armed_and_recorded_once_where_it_is_not(
-    counts: RunTally, wanted: type[Wrangle], deed: str, *, firing: bool
-) -> None:
+def test_an_act_is_done_or_recorded_once(counts: RunTally, wanted: type[Wrangle], deed: str, *, firing: bool) -> None:
     step = decide(run_facts(counts, firing=firing))
     would = decide(run_facts(counts, firing=firing, armed=False))
     again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
@@ -508,9 +504,7 @@ def test_what_an_episode_waits_for(given_facts: Facts, reason: Reason) -> None:
         ),
     ],
 )
-def test_an_episode_is_over_when_its_alert_has_ended_and_nothing_is_to_be_done(
-    ended: Facts, outcome: Outcome, reason: Reason
-) -> None:
+def test_an_episode_ends_with_its_alert_and_its_work(ended: Facts, outcome: Outcome, reason: Reason) -> None:
     assert decide(ended) == Close(outcome=outcome, reason=reason, message="")
 
 

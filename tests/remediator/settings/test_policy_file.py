@@ -113,9 +113,7 @@ def test_a_change_is_read_and_what_will_not_do_then_leaves_all_as_it_was(path: P
     assert "has -3 for restart_worker.cooldown_s" in logs[0]["because"]
 
 
-def test_the_program_does_not_begin_with_a_file_that_will_not_do(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_policy_file_ends_the_program(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.logs.configure", lambda **_: None)
     (tmp_path / "host").write_text("box1\n")
     write(path, "[restart_worker]\nhold = true")
@@ -129,9 +127,7 @@ def test_the_program_does_not_begin_with_a_file_that_will_not_do(
 # --- what follows
 
 
-def test_a_job_not_seen_dead_is_held_until_a_person_changes_the_file(
-    ledger: Ledger, store: JobStore, clocks: Clocks, path: Path
-) -> None:
+def test_a_job_not_seen_dead_is_held_by_policy(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
     policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
     works = executor(ledger, store, lingering(ledger, store), policy=policy)
     turn(works, ledger)
@@ -148,9 +144,7 @@ def test_a_job_not_seen_dead_is_held_until_a_person_changes_the_file(
     assert story(ledger).outcome == "partly_mended"
 
 
-def test_a_job_that_is_held_is_let_go_when_a_person_cancels_it(
-    ledger: Ledger, store: JobStore, clocks: Clocks, path: Path
-) -> None:
+def test_a_person_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
     policy = read(path, '[restart_worker]\nunconfirmed = "hold"')
     works = executor(ledger, store, lingering(ledger, store), policy=policy)
     turn(works, ledger)

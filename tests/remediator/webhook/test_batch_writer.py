@@ -160,9 +160,7 @@ def test_every_payload_that_came_at_once_is_kept_whole(ledger: Ledger) -> None:
     assert rows(ledger, "SELECT count(*), count(DISTINCT fingerprint) FROM alerts") == [(240, 240)]
 
 
-def test_while_the_file_is_kept_locked_each_is_refused_and_later_each_is_kept(
-    ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_file_refuses_until_later(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.db.engine.BUSY_TIMEOUT_S", 0.1)
     with closing(Ledger.open(ledger_url, host=HOST)) as serve:
         inbox = Inbox(serve, host=HOST)

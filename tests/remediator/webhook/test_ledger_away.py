@@ -39,9 +39,7 @@ UNAVAILABLE = (503, {"detail": "the ledger cannot be written; send it again"})
 
 @pytest.mark.needs_parts
 @pytest.mark.needs_postgres
-def test_what_a_real_alertmanager_sends_while_postgresql_is_away_comes_later_and_opens_one_episode_each(
-    postgres: Postgres, shared: Served, tmp_path: Path
-) -> None:
+def test_alerts_from_while_postgresql_was_away_come_later(postgres: Postgres, shared: Served, tmp_path: Path) -> None:
     http = {"authorization": {"credentials": TOKEN}}
     workers = [{**LABELS, "worker": f"w{number}"} for number in range(3)]
     with alertmanager(tmp_path / "alertmanager", url=f"{shared.url}{ALERTS}", http_config=http) as its:
@@ -123,9 +121,7 @@ def on_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[t
 
 @pytest.mark.needs_postgres
 @pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
-def test_on_postgresqls_own_full_disk_it_says_503_and_with_room_again_all_that_is_sent_again_is_there(
-    on_small_disk: tuple[Postgres, Disk], ledger_file: Path
-) -> None:
+def test_a_full_disk_of_postgresql_is_a_503(on_small_disk: tuple[Postgres, Disk], ledger_file: Path) -> None:
     server, disk = on_small_disk
     server.create("ledger")
     calls = [payload(*(sent(f"{call}-{each}", worker=f"w{call}-{each}") for each in range(20))) for call in range(20)]

@@ -35,9 +35,7 @@ def taken(served: Served) -> set[str]:
 
 
 @pytest.mark.needs_parts
-def test_what_a_real_alertmanager_cuts_off_is_taken_in_all_the_same(
-    ledger: Ledger, ledger_file: Path, tmp_path: Path
-) -> None:
+def test_alerts_that_alertmanager_cuts_off_are_read(ledger: Ledger, ledger_file: Path, tmp_path: Path) -> None:
     http = {"authorization": {"credentials": TOKEN}}
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}{ALERTS}"
@@ -156,9 +154,7 @@ def test_the_call_is_answered_before_and_one_round_at_a_time_serves_all_the_call
         assert taken(served) == {"w1"}
 
 
-def test_what_is_resolved_while_it_is_asked_for_stays_resolved(
-    ledger: Ledger, ledger_file: Path, server: Callable[..., Server]
-) -> None:
+def test_a_resolved_alert_stays_resolved(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     its = server(lambda: listing(sent("before"), sent("meanwhile", worker="w2"), sent("fires", worker="w3")))
     its.free.clear()
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
@@ -221,9 +217,7 @@ def test_no_more_receivers_are_asked_for_than_one_round_takes(
     assert (told["count"], told["because"]) == (7, "1 other receivers are asked for already")
 
 
-def test_every_alertmanager_is_asked_whatever_the_one_before_it_answers(
-    ledger: Ledger, ledger_file: Path, server: Callable[..., Server]
-) -> None:
+def test_every_alertmanager_is_asked(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     many = [sent(f"f{number}", worker=f"w{number}") for number in range(2 * ALERTS_MAX + 1)]
     watchdog = {**sent(), "labels": {"alertname": "GpuwardenWatchdog"}}
     bad, good = server(lambda: (500, b"")), server(lambda: listing(*many, {"labels": {}}, watchdog))
@@ -300,9 +294,7 @@ def test_without_an_alertmanager_to_ask_it_is_counted_and_said_what_to_set(ledge
     assert "--alertmanager is not set" in told["because"]
 
 
-def test_a_call_that_left_nothing_out_asks_nobody(
-    ledger: Ledger, ledger_file: Path, server: Callable[..., Server]
-) -> None:
+def test_a_complete_call_asks_nothing(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
     its = server(listing)
     with served_here(ledger, ledger_file, alertmanagers=[its.url]) as served:
         served.post(payload(sent()))

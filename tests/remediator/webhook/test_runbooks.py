@@ -192,9 +192,7 @@ def test_every_page_is_kept_once_it_was_asked_for() -> None:
     assert len(pages()) < runbooks.PAGES_MAX
 
 
-def test_an_installation_without_pages_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_missing_pages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
     monkeypatch.setattr(shipping, "FOLDER", empty)
 

@@ -50,9 +50,7 @@ def post(served: Served, trusts: Authority, shows: Pair | None = None) -> int:
         return client.post(url, json=payload(sent()), headers=AUTHORIZED).status_code
 
 
-def test_an_alert_over_tls_is_accepted_from_who_trusts_its_authority_and_no_other(
-    encrypted: Served, ours: Authority, another: Authority
-) -> None:
+def test_tls_alerts_need_the_right_authority(encrypted: Served, ours: Authority, another: Authority) -> None:
     before = encrypted.kept()
 
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -70,9 +68,7 @@ def test_behind_tls_nothing_is_answered_without_it(encrypted: Served) -> None:
     assert "Traceback" not in encrypted.log.read_text()
 
 
-def test_a_caller_without_a_certificate_of_the_right_authority_reaches_nothing(
-    mutual: Served, ours: Authority, another: Authority
-) -> None:
+def test_a_caller_needs_a_certificate(mutual: Served, ours: Authority, another: Authority) -> None:
     before = mutual.kept()
 
     for shows in (None, another.client, another.server):

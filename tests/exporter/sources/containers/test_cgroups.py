@@ -173,9 +173,7 @@ def test_on_a_hybrid_host_either_version_may_tell(tmp_path: Path) -> None:
     assert host.places().frozen_s(container()) is not None
 
 
-def test_a_look_that_was_held_up_does_not_tell_when_it_saw_a_container_frozen(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_look_does_not_date_a_frozen_container(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     freeze(host, FROZEN[host.version_2])
     told_s = iter([100.0, 100.1, 200.0, 200.2])
@@ -187,9 +185,7 @@ def test_a_look_that_was_held_up_does_not_tell_when_it_saw_a_container_frozen(
 # --- where
 
 
-def test_a_container_is_looked_for_once_and_its_processes_are_read_each_time(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_is_found_once_and_read_each_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
     places.look(container())
@@ -270,7 +266,7 @@ def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: 
     assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
 
 
-def test_the_parts_of_a_charge_that_stays_the_same_are_read_anew_in_the_end_and_at_once_when_it_moves(
+def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(
     host: Host,
 ) -> None:
     host.process(41, scope())
@@ -315,9 +311,7 @@ def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host)
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["alone", "with groups below it"])
-def test_a_group_that_is_called_otherwise_by_now_tells_its_own_processes_and_none_of_who_has_its_name(
-    host: Host, nested: bool
-) -> None:
+def test_a_renamed_group_lists_its_own_processes_alone(host: Host, nested: bool) -> None:
     below = "/inside" if nested else ""
     host.process(41, scope())
     host.process(42, scope() + below)
@@ -364,9 +358,7 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
     assert (kept, descriptors()) == (4 if host.version_2 else 3, open_before)
 
 
-def test_where_open_files_tell_nothing_any_more_the_group_is_looked_for_in_the_same_look(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_open_files_are_replaced_in_the_same_look(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
     places.look(container())
@@ -533,9 +525,7 @@ def test_a_recycled_pid_brings_its_own_container(host: Host) -> None:
     assert [each.id for each in unlisted.find([41], {})] == [OTHER]
 
 
-def test_a_process_that_moved_is_seen_in_its_other_container_within_a_bound(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_moved_process_is_seen_within_a_bound(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     unlisted = host.unlisted()
     unlisted.find([41], {})
@@ -581,9 +571,7 @@ def seen_on(host: Host, engine: Told, directory: Path, **changes: Any) -> Sample
     )
 
 
-def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_kernel_and_driver_tell(
-    host: Host, told: Told, tmp_path: Path
-) -> None:
+def test_a_silent_engine_costs_no_name_and_no_figures(host: Host, told: Told, tmp_path: Path) -> None:
     host.process(41, scope())
     sampler = seen_on(host, told, tmp_path)
     sampler.sample()
@@ -603,9 +591,7 @@ def test_while_its_engine_does_not_answer_a_container_keeps_its_name_and_what_ke
     assert again.container == told.container
 
 
-def test_what_was_counted_of_a_container_goes_on_while_its_engine_does_not_answer(
-    host: Host, told: Told, tmp_path: Path
-) -> None:
+def test_counters_go_on_while_the_engine_is_silent(host: Host, told: Told, tmp_path: Path) -> None:
     host.process(41, scope())
     sampler = seen_on(host, told, tmp_path, gpus=lambda: (_ for _ in ()).throw(OSError("no driver")))
     sampler.sample()
@@ -617,9 +603,7 @@ def test_what_was_counted_of_a_container_goes_on_while_its_engine_does_not_answe
 
 
 @pytest.mark.parametrize("how", ["ended", "started anew"])
-def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_where_another_has_its_place(
-    host: Host, told: Told, tmp_path: Path, how: str
-) -> None:
+def test_a_container_that_ends_behind_a_silent_engine_is_gone(host: Host, told: Told, tmp_path: Path, how: str) -> None:
     host.process(41, scope())
     sampler = seen_on(host, told, tmp_path)
     sampler.sample()
@@ -635,9 +619,7 @@ def test_a_container_that_ends_while_its_engine_does_not_answer_is_gone_also_whe
     assert sampler.sample().containers == sampler.sample().containers == ()
 
 
-def test_where_a_worker_died_while_its_engine_did_not_answer_is_told_once_that_answers(
-    host: Host, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_death_is_placed_afterwards(host: Host, told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alive = build.sighting(container_id=ID)
     seen = [alive]
     monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=tuple(seen)))
@@ -677,9 +659,7 @@ def of(full_id: str | None, sampler: Sampler) -> ContainerEvidence | None:
 
 
 @pytest.mark.needs_docker
-def test_a_real_container_of_an_engine_that_is_not_asked_is_seen_by_its_process_on_a_gpu(
-    client: docker.DockerClient, house: Path
-) -> None:
+def test_a_real_container_of_an_unasked_engine_is_seen_by_its_process(client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     real = client.containers.run(image, ["sleep", "600"], detach=True, network_mode="none")
     try:
@@ -701,9 +681,7 @@ def test_a_real_container_of_an_engine_that_is_not_asked_is_seen_by_its_process_
 
 
 @pytest.mark.needs_docker
-def test_a_real_container_keeps_its_own_name_and_is_found_by_nothing_else_while_docker_lists_it(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
+def test_a_listed_real_container_keeps_its_name(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
     source = EngineContainers(engine.base_url)
     source.start()
@@ -720,9 +698,7 @@ def test_a_real_container_keeps_its_own_name_and_is_found_by_nothing_else_while_
 
 
 @pytest.mark.needs_docker
-def test_what_the_kernel_kills_in_a_real_container_is_counted(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
+def test_a_real_oom_kill_is_counted(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     kills_one = (
         "import subprocess, time; subprocess.run(['python3', '-c', 'x = b\"x\" * (256 << 20)']); time.sleep(600)"
@@ -761,7 +737,7 @@ def group_of(real: Any) -> Path:
 
 
 @pytest.mark.needs_docker
-def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_second(
+def test_a_later_process_is_seen_between_two_seconds(
     client: docker.DockerClient,
 ) -> None:
     sleeper = ["python3", "-c", "import time; time.sleep(600)"]
@@ -782,9 +758,7 @@ def test_a_process_that_comes_later_is_seen_by_who_looks_more_often_than_once_a_
 
 
 @pytest.mark.needs_docker
-def test_what_a_process_holds_on_a_gpu_follows_it_from_one_real_container_into_another(
-    client: docker.DockerClient, engine: Engine, house: Path
-) -> None:
+def test_gpu_memory_follows_a_process_across(client: docker.DockerClient, engine: Engine, house: Path) -> None:
     image = worker_image(client, extra={})
     parent = "import subprocess, time; subprocess.Popen(['sleep', '600']); time.sleep(600)"
     first, second = (

@@ -73,9 +73,7 @@ def seen(snapshot: Snapshot) -> tuple[dict[str, bool], list[str], bool]:
     return sources, [each.container.id for each in snapshot.containers], bool(snapshot.unplaced)
 
 
-def test_a_host_without_an_engine_tells_its_containers_and_no_source_fails_until_one_comes_and_goes(
-    host: Host, tmp_path: Path, short_path: Path
-) -> None:
+def test_containers_are_published_without_an_engine(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
@@ -95,9 +93,7 @@ def test_a_host_without_an_engine_tells_its_containers_and_no_source_fails_until
     assert gone[0] == {"docker": False}
 
 
-def test_an_engine_that_comes_as_we_cannot_begin_to_ask_it_fails_until_we_can(
-    host: Host, tmp_path: Path, short_path: Path
-) -> None:
+def test_an_engine_that_cannot_be_asked_fails(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     made: Iterator[Engine | Exception] = iter(
@@ -125,9 +121,7 @@ def test_an_engine_that_comes_as_we_cannot_begin_to_ask_it_fails_until_we_can(
     assert then[0] == {"docker": True}
 
 
-def test_an_engine_that_was_there_is_asked_though_it_went_before_we_could_begin(
-    host: Host, tmp_path: Path, short_path: Path
-) -> None:
+def test_an_engine_that_went_early_is_asked(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     made = iter([None, engine])
@@ -161,9 +155,7 @@ def test_an_engine_that_was_there_is_asked_though_it_went_before_we_could_begin(
         ),
     ],
 )
-def test_where_a_container_of_dockers_runs_docker_is_asked_though_its_socket_is_away(
-    host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool
-) -> None:
+def test_dockers_container_wakes_docker(host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
     engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})

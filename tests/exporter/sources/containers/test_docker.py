@@ -73,9 +73,7 @@ BUDGETED = {"gpuwarden.managed": "true", "gpuwarden.vram-budget-mib": "2048"}
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_daemon_that_accepts_and_never_answers_is_reported_and_the_other_sources_stand(
-    short_path: Path, house: Path, start_worker: StartWorker
-) -> None:
+def test_a_silent_daemon_leaves_other_sources(short_path: Path, house: Path, start_worker: StartWorker) -> None:
     silence = threading.Event()
     start_worker("w0")
 
@@ -217,9 +215,7 @@ def test_a_daemon_that_talks_nonsense_is_reported_and_asked_again(nonsense: Answ
     ],
 )
 @pytest.mark.usefixtures("impatient")
-def test_a_container_that_cannot_be_inspected_costs_itself_only(
-    inspection: Any, short_path: Path, start_worker: StartWorker
-) -> None:
+def test_a_failed_inspection_costs_its_container(inspection: Any, short_path: Path, start_worker: StartWorker) -> None:
     good, bad = "aa" * 32, "bb" * 32
     whole = inspected(pid=start_worker("w0").pid) | {"Id": good, "Name": "/good"}
     answer = a_daemon(
@@ -234,9 +230,7 @@ def test_a_container_that_cannot_be_inspected_costs_itself_only(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_containers_whose_inspection_hangs_cost_themselves_only_and_the_listing_stays_fresh(
-    short_path: Path, house: Path, start_worker: StartWorker
-) -> None:
+def test_a_hanging_inspection_costs_its_container(short_path: Path, house: Path, start_worker: StartWorker) -> None:
     silence = threading.Event()
     good, stuck, down = "aa" * 32, ["bb" * 32, "cc" * 32, "dd" * 32], "ee" * 32
     mounts = [{"Source": str(house / "w9")}]
@@ -328,9 +322,7 @@ def test_a_container_that_is_paused_is_seen_so_without_another_inspection(short_
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_unchanged_container_is_inspected_once_and_a_renamed_one_again(
-    short_path: Path, start_worker: StartWorker
-) -> None:
+def test_a_renamed_container_is_inspected_again(short_path: Path, start_worker: StartWorker) -> None:
     pid = start_worker("w0").pid
     name = ["first"]
     inspections: list[str] = []

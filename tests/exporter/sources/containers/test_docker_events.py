@@ -108,9 +108,7 @@ def test_one_that_ended_and_tells_again_is_left_alone_again(short_path: Path, mo
     ],
 )
 @pytest.mark.usefixtures("calm")
-def test_where_a_listing_leaves_something_open_it_is_asked_often(
-    state: str, inspection: Any, short_path: Path, house: Path
-) -> None:
+def test_an_open_question_is_asked_often(state: str, inspection: Any, short_path: Path, house: Path) -> None:
     mounts = [{"Source": str(house / "w0")}]
     telling = Telling({**row(), "State": state, "Mounts": mounts}, inspect=inspection)
 

@@ -21,9 +21,7 @@ from tests.exporter.sources.containers.docker_daemon import OWN, UNHEALTHY, insp
         pytest.param([{"Source": "/srv/gw"}, {"Source": "/srv/gw/w0/below"}], (), id="all, or a part of a folder"),
     ],
 )
-def test_the_folders_that_are_mounted_into_a_container(
-    mounts: list[dict[str, Any]] | None, folders: tuple[str, ...]
-) -> None:
+def test_mounted_folders_are_read(mounts: list[dict[str, Any]] | None, folders: tuple[str, ...]) -> None:
     found = _container(inspected(mounts=mounts), "/srv/gw")
 
     assert found is not None

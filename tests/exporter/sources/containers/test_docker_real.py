@@ -33,9 +33,7 @@ while True:
 
 
 @pytest.mark.needs_docker
-def test_a_real_daemon_tells_of_what_changes(
-    engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_real_daemon_has_events(engine: Engine, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "CALM_S", 60.0)
     monkeypatch.setattr(containers, "FRESH_S", 60.0)
     image = worker_image(client, extra={})
@@ -63,9 +61,7 @@ def test_a_real_daemon_tells_of_what_changes(
 
 
 @pytest.mark.needs_docker
-def test_a_real_container_is_listed_restarted_as_another_incarnation_and_its_ram_read(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
+def test_a_real_restart_is_another_incarnation(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     command = ["python3", "-c", ALLOCATES]
     real = client.containers.run(image, command, detach=True, network_mode="none", environment={"A": "1"})
@@ -119,9 +115,7 @@ def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
 
 
 @pytest.mark.needs_docker
-def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
+def test_the_kernel_ties_a_worker_to_its_container(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from gpuwarden.reporter import Reporter\n"
         "Reporter(Path('/run/gpuwarden'), worker='w0', queue='gpu', subdirectory='slot').open()\n"
@@ -152,9 +146,7 @@ def test_a_worker_in_a_real_container_is_tied_to_it_by_the_kernel(
 
 
 @pytest.mark.needs_docker
-def test_a_real_container_that_is_paused_has_no_durations_until_it_goes_on(
-    engine: Engine, client: docker.DockerClient, house: Path
-) -> None:
+def test_a_paused_real_container_has_no_durations(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
     with asked(engine.base_url) as source:
         sampler = Sampler(

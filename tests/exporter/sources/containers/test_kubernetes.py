@@ -464,9 +464,7 @@ def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(h
         ),
     ],
 )
-def test_an_api_that_tells_nothing_is_reported(
-    host: Host, cluster: Cluster, status: int, answer: Any, because: str
-) -> None:
+def test_a_failing_api_is_reported(host: Host, cluster: Cluster, status: int, answer: Any, because: str) -> None:
     cluster.status, cluster.pods = status, answer
     with asked(on(host, api=of(cluster))) as source, pytest.raises(OSError, match=because):
         source.latest()
@@ -506,9 +504,7 @@ def test_an_api_or_a_folder_of_links_that_is_not_there_is_reported(host: Host) -
             source.latest()
 
 
-def test_a_node_without_the_kubelets_socket_has_its_pods_and_nothing_fails_until_the_socket_is_there(
-    host: Host, short_path: Path
-) -> None:
+def test_a_node_without_the_kubelets_socket_has_its_pods(host: Host, short_path: Path) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
     link(host.proc.parent / "logs")
     answer = resources(("ml", "llm-0", "server", {"nvidia.com/gpu": ["GPU-2"]}))
@@ -525,9 +521,7 @@ def test_a_node_without_the_kubelets_socket_has_its_pods_and_nothing_fails_until
 
 
 @pytest.mark.parametrize("answer", ["none", "garbage"])
-def test_a_kubelet_that_does_not_answer_costs_no_pod_and_is_published_as_failing_beside_them(
-    host: Host, short_path: Path, tmp_path: Path, answer: str
-) -> None:
+def test_a_silent_kubelet_costs_no_pod(host: Host, short_path: Path, tmp_path: Path, answer: str) -> None:
     path = short_path / "k.sock"
     host.process(41, f"{GROUP}/crio-{ID}.scope", gpus="GPU-1")
     link(host.proc.parent / "logs")
@@ -561,9 +555,7 @@ def test_a_listing_that_grows_old_is_no_longer_believed(host: Host, cluster: Clu
             source.latest()
 
 
-def test_the_token_of_its_account_is_read_anew_each_time_and_sent_over_tls_alone(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_the_token_is_read_each_time_and_sent_over_tls_alone(cluster: Cluster, tmp_path: Path) -> None:
     signed = authority(tmp_path / "authority")
     account = tmp_path / "account"
     account.mkdir()
@@ -584,9 +576,7 @@ def test_what_is_no_url_of_an_api_is_refused_with_what_to_give(url: str) -> None
         Api(url, node="node-1", resource=VRAM)
 
 
-def test_the_groups_of_ended_containers_are_not_looked_for_at_each_listing(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_ended_containers_are_not_looked_for(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, f"{GROUP}/crio-{ID}.scope")
     logs = host.proc.parent / "logs"
     link(logs)
@@ -640,9 +630,7 @@ def test_a_pods_processes_and_ram_are_found_from_another_cgroup_namespace_too(ho
     assert (set(pids or ()), ram.usage_bytes) == ({41}, 1000)
 
 
-def test_a_node_without_a_memory_controller_knows_a_pods_processes_and_not_its_ram(
-    host: Host, cluster: Cluster
-) -> None:
+def test_a_node_without_a_memory_controller_has_unknown_ram(host: Host, cluster: Cluster) -> None:
     host.process(41, f"{GROUP}/cri-containerd-{ID}.scope")
     (host.top / f"{GROUP}/cri-containerd-{ID}.scope" / host.usage).unlink()
     cluster.pods = {"items": [a_pod()]}
@@ -654,9 +642,7 @@ def test_a_node_without_a_memory_controller_knows_a_pods_processes_and_not_its_r
     assert ram.unknown.reason == "no_controller"
 
 
-def test_a_pods_container_is_published_with_its_namespace_its_gpu_and_its_budget(
-    host: Host, cluster: Cluster, short_path: Path, tmp_path: Path
-) -> None:
+def test_a_pods_container_is_published(host: Host, cluster: Cluster, short_path: Path, tmp_path: Path) -> None:
     """Under its own name alone, though Docker lists it too, as the runtime of some clusters."""
     host.process(os.getpid(), f"{GROUP}/cri-containerd-{ID}.scope")
     cluster.pods = {"items": [a_pod(restarts=1, limits={VRAM: "100"})]}

@@ -120,9 +120,7 @@ def test_a_dead_workers_service_that_was_started_anew_is_another_incarnation(hos
     assert (forgotten.incarnation, forgotten.pid) == (f"{UNIT}@abc", 0)
 
 
-def test_a_worker_that_died_is_remembered_in_its_service_and_given_the_time_anew_when_that_is_restarted(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_workers_service_is_remembered(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     look = Sampler(
         host="box-1",
         directory=tmp_path,
@@ -150,9 +148,7 @@ def test_a_worker_that_died_is_remembered_in_its_service_and_given_the_time_anew
     assert list(second.dead_s.values()) == [0.0]
 
 
-def test_a_service_that_cannot_be_read_is_counted_as_unknown(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_service_is_counted(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (host.invocations / f"invocation:{UNIT}").unlink()
     pid = os.getpid()  # whose CPU time is there to be read
     host.process(pid, f"/system.slice/{UNIT}")
@@ -203,9 +199,7 @@ def units_of(kernel: test_cgroups.Host, folder: Path, *patterns: str) -> Units:
     return Units(patterns, proc=kernel.proc, root=kernel.root, invocations=folder / "units")
 
 
-def test_a_service_without_any_worker_is_a_container_with_what_its_processes_have_of_the_gpus(
-    kernel: test_cgroups.Host, tmp_path: Path
-) -> None:
+def test_a_service_without_a_worker_is_a_container(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     gpus = build.gpus(build.gpu(0, build.process(42, 0.4, 6 * 2**30)))
     kernel.process(42, OLLAMA, gpus="GPU-0")
@@ -229,9 +223,7 @@ def test_a_service_without_any_worker_is_a_container_with_what_its_processes_hav
     assert look() == look("other.service") == ([], [], [6 * 2**30])
 
 
-def test_a_service_without_a_worker_is_known_by_whichever_of_its_processes_started_first_and_lives(
-    kernel: test_cgroups.Host, tmp_path: Path
-) -> None:
+def test_a_service_without_a_worker_has_its_oldest_process(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     units = units_of(kernel, tmp_path, "ollama.service")
 
     def found() -> tuple[int, tuple[str, ...] | None] | None:
@@ -252,9 +244,7 @@ def test_a_service_without_a_worker_is_known_by_whichever_of_its_processes_start
     assert (first, still, second, gone, back) == ((41, ("all",)), (41, ("all",)), (42, ("7",)), None, (44, ("all",)))
 
 
-def test_a_service_is_found_in_whichever_slice_it_is_and_from_when_systemd_knows_it(
-    kernel: test_cgroups.Host, tmp_path: Path
-) -> None:
+def test_a_service_is_found_in_any_slice(kernel: test_cgroups.Host, tmp_path: Path) -> None:
     kernel.process(51, "gpu.slice/gpu-ml.slice/w@1.service")
     units = units_of(kernel, tmp_path, "w@*.service")
 
@@ -268,9 +258,7 @@ def test_a_service_is_found_in_whichever_slice_it_is_and_from_when_systemd_knows
     ]
 
 
-def test_what_else_systemd_keeps_of_a_service_does_not_count_as_another(
-    kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_fields_are_ignored(kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exporter.sources.containers.systemd.UNITS_MAX", 2)
     for number, unit in enumerate(("w@1.service", "w@2.service")):
         kernel.process(71 + number, f"system.slice/{unit}")
@@ -287,9 +275,7 @@ def test_a_service_that_only_runs_containers_is_none_itself(kernel: test_cgroups
     assert units_of(kernel, tmp_path, "ollama.service").containers([]) == {}
 
 
-def test_while_nothing_changes_systemds_folder_is_not_listed(
-    kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_host_is_not_listed(kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "units"
     os.utime(folder, ns=(0, time.time_ns() - 10**10))
     units = units_of(kernel, tmp_path, "*.service")

@@ -108,9 +108,7 @@ def watched(gpu: Gpu) -> dict[str, str]:
         pytest.param("?", "unreadable", id="half written"),
     ],
 )
-def test_what_an_amd_gpu_does_not_tell_is_counted_by_whether_its_driver_has_it(
-    file: str, figure: str, text: str | None, reason: str, host: Host
-) -> None:
+def test_missing_amd_figures_are_counted(file: str, figure: str, text: str | None, reason: str, host: Host) -> None:
     folder = amd(host)
     if text is None:
         (folder / file).unlink()
@@ -150,9 +148,7 @@ def sensors(folder: Path, **told: object) -> None:
         pytest.param({"power1_average": -1}, (61.0, None, 355.0), id="less than nothing"),
     ],
 )
-def test_each_sensor_of_an_amd_gpu_is_told_alone_and_one_that_is_not_is_counted(
-    host: Host, told: dict[str, object], figures: tuple[float | None, ...]
-) -> None:
+def test_each_amd_sensor_is_read_alone(host: Host, told: dict[str, object], figures: tuple[float | None, ...]) -> None:
     sensors(amd(host), **told)
 
     found = host.look()["renderD128"].figures
@@ -538,9 +534,7 @@ def test_a_file_that_only_has_the_name_of_a_gpu_is_no_client(host: Host, monkeyp
     assert [(gpu.utilization_ratio, gpu.unknown, gpu.processes) for gpu in found] == [(0.0, None, ())] * 2
 
 
-def test_a_device_of_the_drm_is_told_by_its_number_and_one_that_is_not_opened_for_use_is_no_client(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_device_is_known_by_its_number_when_opened_for_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "renderD128").touch()
     assert [clients.is_device(str(each)) for each in (tmp_path / "renderD128", "/dev/null", tmp_path / "gone")] == [
         False
@@ -556,9 +550,7 @@ def test_a_device_of_the_drm_is_told_by_its_number_and_one_that_is_not_opened_fo
         os.close(each)
 
 
-def test_of_a_process_with_many_open_files_it_is_unknown_what_else_it_holds(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_open_files_leave_the_rest_unknown(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "FILES_MAX", 8)
     host.tree.gpu(130, ARC, "i915")
     host.tree.opens(1, dict.fromkeys(range(8), ("/dev/null", "pos:\t0")))
@@ -571,9 +563,7 @@ def test_of_a_process_with_many_open_files_it_is_unknown_what_else_it_holds(
     assert many.unknown == gpus.UNLISTED.format(count=1)
 
 
-def test_who_is_not_looked_at_in_time_is_unknown_and_measured_from_the_last_time_it_was(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_read_late_is_unknown_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.tree.gpu(130, ARC, "i915")
     renders(host, 1, gpu_tree.i915(ARC, render_ns=90 * S), node="renderD130")
     host.look()
@@ -616,9 +606,7 @@ def test_a_process_that_goes_to_another_gpu_is_seen_at_once_by_its_queue_and_soo
     assert seen[-1] == {3: (None, 5), 4: (0.0, 5)}
 
 
-def test_where_a_process_may_not_be_looked_at_nothing_is_known_of_intels_gpus(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_process_makes_intels_gpus_unknown(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.tree.gpu(130, ARC, "i915")
     renders(host, 1, gpu_tree.i915(ARC), node="renderD130")
     amd(host, busy_percent=0)
@@ -646,9 +634,7 @@ def test_a_client_that_cannot_be_read_is_not_taken_for_closed(host: Host) -> Non
     assert (gpu.utilization_ratio, gpu.unknown) == (None, gpus.UNLISTED.format(count=1))
 
 
-def test_who_may_hold_a_gpu_unseen_is_told_by_pid_where_there_is_one(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_may_hide_a_gpu_is_named_by_pid(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.tree.opens(2, {0: ("/dev/null", "pos:\t0")})
     with monkeypatch.context() as patch:
         patch.setattr(clients, "LOOK_S", -1.0)
@@ -832,9 +818,7 @@ def test_the_nodes_of_partitions_that_are_not_made_are_no_gpus(cut: Callable[...
 
 
 @pytest.mark.parametrize("fold", [False, True], ids=["beside the address", "in place of the function"])
-def test_each_partition_is_a_gpu_with_a_node_of_its_own_and_processes_of_its_own(
-    fold: bool, host: Host, cut: Callable[..., dict[str, Gpu]]
-) -> None:
+def test_each_partition_is_a_gpu_of_its_own(fold: bool, host: Host, cut: Callable[..., dict[str, Gpu]]) -> None:
     cut("SPX", 1)
     host.tree.computes(4001, vram={5003: 4096}, queues={0: 5003})
     (host.tree.proc / "4001/fd").mkdir(parents=True)
@@ -852,7 +836,7 @@ def test_each_partition_is_a_gpu_with_a_node_of_its_own_and_processes_of_its_own
     assert found["renderD131"].names == (f"{NAME}/renderD131", "renderD131", "amdgpu_xcp_2", "card3")
 
 
-def test_the_one_partition_that_is_seen_of_several_has_no_figures_of_the_whole(
+def test_a_lone_partition_has_no_figures_of_the_whole(
     cut: Callable[..., dict[str, Gpu]],
 ) -> None:
     assert cut("CPX", 1)["renderD128"].unknown == gpus.PARTITIONED
@@ -882,9 +866,7 @@ def test_of_a_gpu_in_parts_no_file_is_read_once_one_of_them_hung(part: int, host
 
 
 @pytest.mark.parametrize("opened", ["before", "meanwhile"])
-def test_what_a_client_did_while_its_gpu_was_left_out_is_not_taken_for_work_of_one_look(
-    opened: str, host: Host
-) -> None:
+def test_work_while_a_gpu_was_left_out_is_not_one_looks_work(opened: str, host: Host) -> None:
     host.tree.gpu(130, ARC, "i915")
     renders(host, 4001, gpu_tree.i915(ARC, render_ns=0), node="renderD130")
     host.look()
@@ -902,9 +884,7 @@ def test_what_a_client_did_while_its_gpu_was_left_out_is_not_taken_for_work_of_o
     assert later[pid][0] == pytest.approx(0.1)
 
 
-def test_who_is_not_read_in_time_in_the_look_in_which_its_gpu_is_back_is_taken_for_new_in_the_next(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_missed_at_the_return_is_new(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.tree.gpu(130, ARC, "i915")
     renders(host, 4001, gpu_tree.i915(ARC, render_ns=3600 * S), node="renderD130")
     host.look()

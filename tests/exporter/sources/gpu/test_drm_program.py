@@ -99,9 +99,7 @@ def scrape(port: int) -> str:
 
 
 @pytest.mark.behaviour("A19")
-def test_a_worker_on_an_amd_gpu_is_unknown_while_the_gpu_works_and_idle_once_it_does_nothing(
-    house: Path, tree: Tree, start_worker: StartWorker
-) -> None:
+def test_an_amd_worker_is_unknown_at_work_and_idle_at_rest(house: Path, tree: Tree, start_worker: StartWorker) -> None:
     worker = start_worker("w0")
     tree.node(1, gpu_id=CARD_ID, minor=128)
     folder = tree.gpu(128, CARD, "amdgpu", busy_percent=99, vram=(5, 10))
@@ -151,9 +149,7 @@ def test_a_gpu_that_falls_off_its_bus_is_lost_to_its_worker(house: Path, tree: T
         pytest.param(("--amd", "off", "--intel", "off"), set(), id="off"),
     ],
 )
-def test_the_vendors_whose_gpus_are_read_are_chosen(
-    arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree
-) -> None:
+def test_vendors_are_chosen(arguments: tuple[str, ...], sources: set[str], house: Path, tree: Tree) -> None:
     tree.gpu(128, CARD, "amdgpu", busy_percent=0)
     tree.gpu(129, ARC, "i915")
 
@@ -164,9 +160,7 @@ def test_the_vendors_whose_gpus_are_read_are_chosen(
 
 
 @pytest.mark.parametrize(("option", "driver"), [("amd", "i915"), ("intel", "amdgpu")])
-def test_a_gpu_that_must_be_there_and_is_not_ends_the_program_with_what_to_do(
-    option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_required_gpu_must_be_there(option: str, driver: str, tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.gpu(128, CARD, driver)
     monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
 
@@ -189,9 +183,7 @@ def test_beside_a_simulation_no_real_gpu_is_read(tree: Tree, tmp_path: Path, mon
 
 
 @pytest.mark.needs_compiler
-def test_where_the_kernel_drives_no_gpu_of_amds_or_intels_no_process_reads_them(
-    house: Path, tree: Tree, driver: Nvidia
-) -> None:
+def test_without_kernel_gpus_no_process_reads_them(house: Path, tree: Tree, driver: Nvidia) -> None:
     driver.answer(Card())
     found: list[list[bytes]] = []
 

@@ -142,9 +142,7 @@ def test_time_on_an_engine_is_a_share_of_the_time_between(
         pytest.param(None, cycles(0, 900), 0.0, id="a new client that has not"),
     ],
 )
-def test_cycles_are_a_share_of_those_that_passed(
-    before: Meter | None, engines: dict[str, Engine], wanted: float | None
-) -> None:
+def test_cycles_are_shares(before: Meter | None, engines: dict[str, Engine], wanted: float | None) -> None:
     shares = fdinfo.busy(before, engines, now_s=10.0, looked_s=9.0)
 
     assert shares == (None if wanted is None else {"rcs": wanted})

@@ -331,9 +331,7 @@ def test_a_process_that_cannot_be_started_is_told_and_tried_again(fake: FakeDriv
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
-def test_whatever_goes_wrong_as_a_driver_is_asked_is_raised_by_reading_it(
-    fake: FakeDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_asking_is_raised_by_reading(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     source = fake.source()
     fake.look(source)
 
@@ -414,9 +412,7 @@ def test_a_gpu_that_goes_on_hanging_is_asked_about_later_and_later(fake: FakeDri
 
 
 @pytest.mark.parametrize(("well_s", "for_s"), [(5.0, hung_for_s(2)), (HUNG_LONGEST_S + 5, hung_for_s(1))])
-def test_a_gpu_that_was_well_for_long_hangs_as_for_the_first_time(
-    fake: FakeDriver, well_s: float, for_s: float
-) -> None:
+def test_a_gpu_that_was_well_for_long_hangs_as_at_first(fake: FakeDriver, well_s: float, for_s: float) -> None:
     source = hung(fake)
     fake.hangs_in = set()
     fake.until(source, {"GPU-0": None, "GPU-1": None})
@@ -578,9 +574,7 @@ def test_the_answer_is_that_of_the_driver(start: Start, driver: Driver) -> None:
 
 
 @needs_compiler
-def test_a_process_that_cannot_start_is_told_with_what_it_said_last(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_failed_start_names_its_last_line(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text(
         "#!/bin/sh\nhead -c 300000 /dev/zero | tr '\\0' x >&2\necho >&2\n"
@@ -765,9 +759,7 @@ def test_an_error_that_is_reported_twice_in_the_same_words_counts_twice() -> Non
 
 
 @pytest.mark.parametrize("thread", ["driver", "driver-stderr"])
-def test_where_no_thread_more_can_be_started_no_process_is_left_and_only_this_source_fails(
-    thread: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_threads_only_this_source_fails(thread: str, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
     popen, start = subprocess.Popen, threading.Thread.start
 
@@ -814,9 +806,7 @@ def watching(start: Start, driver: Driver) -> IsolatedDriver:
 
 
 @needs_compiler
-def test_errors_are_counted_by_gpu_and_number_from_when_they_are_waited_for(
-    watching: IsolatedDriver, driver: Driver
-) -> None:
+def test_errors_are_counted_by_gpu_and_number(watching: IsolatedDriver, driver: Driver) -> None:
     driver.answer(*BOTH, but=("xid 0 1 13", "xid 0 2 31", "xid 1 3 79", "xid 0 4 31", "xid 0 5 48"))
 
     assert eventually(lambda: watching.health().xids if len(watching.health().xids) == 3 else None) == {
@@ -880,9 +870,7 @@ def test_counts_outlive_the_driver_and_the_process(watching: IsolatedDriver, dri
 
 @needs_compiler
 @pytest.mark.parametrize(("code", "reason"), [(3, "not_supported"), (4, "no_permission"), (999, "failed")])
-def test_a_gpu_whose_reports_cannot_be_had_says_why_and_the_others_are_waited_for(
-    code: int, reason: str, start: Start, driver: Driver
-) -> None:
+def test_a_gpu_without_reports_says_why(code: int, reason: str, start: Start, driver: Driver) -> None:
     driver.answer(*BOTH, but=(f"error 0 nvmlDeviceRegisterEvents {code}",))
     source = start()
 

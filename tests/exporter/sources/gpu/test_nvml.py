@@ -214,9 +214,7 @@ def test_every_engine_of_a_sample_is_read(gpus: NvmlGpus, driver_here: Driver) -
     assert figures(only(gpus.read())) == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
 
 
-def test_a_client_of_mps_without_a_sample_is_unknown_and_its_server_is_measured(
-    gpus: NvmlGpus, driver_here: Driver
-) -> None:
+def test_an_mps_client_without_a_sample_is_unknown(gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(Card(compute={7: GIB, 8: GIB}, mps={8: GIB}))
 
     gpu = only(gpus.read())
@@ -399,9 +397,7 @@ def test_samples_that_failed_for_a_look_are_read_on_where_they_stood(gpus: NvmlG
         *((COMPUTE, times, known) for times, known in ((1, True), (5, True), (6, False))),
     ],
 )
-def test_a_list_that_grows_while_it_is_read_is_read_again_but_not_for_ever(
-    function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver
-) -> None:
+def test_a_growing_list_is_bounded(function: str, times: int, known: bool, gpus: NvmlGpus, driver_here: Driver) -> None:
     driver_here.answer(busy(), but=(f"grow 0 {function} {times}",))
 
     gpu = only(gpus.read())
@@ -472,7 +468,7 @@ def test_one_that_could_not_tell_whether_it_is_cut_is_asked_again_at_the_next_lo
     assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
 
 
-def test_instances_are_told_beside_their_gpu_with_their_memory_and_processes_and_no_utilisation(
+def test_instances_have_memory_and_processes_and_no_utilisation(
     driver_here: Driver,
 ) -> None:
     driver_here.answer(CUT, Card(uuid="GPU-1"))
@@ -717,9 +713,7 @@ def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_fai
 
 
 @pytest.mark.parametrize(("code", "reason"), [(4, "no_permission"), (10, "timeout"), (21, "no_data"), (999, "failed")])
-def test_a_count_that_alone_is_refused_is_absent_and_said_to_be_unknown(
-    code: int, reason: str, driver_here: Driver
-) -> None:
+def test_a_count_that_alone_is_refused_is_unknown(code: int, reason: str, driver_here: Driver) -> None:
     driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 {code}", f"{FATAL} 3")))
 
     told = only(NvmlGpus().read()).figures
@@ -751,9 +745,7 @@ def test_counts_that_are_all_refused_are_unknown_with_their_reason(driver_here: 
         pytest.param(5, 99, None, id="a type that there is not"),
     ],
 )
-def test_a_count_is_read_as_the_type_that_it_says(
-    stands: int | str, kind: int, count: int | None, driver_here: Driver
-) -> None:
+def test_a_count_has_the_type_it_says(stands: int | str, kind: int, count: int | None, driver_here: Driver) -> None:
     driver_here.answer(Card(figures=(f"{CORRECTABLE} {stands} {kind}", f"{FATAL} 0")))
 
     told = only(NvmlGpus().read()).figures

@@ -172,9 +172,7 @@ def idle_workers(found: Scrape) -> list[str]:
 
 
 @pytest.mark.needs_compiler
-def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
+def test_a_worker_is_busy_by_its_pid_then_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     pid = start_worker("w0").pid
     driver.answer(resting(pid))
     program.until(lambda at: at("container_gpu_utilization_ratio", container="w0") == 0)
@@ -201,9 +199,7 @@ def test_a_worker_is_busy_by_its_pid_then_idle_for_longer_and_longer(
 
 @pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
-def test_a_gpu_that_works_and_lists_nobody_leaves_no_zero_of_who_may_do_that_work(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
+def test_hidden_work_leaves_no_zero(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     start_worker("w0")
     driver.answer(Card(utilization=70, used_bytes=5 * GIB))
     told = ("utilization_ratio", "memory_bytes", "memory_peak_bytes", "busy_seconds_total")
@@ -242,9 +238,7 @@ def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[f
 
 
 @pytest.mark.needs_compiler
-def test_a_gpu_that_the_driver_refuses_is_counted_with_the_reason_and_the_page_says_what_to_do(
-    program: Exporter, driver: Driver
-) -> None:
+def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter, driver: Driver) -> None:
     driver.answer(Card(), Card(uuid="GPU-1"), Card(uuid="GPU-2"))
     program.until(lambda at: at("gpu_utilization_ratio", gpu="GPU-2") == 0)
     refused = ("error 1 * 4", "error 2 nvmlDeviceGetMemoryInfo 999")
@@ -270,9 +264,7 @@ def test_a_gpu_that_the_driver_refuses_is_counted_with_the_reason_and_the_page_s
 
 @pytest.mark.needs_compiler
 @pytest.mark.behaviour("A19")
-def test_a_worker_that_was_given_an_instance_of_a_gpu_has_its_memory_there_and_is_not_taken_for_idle(
-    program: Exporter, driver: Driver, start_worker: StartWorker
-) -> None:
+def test_an_instances_worker_is_not_idle(program: Exporter, driver: Driver, start_worker: StartWorker) -> None:
     pid = start_worker("w0", env={"NVIDIA_VISIBLE_DEVICES": "MIG-a"}).pid
     parts = (
         Instance(uuid="MIG-a", gpu_instance=7, used_bytes=2 * GIB, compute={pid: GIB}),
@@ -330,9 +322,7 @@ def test_how_long_a_gpu_is_lost_is_told_of_it_and_of_its_own_container(
 
 
 @pytest.mark.needs_compiler
-def test_a_driver_loaded_anew_is_met_again_without_a_restart(
-    program: Exporter, driver: Driver, two_workers: tuple[int, int]
-) -> None:
+def test_a_reloaded_driver_is_met_again(program: Exporter, driver: Driver, two_workers: tuple[int, int]) -> None:
     both = resting(two_workers[0]), resting(two_workers[1], uuid="GPU-1")
 
     driver.answer(*both, but=("error - * 9",))
@@ -351,9 +341,7 @@ def test_a_driver_loaded_anew_is_met_again_without_a_restart(
 
 
 @pytest.mark.needs_compiler
-def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
-    house: Path, driver: Driver, start_worker: StartWorker
-) -> None:
+def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, start_worker: StartWorker) -> None:
     driver.answer(Card())
     with running(house, "--docker", "none", "--nvml-answer-s", 3, env=driver.environment) as exporter:
         driver.answer(resting(start_worker("w0").pid))
@@ -378,9 +366,7 @@ def test_a_call_that_hangs_makes_the_gpus_unknown_and_nothing_else(
 
 
 @pytest.mark.needs_compiler
-def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_unknown(
-    house: Path, driver: Driver, start_worker: StartWorker
-) -> None:
+def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_worker: StartWorker) -> None:
     """Worker w0 is on GPU-0, w1 on GPU-1, and w2 was given both and is on the first."""
     answer_s = 5
     given = {"w0": "0", "w1": "1", "w2": "0,1"}
@@ -420,9 +406,7 @@ def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_what_runs_on_it_is_u
 
 
 @pytest.mark.needs_compiler
-def test_of_a_driver_that_is_always_late_it_is_told_how_late_and_from_when_its_answer_is(
-    house: Path, driver: Driver
-) -> None:
+def test_a_late_drivers_answer_is_dated(house: Path, driver: Driver) -> None:
     slow_s = supervisor.WAIT_S + 0.1
     driver.answer(Card(), but=(f"slow 0 nvmlDeviceGetMemoryInfo {slow_s * 1000:.0f}",))
     took_s: list[float | None] = []
@@ -467,9 +451,7 @@ def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path
 @pytest.mark.parametrize(
     "but", [(), ("hang 0 nvmlDeviceGetUtilizationRates",)], ids=["at rest", "in a call that hangs"]
 )
-def test_an_exporter_that_is_killed_leaves_no_process_behind(
-    but: tuple[str, ...], program: Exporter, driver: Driver
-) -> None:
+def test_a_killed_exporter_leaves_no_process(but: tuple[str, ...], program: Exporter, driver: Driver) -> None:
     driver.answer(Card())
     program.until(lambda at: at("gpu_info") == 1)
     (child,) = processes.tree(program.process.pid) - {program.process.pid}
@@ -494,9 +476,7 @@ def run(house: Path, *arguments: object, env: dict[str, str]) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
-def test_without_the_library_a_driver_that_was_asked_for_ends_the_program_with_what_to_do(
-    house: Path, no_library: dict[str, str]
-) -> None:
+def test_a_required_library_that_is_missing_ends_the_program(house: Path, no_library: dict[str, str]) -> None:
     status, error = run(house, "--nvml", "on", env=no_library)
 
     assert status == 1
@@ -513,9 +493,7 @@ def test_two_sources_of_gpus_are_refused(house: Path, tmp_path: Path) -> None:
     assert "--nvml on and --simulate-gpu cannot both be" in error
 
 
-def test_without_the_library_the_program_runs_without_gpus_and_says_why(
-    house: Path, no_library: dict[str, str]
-) -> None:
+def test_without_the_library_there_are_no_gpus(house: Path, no_library: dict[str, str]) -> None:
     with running(house, "--docker", "none", env=no_library) as exporter:
         found = exporter.until(lambda at: at("workers_duplicate") == 0)
         log = exporter.stop()

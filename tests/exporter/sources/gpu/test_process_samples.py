@@ -63,9 +63,7 @@ def test_what_a_process_did_since_the_last_look(found: list[Sample], expected: f
         pytest.param([sample(400, dec=50)], (None, None), id="made up: unknown"),
     ],
 )
-def test_its_share_of_the_gpus_own_time_is_told_apart_from_what_other_engines_did(
-    found: list[Sample], expected: tuple[float | None, float | None]
-) -> None:
+def test_its_share_is_of_the_gpus_own_time(found: list[Sample], expected: tuple[float | None, float | None]) -> None:
     (process,) = process_samples.measured({7: listed()}, found, READ)
 
     assert (process.utilization_ratio, process.busiest_ratio) == expected
@@ -156,9 +154,7 @@ def test_the_newest_timestamp_is_carried_forward(before: Cursor, found: list[Sam
         pytest.param(None, 100, READ, id="unknown"),
     ],
 )
-def test_a_busy_gpu_without_samples_for_long_is_read_from_the_beginning(
-    gpu_ratio: float | None, looks: int, expected: Cursor
-) -> None:
+def test_a_busy_gpu_without_samples_is_read_anew_in_full(gpu_ratio: float | None, looks: int, expected: Cursor) -> None:
     cursor = READ
 
     for _ in range(looks):

@@ -96,9 +96,7 @@ def of_gpu(found: Scrape, series: str, gpu: str) -> int:
     return held(found, f"gpu_{series}")[gpu,]
 
 
-def test_what_one_held_that_ends_is_on_its_way_back_until_the_driver_counts_it_no_more(
-    house: Path, driver: Driver
-) -> None:
+def test_memory_of_an_ended_process_returns_when_the_driver_frees_it(house: Path, driver: Driver) -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         card = Card(used_bytes=10 * GIB + 7, compute={process.pid: 8 * GIB, os.getpid(): 2 * GIB})

@@ -190,9 +190,7 @@ def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
     return prober.asking(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
 
 
-def test_a_server_that_stops_to_answer_is_silent_for_longer_and_longer_until_it_answers(
-    peer: Peer, prober: Prober
-) -> None:
+def test_a_server_is_silent_for_longer_until_it_answers(peer: Peer, prober: Prober) -> None:
     prober.tend([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
@@ -317,9 +315,7 @@ def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> No
     assert (during, own()) == (["probes"], [])
 
 
-def test_after_its_thread_could_not_be_started_the_next_call_starts_it(
-    peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_failed_starts_later(peer: Peer, prober: Prober, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

@@ -197,9 +197,7 @@ def test_a_sample_holds_the_servers_and_counts_what_is_unknown_of_them(house: Pa
     assert snapshot.unknown["llm", "probe", "not_asked"] == 1
 
 
-def test_servers_that_cannot_be_looked_at_cost_themselves_only_and_are_counted(
-    house: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_server_costs_itself(house: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't start new thread")
 
