@@ -50,6 +50,7 @@ check: .venv/.ready  ## style, types, import contracts, limits of size, rules, c
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/python -m tools.limits
+	@$(BIN)/python -m tools.plain
 	@$(BIN)/python -m dashboards.render --check
 	@$(BIN)/python -m exporter.reference --check
 	@$(BIN)/python -m remediator.reference --check
