@@ -168,7 +168,7 @@ class Current:
 
     def ranks(self) -> list[Job]:
         """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
-        return [self.job] if self.job.gang is None else self.store.ranks.of_gang(self.job.gang)
+        return [self.job] if self.job.gang is None else self.store.queries.of_gang(self.job.gang)
 
     def phase(self, phase: Phase | str, *, patience_s: float | None = None) -> None:
         """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.

@@ -52,6 +52,12 @@ class Queries(QueueBase):
                 return
             last = rows[-1].job_id
 
+    def of_gang(self, gang: int) -> list[Job]:
+        """The ranks of a gang, in order: who runs them, and where, is what their rendezvous needs."""
+        with reading(self._engine) as connection:
+            found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))
+            return [to_job(row) for row in found]
+
     def states_of(self, job_ids: Iterable[int]) -> dict[JobId, State]:
         """Where these jobs stand; one that is not there is left out."""
         found = select(JOBS.c.job_id, JOBS.c.state).where(JOBS.c.job_id.in_(sorted(job_ids)))

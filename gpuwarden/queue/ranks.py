@@ -13,25 +13,13 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
 
 from gpuwarden.db.changes import notify_after_commit
-from gpuwarden.db.transactions import reading
 from gpuwarden.job import MOVES, REQUEUE_PRIORITY, Kind, Move, State
 from gpuwarden.queue import runs, sql
-from gpuwarden.queue.base import QueueBase
-from gpuwarden.queue.models import COUNT_MAX, Job, to_job
+from gpuwarden.queue.models import COUNT_MAX
 from gpuwarden.queue.schema import JOBS, QUEUE
 
 BEGUN: Final = -COUNT_MAX
 """The priority of ranks that wait while others of their gang run: before any that a submitter can name."""
-
-
-class Ranks(QueueBase):
-    """What the ranks of a job know of one another."""
-
-    def of_gang(self, gang: int) -> list[Job]:
-        """The ranks of a gang, in order: who runs them, and where, is what their rendezvous needs."""
-        with reading(self._engine) as connection:
-            found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))
-            return [to_job(row) for row in found]
 
 
 def close(connection: Connection, run_id: str, gang: int, now: float) -> None:

@@ -22,7 +22,6 @@ from gpuwarden.queue.models import Job, UnknownJobError, to_job
 from gpuwarden.queue.outbox import Outbox
 from gpuwarden.queue.queries import Queries
 from gpuwarden.queue.queue_settings import Settings
-from gpuwarden.queue.ranks import Ranks
 from gpuwarden.queue.runs import Runs
 from gpuwarden.queue.schema import JOBS, QUEUE
 from gpuwarden.queue.sweeps import Sweeps
@@ -34,12 +33,8 @@ class JobStore:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._clock = DatabaseClock(engine)
-        self.shared = is_shared(engine)
-        """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
-
         self.claims = Claims(engine)
         self.runs = Runs(engine)
-        self.ranks = Ranks(engine)
         self.items = Items(engine)
         self.item_failures = ItemFailures(engine)
         self.fencing = Fencing(engine)
@@ -60,6 +55,11 @@ class JobStore:
             DatabaseError: it cannot be opened.
         """
         return cls(open_database(url, QUEUE, migrate=migrate))
+
+    @property
+    def shared(self) -> bool:
+        """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
+        return is_shared(self._engine)
 
     def now(self) -> float:
         """The time that leases go by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
@@ -100,6 +100,4 @@ class JobStore:
 
     def jobs(self, *, states: frozenset[State] = frozenset(State)) -> list[Job]:
         """Every job in one of `states`, oldest first."""
-        with reading(self._engine) as connection:
-            rows = connection.execute(select(JOBS).where(JOBS.c.state.in_(states)).order_by(JOBS.c.job_id))
-            return [to_job(row) for row in rows]
+        return list(self.queries.newest(states=states))

@@ -242,7 +242,7 @@ def submit(scene: Stage, script: Script, *, queue: str) -> list[Job]:
     """Queue a job of two ranks."""
     scene.draw(script)
     job = Submission(queue=queue, job_class=JobClass.GPU, payload=script.payload(), stall_timeout_s=SILENCE_S, ranks=2)
-    return scene.store.ranks.of_gang(scene.store.runs.submit(job, now=time.time()))
+    return scene.store.queries.of_gang(scene.store.runs.submit(job, now=time.time()))
 
 
 def fired(place: Host) -> set[str]:

@@ -41,7 +41,7 @@ def complete(store: JobStore, job: Job, result: Any = None) -> bool:
 
 
 def states(store: JobStore, gang_id: int = 1) -> list[State]:
-    return [job.state for job in store.ranks.of_gang(gang_id)]
+    return [job.state for job in store.queries.of_gang(gang_id)]
 
 
 def trip(store: JobStore, job: Job) -> None:
@@ -53,7 +53,7 @@ def test_each_rank_is_claimed_by_a_worker_and_knows_the_others(store: JobStore) 
     jobs = claimed(store)
 
     assert [(job.gang, job.rank, job.ranks) for job in jobs] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
-    assert [(job.worker, job.host) for job in store.ranks.of_gang(1)] == [(f"w{n}", "box1") for n in (1, 2, 3)]
+    assert [(job.worker, job.host) for job in store.queries.of_gang(1)] == [(f"w{n}", "box1") for n in (1, 2, 3)]
     assert len({job.run_id for job in jobs}) == 1
 
 
@@ -106,7 +106,7 @@ def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: 
     assert not store.claims.renew(other.job_id, **by(other), now=NOW)
     again = store.job(finished.job_id)
     assert (again.result, again.because) == (None, "another rank was queued again")
-    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {1 if end == "tripped" else 0}
+    assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1 if end == "tripped" else 0}
     assert [claim(store, number).attempt for number in (4, 5, 6)] == [2, 2, 2]
 
 
@@ -132,7 +132,7 @@ def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStor
     else:
         store.claims.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
 
-    assert {job.priority for job in store.ranks.of_gang(1)} == {10}
+    assert {job.priority for job in store.queries.of_gang(1)} == {10}
     gang(store, 2)
     assert [claim(store, number).gang for number in (4, 5, 6)] == [1, 1, 1]
 
@@ -148,7 +148,7 @@ def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) 
     assert store.fencing.requeue(second.job_id, attempt=1, trip=Trip.STALL, now=NOW)
 
     assert states(store) == [State.RUNNING, State.QUEUED, State.RUNNING]
-    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {1}
+    assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1}
     assert all(store.claims.owns(job.job_id, **by(job)) for job in back)
     trip(store, claim(store, 6))
     assert states(store) == [State.QUEUED] * 3
@@ -160,7 +160,7 @@ def test_they_come_to_the_cap_as_one(store: JobStore) -> None:
         jobs = [claim(store, 2 * turn + number) for number in (1, 2)]
         trip(store, jobs[turn % 2])
 
-    assert {job.watchdog_retries for job in store.ranks.of_gang(1)} == {WATCHDOG_RETRIES_MAX}
+    assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {WATCHDOG_RETRIES_MAX}
 
 
 def test_one_that_fails_fails_them_all(store: JobStore) -> None:
@@ -264,4 +264,4 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
     assert workers["b"].wait(30) == 77
     start("b")
     eventually(lambda: states(store, first) == [State.COMPLETED] * 2, within_s=30)
-    assert [(job.attempt, job.result) for job in store.ranks.of_gang(first)] == [(2, 0), (2, 1)]
+    assert [(job.attempt, job.result) for job in store.queries.of_gang(first)] == [(2, 0), (2, 1)]
