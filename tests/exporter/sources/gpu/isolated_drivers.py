@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from exporter.model.gpu import GpuReadings
-from exporter.sources.gpu.isolated import supervisor
+from exporter.sources.gpu.isolated import processes
 from exporter.sources.gpu.isolated.process import Driver, DriverProcess
 from exporter.sources.gpu.isolated.protocol import DriverError
 from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
@@ -17,7 +17,7 @@ Start = Callable[..., IsolatedDriver]
 @contextmanager
 def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """`start(answer_s=…, wait_s=…)`: a source whose processes ask that driver, and are not left behind."""
-    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
+    monkeypatch.setattr(processes, "RESTART_FIRST_S", 0.05)
     started: list[IsolatedDriver] = []
 
     def begin(*, answer_s: float = 20.0, wait_s: float = 20.0) -> IsolatedDriver:
@@ -33,8 +33,8 @@ def starting(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]
 
 def asking(source: IsolatedDriver) -> int:
     """The pid of the process that asks now."""
-    assert isinstance(source._process, DriverProcess)
-    return source._process.process.pid
+    assert isinstance(source._processes.main, DriverProcess)
+    return source._processes.main.process.pid
 
 
 def refused(source: IsolatedDriver) -> str:

@@ -167,7 +167,7 @@ def test_a_gpu_whose_file_hangs_is_left_out(place: Callable[[Tree], Path], start
     killed = source.health().killed
     place(tree).unlink()
     place(tree).write_bytes(held)
-    source._hung[128].ask_s = 0.0
+    source._hung._hung[128].ask_s = 0.0
     back = eventually(lambda: whole(source))
 
     assert because.startswith(

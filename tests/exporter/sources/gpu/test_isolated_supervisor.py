@@ -23,10 +23,12 @@ import pytest
 from exporter.model.gpu import Gpu, GpuFigures, GpuReadings
 from exporter.model.snapshot import Timing
 from exporter.sources.gpu.isolated import process as driver_process
-from exporter.sources.gpu.isolated import protocol, supervisor
+from exporter.sources.gpu.isolated import processes, protocol
+from exporter.sources.gpu.isolated.hung_gpus import HUNG_LONGEST_S, hung_for_s
 from exporter.sources.gpu.isolated.process import Answer, Ended
+from exporter.sources.gpu.isolated.processes import restart_after_s
 from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Failed, Question, Xid
-from exporter.sources.gpu.isolated.supervisor import HUNG_LONGEST_S, IsolatedDriver, hung_for_s, restart_after_s
+from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 from exporter.sources.gpu.nvml import library
 from exporter.sources.gpu.nvml.gpus import NvmlGpus
 from tests.exporter import builders as build
@@ -735,11 +737,13 @@ GARBAGE = {
 
 @pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
 def test_an_answer_that_is_none_costs_the_process(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
+    monkeypatch.setattr(processes, "RESTART_FIRST_S", 0.05)
     source = answers(repr(said), then="os.close(1)")
 
     first = refused(source)
-    second = eventually(lambda: because if source._failures == 2 and (because := refused(source)) else answered(source))
+    second = eventually(
+        lambda: because if source._processes.failures == 2 and (because := refused(source)) else answered(source)
+    )
     source.close()
 
     known = r"the process that asks a driver answered in no known form \(.*\)"
@@ -772,7 +776,7 @@ def test_without_threads_only_this_source_fails(thread: str, monkeypatch: pytest
             raise RuntimeError("can't start new thread")
         start(self)
 
-    monkeypatch.setattr(supervisor, "RESTART_FIRST_S", 0.05)
+    monkeypatch.setattr(processes, "RESTART_FIRST_S", 0.05)
     source = answers(repr(ANSWER))
     with monkeypatch.context() as full:
         full.setattr(subprocess, "Popen", remembered)
