@@ -72,6 +72,38 @@ def host_key(directory: Path) -> str:
         ) from None
 
 
+class _Timing:
+    """The steps of one attempt and the time that they and its phases took; the attempt begins with it, in `load`."""
+
+    __slots__ = ("_ahead_s", "_stays", "pace", "steps")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.pace = Pace()
+        self._stays = Stays(time.monotonic())
+        self._ahead_s = _boottime_ahead_s()
+
+    def goes_on(self, phase: Phase) -> None:
+        """The attempt goes on to this phase."""
+        now_s = time.monotonic()
+        self.pace.goes_on(now_s, steps=phase is Phase.STEP)
+        self._stays.goes_on(now_s, phase)
+
+    def in_job(self, job: JobFile) -> JobFile:
+        """The job file of the attempt, with these figures."""
+        # By CLOCK_BOOTTIME, which counts what the machine slept: if it did, none is known to have begun then.
+        ahead_s = _boottime_ahead_s()
+        awake_ahead_s = ahead_s if abs(ahead_s - self._ahead_s) < SLEPT_S else None
+        return replace(
+            job,
+            step=self.steps,
+            step_mean_s=self.pace.mean_s,
+            step_max_s=self.pace.max_s,
+            longest=_told(self.pace.longest, awake_ahead_s),
+            stays=_told(self._stays.longest(job.phase), awake_ahead_s),
+        )
+
+
 class Reporter:
     """One worker's voice: who it is, that it lives, and how its job gets on.
 
@@ -109,10 +141,7 @@ class Reporter:
             loop=now,
         )
         self._job: JobFile | None = None
-        self._steps = 0
-        self._pace = Pace()
-        self._stays = Stays(time.monotonic())
-        self._ahead_s = _boottime_ahead_s()
+        self._timing = _Timing()
         self._next_write_s = 0.0
         self._idle_since_s = 0.0
         self._lock_fd: int | None = None
@@ -164,8 +193,7 @@ class Reporter:
         `ranks` is how many its gang has, `gang` what they have in common, and `rank` which of them it is, from 0.
         """
         now = clock.stamp()
-        self._steps, self._pace, self._ahead_s = 0, Pace(), _boottime_ahead_s()
-        self._stays = Stays(time.monotonic())
+        self._timing = _Timing()
         job = JobFile(
             job_id=job_id,
             attempt=attempt,
@@ -198,7 +226,7 @@ class Reporter:
         with self._changing:
             if self._job is not None:
                 now = clock.stamp()
-                self._goes_on(Phase.STEP)
+                self._timing.goes_on(Phase.STEP)
                 self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, patience_s=None)
                 self._publish_job()
 
@@ -225,7 +253,7 @@ class Reporter:
             if job is not None:
                 now = clock.stamp()
                 armed = job.beat is not None or phase == Phase.STEP
-                self._goes_on(Phase(phase))
+                self._timing.goes_on(Phase(phase))
                 self._job = replace(
                     job,
                     phase=Phase(phase),
@@ -244,11 +272,11 @@ class Reporter:
         Whoever steps is not idle: one in the phase `idle` is in `step` from then on, armed and policed.
         """
         now_s = time.monotonic()
-        self._steps += 1
-        job = self._job
+        job, timing = self._job, self._timing
+        timing.steps += 1
         if job is not None and job.phase is _IDLE and now_s > self._idle_since_s:
-            self._pace.begins_anew()
-        self._pace.step(now_s)
+            timing.pace.begins_anew()
+        timing.pace.step(now_s)
         # Another thread that is writing now tells as much: a step waits for nobody.
         if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
             try:
@@ -336,26 +364,10 @@ class Reporter:
         while not self._closing.wait(self._heartbeat_s):
             self._write(state_file.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
-    def _goes_on(self, phase: Phase) -> None:
-        now_s = time.monotonic()
-        self._pace.goes_on(now_s, steps=phase is Phase.STEP)
-        self._stays.goes_on(now_s, phase)
-
     def _publish_job(self) -> None:
         self._next_write_s = time.monotonic() + STEP_WRITE_S
         if self._job is not None:
-            pace = self._pace
-            # By CLOCK_BOOTTIME, which counts what the machine slept: if it did, none is known to have begun then.
-            ahead_s = _boottime_ahead_s()
-            awake_ahead_s = ahead_s if abs(ahead_s - self._ahead_s) < SLEPT_S else None
-            self._job = replace(
-                self._job,
-                step=self._steps,
-                step_mean_s=pace.mean_s,
-                step_max_s=pace.max_s,
-                longest=_told(pace.longest, awake_ahead_s),
-                stays=_told(self._stays.longest(self._job.phase), awake_ahead_s),
-            )
+            self._job = self._timing.in_job(self._job)
             self._write(state_file.JOB_SUFFIX, self._job)
 
     def _path(self, suffix: str) -> Path:

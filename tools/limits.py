@@ -24,7 +24,6 @@ TOO_LARGE: Final = frozenset({
     "bench/corpus/host.py",
     "bench/corpus/host.py Host",
     "bench/corpus/host.py _Life",
-    "gpuwarden/reporter.py Reporter",
     "remediator/remedies/restart_worker.py",
     "tests/gpuwarden/queue/queue_model.py Model",
     "tests/races/judge.py Judge",

@@ -739,7 +739,7 @@ def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, mo
 def test_a_reader_sees_the_old_state_or_the_new_and_never_half(start: Callable[..., Any], host_dir: Path) -> None:
     process = start(
         "reporter.STEP_WRITE_S = 0.0; report.start_job(**JOB)\n"
-        "while True:\n    report.step(); report.items(done=10 ** (report._steps % 12), failed=0)"
+        "while True:\n    report.step(); report.items(done=10 ** (report._timing.steps % 12), failed=0)"
     )
     path = host_dir / "w1" / "w1.job.json"
     eventually(path.exists, "the job's file")
