@@ -21,9 +21,6 @@ MODULES_MAX: Final = 20
 """Modules in one folder, `__init__.py` counted."""
 
 TOO_LARGE: Final = frozenset({
-    "bench/corpus/host.py",
-    "bench/corpus/host.py Host",
-    "bench/corpus/host.py _Life",
     "remediator/remedies/restart_worker.py",
     "tests/gpuwarden/queue/queue_model.py Model",
     "tests/races/judge.py Judge",

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from bench.corpus import host, judge, scenario_file
+from bench.corpus import host, judge, life, scenario_file
 from bench.corpus.scenario import Scenario
 from exporter.collectors import COLLECTORS
 from tests.bench.corpus.scenes import Always, Everything, named
@@ -257,7 +257,7 @@ def test_a_gpu_that_is_cut_is_told_of_as_its_driver_does(tmp_path: Path) -> None
     assert told("gpu_info", "attribution") == {("none", 1.0)}
     assert told("gpu_utilization_ratio", "gpu") == set()
     assert told("gpu_memory_used_bytes", "gpu") == {
-        ("GPU-1", 5000.0 * host.MIB), ("MIG-1:0", 3000.0 * host.MIB), ("MIG-1:1", 2000.0 * host.MIB)
+        ("GPU-1", 5000.0 * life.MIB), ("MIG-1:0", 3000.0 * life.MIB), ("MIG-1:1", 2000.0 * life.MIB)
     }  # fmt: skip
     assert told("container_gpu_attribution_missing", "container") == {("w", 1.0), ("v", 1.0)}
     lost = {dict(labels)["gpu"]: values[-1] for (name, labels), values in found.items() if "gpu_lost_seconds" in name

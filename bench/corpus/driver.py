@@ -1,0 +1,160 @@
+"""The GPUs of a host, as its driver tells of them."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from bench.corpus.life import MIB, Life
+from bench.corpus.scenario import Condition, Process, Scenario, at, gpus_of
+from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.snapshot import DriverHealth
+from exporter.sources.gpu.nvml import process_samples
+from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
+
+GPU_MIB: Final = 15360
+"""The memory of every GPU."""
+SHARED_RATIO: Final = 0.4
+
+
+class Driver:
+    """One host's driver. `booted_s` is when it began to count, and `began_s` when its exporter began to listen."""
+
+    def __init__(self, host: str, scenario: Scenario, lives: Sequence[Life]) -> None:
+        self.booted_s = self.began_s = -1
+        self._lives = lives
+        names = gpus_of(host, [each.program for each in lives], scenario.gpus)
+        self._gpus = sorted(names, key=lambda each: [*map(int, each.split(":"))])
+        self._conditions = {
+            each: scenario.gpus.get(f"{host}/{each}", scenario.gpus.get(each, ())) for each in self._gpus
+        }
+        self._reports = {each: _reported([one for _, one in timeline]) for each, timeline in self._conditions.items()}
+        self._held_on: dict[str, dict[tuple[str, int], float]] = {}  # MiB, by GPU and life
+        self._told: tuple[object, GpuReadings | None] = ((), None)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is anything to ask."""
+        return bool(self._gpus)
+
+    def readings(self, second: int) -> GpuReadings | None:
+        """What the driver tells; nothing while it does not answer, for one GPU or another."""
+        states = {number: at(each, second, Condition()).state for number, each in self._conditions.items()}
+        figures = {number: self._figures(number, second) for number in self._gpus}
+        asked = (
+            *states.values(),
+            *figures.values(),
+            *((each.pid, each.doing, each.used.vram_mib) for each in self._lives),
+        )
+        before, told = self._told
+        if asked != before:
+            self._told = asked, (told := None if "unanswered" in states.values() else self._readings(states, figures))
+        return told
+
+    def _figures(self, number: str, second: int) -> GpuFigures:
+        """Its errors and what holds its clocks down, each where anything is said of it at any time."""
+        timeline, reports = self._conditions[number], self._reports[number]
+        found = [each.ecc_uncorrected or 0 for since_s, each in timeline if self.booted_s < since_s <= second]
+        throttled = at(timeline, second, Condition()).throttled or ()
+        return GpuFigures(
+            ecc_uncorrected=sum(found) if "ecc_uncorrected" in reports else None,
+            throttled=throttled if "throttled" in reports else None,
+        )
+
+    def health(self, second: int) -> Mapping[str, DriverHealth]:
+        """The errors that its driver has reported since its exporter began to wait for them."""
+        found = Counter(
+            (f"GPU-{number}", each.xid)
+            for number, timeline in self._conditions.items()
+            for since_s, each in timeline
+            if each.xid is not None and self.began_s < since_s <= second
+        )
+        told = any("xid" in reports for reports in self._reports.values())
+        return {NUMBERED: DriverHealth(xids=found)} if told else {}
+
+    def _readings(self, states: Mapping[str, str], figures: Mapping[str, GpuFigures]) -> GpuReadings:
+        told: list[Gpu] = []
+        for number, state in states.items():
+            parent, _, part = number.partition(":")
+            if state == "vanished" or (part and states[parent] in ("lost", "vanished")):
+                continue
+            if part:
+                told.append(self._instance(number, state))
+            elif parts := [each for each in self._gpus if each.startswith(f"{number}:")]:
+                told.append(self._cut(number, state, parts, figures[number]))
+            else:
+                told.append(replace(self._gpu(number, state), figures=figures[number]))
+        return GpuReadings(
+            source="nvml",
+            gpus=tuple(replace(each, xids_watched="xid" in self._reports[each.number]) for each in told),
+        )
+
+    def _cut(self, number: str, state: str, parts: Sequence[str], figures: GpuFigures) -> Gpu:
+        """A GPU in MIG mode, as the NVML source reads it: only its instances say what each process does."""
+        used_mib = sum(
+            self._used_mib(each, [life for life in self._lives if life.runs and each in life.program.gpus])
+            for each in parts
+        )
+        return replace(
+            self._gpu(number, state), figures=figures, utilization_ratio=None, processes=None, attribution=UNTOLD,
+            memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
+            memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
+        )  # fmt: skip
+
+    def _instance(self, number: str, state: str) -> Gpu:
+        """An instance of it: how busy that is, and what each process does there, is told by nobody."""
+        parent, _, part = number.partition(":")
+        size = int(GPU_MIB * MIB / sum(each.startswith(f"{parent}:") for each in self._gpus))
+        lives = [each for each in self._lives if each.runs and number in each.program.gpus]
+        listed = {each.works_in: Listed(each.works_in, int(each.used.vram_mib * MIB)) for each in lives}
+        used = int(self._used_mib(number, lives, holds_on=state == "holds on") * MIB)
+        return Gpu(
+            uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
+            memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
+            processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()),
+            attribution=UNTOLD,
+            mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),
+        )  # fmt: skip
+
+    def _gpu(self, number: str, state: str) -> Gpu:
+        """As its driver tells it."""
+        lives = [each for each in self._lives if each.runs and number in each.program.gpus]
+        ratios = [None if state == "unmeasured" else self._ratio(each, number) for each in lives]
+        used_mib = self._used_mib(number, lives, holds_on=state == "holds on")
+        beside = SHARED_RATIO if state == "shared" else 0.0
+        known = state not in ("lost", "unmeasured")
+        return Gpu(
+            uuid=f"GPU-{number}",
+            index=int(number),
+            name="NVIDIA T4",
+            utilization_ratio=min(1.0, beside + sum(each or 0.0 for each in ratios)) if known else None,
+            memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
+            memory_size_bytes=GPU_MIB * MIB,
+            memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
+            processes=None
+            if state in ("lost", "unlisted")
+            else tuple(
+                GpuProcess(pid=each.works_in, utilization_ratio=ratio, memory_bytes=int(each.used.vram_mib * MIB))
+                for each, ratio in zip(lives, ratios, strict=True)
+            ),
+            unknown="the GPU is lost" if state == "lost" else None,
+            lost=state == "lost",
+        )
+
+    def _used_mib(self, number: str, lives: Sequence[Life], *, holds_on: bool = False) -> float:
+        """What its driver counts as in use: also what those held who have ended since it began to hold on to that."""
+        held = {(each.program.name, each.pid): each.used.vram_mib for each in lives}
+        self._held_on[number] = {**self._held_on.get(number, {}), **held} if holds_on else held
+        return sum(self._held_on[number].values())
+
+    def _ratio(self, life: Life, number: str) -> float | None:
+        if life.doing.process is not Process.WORKS:
+            return 0.0
+        ratios = life.doing.gpu_ratio
+        return ratios[0] if len(ratios) == 1 else ratios[life.program.gpus.index(number)]
+
+
+def _reported(conditions: Iterable[Condition]) -> frozenset[str]:
+    """What its driver reports of a GPU beside how it is used."""
+    parts = ("xid", "ecc_uncorrected", "throttled")
+    return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)

@@ -1,0 +1,300 @@
+"""The exporter of a host: what it sees of what is played, by the exporter's own pure modules."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from bench.corpus.driver import Driver
+from bench.corpus.life import MIB, SUPERVISOR, Life
+from bench.corpus.scenario import Process
+from exporter.collectors.registry import SnapshotCollector
+from exporter.evidence import container_history, gpu_attribution, process_ownership, work_history
+from exporter.evidence.container_history import ContainerHistory
+from exporter.evidence.gpu_attribution import GpuUse
+from exporter.evidence.gpu_loss import LossHistory
+from exporter.evidence.server_health import Asking
+from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.evidence.work_history import WorkUse
+from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
+from exporter.model.container import Container, ContainerEvidence, Probe, RamUse, ServerEvidence, Tenancy
+from exporter.model.gpu import NUMBERED, GpuReadings
+from exporter.model.snapshot import Snapshot, SourceHealth
+from exporter.model.thresholds import Thresholds
+from exporter.model.worker import CpuUse, WorkerReadings, WorkerSighting
+from exporter.state import answered_servers
+from exporter.state.file import KeptError
+from gpuwarden.state_file import Stamp
+
+ASKED_EVERY_S: Final = 10
+
+
+@dataclass(kw_only=True)
+class AnsweredFile:
+    """The exporter's file of servers that have answered: it outlives the exporter."""
+
+    content: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Member:
+    """One of several workers of a container: its history, what counts as its own processes, and their use of GPUs."""
+
+    worker: str
+    history: ContainerHistory
+    pids: frozenset[int]
+    use: GpuUse
+
+
+class Containers:
+    """What the exporter has seen of each container, and of each worker of those that several share."""
+
+    def __init__(self, thresholds: Thresholds, lives: Sequence[Life]) -> None:
+        self.apart: dict[str, ContainerEvidence] = {}
+        self._thresholds = thresholds
+        self._lives = lives
+        self._containers: dict[str, ContainerHistory] = {}
+        self._apart_histories: dict[tuple[str, str, int], ContainerHistory] = {}
+        self._told_apart: dict[tuple[str, str, int], ContainerHistory] = {}
+
+    def look(
+        self,
+        running: Mapping[str, Container],
+        gpus: GpuReadings | None,
+        lost: Sequence[str],
+        second: int,
+        now: Stamp,
+        *,
+        found: bool,
+    ) -> dict[str, ContainerEvidence]:
+        """The evidence of each, by its id; `apart` has that of workers. `found` is whether this is the first look."""
+        self._containers = {key: known for key, known in self._containers.items() if key in running}
+        self.apart, self._told_apart = {}, {}
+        told = {each.id: self._observe(each, gpus, lost, second, now, found=found) for each in running.values()}
+        self._apart_histories = self._told_apart
+        return told
+
+    def _observe(
+        self,
+        container: Container,
+        gpus: GpuReadings | None,
+        lost: Sequence[str],
+        second: int,
+        now: Stamp,
+        *,
+        found: bool,
+    ) -> ContainerEvidence:
+        inside = [each for each in self._lives if each.program.container == container.name and each.runs]
+        asked = {pid: work for each in inside for pid, work in each.asked(second).items()}
+        born = frozenset(pid for each in inside for pid in each.born)
+        unreaped = any(
+            each.doing.process is Process.UNREAPED and each.program.container == container.name for each in self._lives
+        )
+        # Of one that runs and has no process to be seen, the exporter knows none.
+        pids = None if unreaped and not inside else born | asked.keys()
+        unread = {what for each in inside for what in each.doing.unread}
+        ram = RamUse(usage_bytes=int(sum(each.ram_now_mib(second) for each in inside) * MIB))
+        if "ram" in unread:
+            ram = RamUse(usage_bytes=None)
+        history = self._containers.get(container.incarnation)
+        if history is None:
+            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, found=found)
+        use = history.use(container, pids, gpus)
+        members = self._members(container, inside, gpus, history, found=found)
+        work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
+        if "work" in unread:
+            work = work_history.NOT_LOOKED_AT
+        for each in members:
+            own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
+            self.apart[each.worker] = each.history.observe(
+                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.work_of(work, each.pids),
+                now_s=now.boottime_s,
+            )  # fmt: skip
+        return history.observe(
+            container,
+            use,
+            ram,
+            work,
+            now_s=now.boottime_s,
+            lost=lost,
+            frozen_s=now.boottime_s if container.paused else None,
+        )
+
+    def _members(
+        self,
+        container: Container,
+        inside: Sequence[Life],
+        gpus: GpuReadings | None,
+        history: ContainerHistory,
+        *,
+        found: bool,
+    ) -> list[_Member]:
+        """The live workers that share a container, each by what counts as its own processes."""
+        workers = {each.program.name: each.pid for each in inside if each.files.worker is not None}
+        if len(workers) < 2:
+            return []
+        born = {pid: each for life in inside for pid, each in life.born.items()}
+        members = []
+        for name, pids in process_ownership.own(born.keys(), born, workers, first=container.pid).items():
+            key = (container.incarnation, name, workers[name])
+            own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
+                self._thresholds, found=found
+            )
+            use = gpu_attribution.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+            members.append(_Member(worker=name, history=own, pids=pids, use=use))
+        return members
+
+
+class Servers:
+    """The servers that the exporter asks, and which of them have ever answered."""
+
+    def __init__(self, lives: Sequence[Life], file: AnsweredFile) -> None:
+        self._lives = lives
+        self._file = file
+        self._askings: dict[str, Asking] = {}
+        self._answered: set[str] | None = None
+
+    def look(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
+        """The evidence of each; every server is asked that is due."""
+        if self._answered is None:  # as an exporter that is started reads its file
+            self._answered = set(self._kept(now))
+        for life in self._lives:
+            key = f"{life.program.container}@{life.lives}"
+            if life.program.kind != "server" or key not in running:
+                continue
+            asking = self._askings.get(key, Asking())
+            if running[key].paused:
+                asking = asking.forgotten()
+            elif second % ASKED_EVERY_S == 0:
+                told = life.doing.answers and life.doing.process is Process.WORKS
+                asking = asking.then(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
+            self._askings[key] = asking
+            if asking.answered and key not in self._answered:
+                self._answered.add(key)
+                self._file.content = answered_servers.render(self._answered, now=now)
+            yield ServerEvidence(
+                container=running[key],
+                probe=Probe(kind="http", silence_s=life.program.silence_s, port=80, target="/"),
+                workers=0,
+                answered=key in self._answered,
+                unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
+            )
+
+    def _kept(self, now: Stamp) -> tuple[str, ...]:
+        try:
+            return answered_servers.parse(self._file.content, now=now)
+        except KeptError:
+            return ()
+
+
+class Exporter:
+    """One run of the exporter of a host.
+
+    Args:
+        host: its host's name.
+        lives: the programs of the host.
+        driver: the driver of its GPUs.
+        places: the engine's containers, by id: it lists those that are down too.
+        answered: its file of servers that have answered.
+        now: the time of the last look.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        lives: Sequence[Life],
+        driver: Driver,
+        *,
+        places: dict[str, Container],
+        answered: AnsweredFile,
+        now: Callable[[], Stamp],
+    ) -> None:
+        self.snapshot: Snapshot | None = None
+        """What it saw last; `None` before its first look."""
+
+        self._host, self._lives, self._driver, self._places = host, lives, driver, places
+        self._thresholds = thresholds = Thresholds()
+        self.collector = SnapshotCollector(lambda: self.snapshot, host=host, thresholds=thresholds, now=now)
+        self._succeeded_unix_s: dict[str, float] = {}
+        self._containers = Containers(thresholds, lives)
+        self._servers = Servers(lives, answered)
+        self._cpu: dict[int, CpuHistory] = {}
+        self._deaths: dict[str, DeathHistory] = {}
+        self._losses = LossHistory(gap_max_s=thresholds.gap_max_s)
+        self._returns = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
+
+    def look(self, second: int, now: Stamp) -> None:
+        """See what there is at this second."""
+        losses, gpus = self._losses.observe(self._driver.readings(second), now_s=now.boottime_s)
+        running = {each.incarnation: each for each in self._listed()}
+        found = self._containers.look(running, gpus, losses.named, second, now, found=self.snapshot is None)
+        sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
+        for life in self._lives:
+            if life.files.worker is None:
+                continue
+            key = life.program.container
+            place = next((each for each in running.values() if each.id == key), self._places.get(key))
+            if place is None:
+                continue
+            # What is down is paused no more.
+            self._places[key] = replace(place, paused=False) if place.paused else place
+            sightings.append(
+                WorkerSighting(
+                    worker=life.files.worker, job=life.files.job, alive=life.runs, pid=life.pid if life.runs else None,
+                    container_id=key, folder=life.program.name,
+                )
+            )  # fmt: skip
+            if place.incarnation not in running:
+                ended[key] = container_history.without_figures(replace(place, pid=0))
+            if place.paused or (life.runs and "cpu" in life.doing.unread):
+                self._cpu.pop(life.pid, None)
+            elif life.runs:
+                self._deaths.pop(life.program.name, None)
+                history = self._cpu.setdefault(life.pid, CpuHistory(self._thresholds))
+                use = CpuUse(
+                    start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
+                )
+                stores = life.files.job is not None and life.files.job.phase in container_history.STORES
+                cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
+            else:
+                death = self._deaths.setdefault(life.program.name, DeathHistory(self._thresholds))
+                dead_s[life.program.name] = death.observe(
+                    place.incarnation, life.files.worker.heartbeat, now_s=now.boottime_s
+                )
+        self.snapshot = Snapshot(
+            host=self._host, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
+            containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
+            ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
+            servers=tuple(self._servers.look(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
+            drivers=self._driver.health(second), apart=self._containers.apart,
+            returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
+        )  # fmt: skip
+
+    def _sources(self, gpus: GpuReadings | None, now: Stamp) -> Iterator[SourceHealth]:
+        """How reading each source went: of those that are played a driver alone can fail, and it answers at once."""
+        success = {"workers": True, "docker": True}
+        if self._driver.has_gpus:
+            success[NUMBERED] = gpus is not None
+        for source, did in success.items():
+            if did:
+                self._succeeded_unix_s[source] = now.unix_s
+            yield SourceHealth(
+                source=source, success=did, duration_s=0.0, succeeded_unix_s=self._succeeded_unix_s.get(source)
+            )
+
+    def _listed(self) -> Iterator[Container]:
+        """The containers that run; several workers may share one."""
+        listed: set[str] = set()
+        for life in self._lives:
+            program = life.program
+            if not life.container_runs or program.container in listed:
+                continue
+            listed.add(program.container)
+            budget = None if program.budget_mib is None else program.budget_mib * MIB
+            shared = sum(each.program.container == program.container for each in self._lives) > 1
+            yield Container(
+                kind="docker", id=program.container, name=program.container,
+                incarnation=f"{program.container}@{life.lives}", pid=SUPERVISOR if shared else life.pid,
+                gpu_request=program.gpus or None, image="worker",
+                tenancy=Tenancy(budget_bytes=budget, recyclable=program.managed and not program.protected),
+                paused=life.doing.process is Process.PAUSED,
+            )  # fmt: skip
