@@ -13,7 +13,7 @@ from gpuwarden.job import ATTEMPTS_MAX, FINAL, RECLAIMS_MAX, State
 from remediator.plan import OVER, Kind, Limits, Stage, Step
 from tests.races.clocks import DATABASE
 from tests.races.databases import Databases
-from tests.races.world import DEAD_AFTER_S, SILENT, STALL_S, Does, Exporter, Process, Slot, World
+from tests.races.world import SILENT, Exporter, Process, Slot, World
 
 ONCE: Final = "1: one free an incarnation, one settle an attempt"
 LOST: Final = "2: nothing accepted is lost"
@@ -117,15 +117,8 @@ class Judge:
         """The exporter has just been asked about a worker."""
         slot = self.world.slot(host, worker)
         fresh = self.world.exporters[host] is Exporter.FRESH
-        wedged = fresh and slot.process is not None and self.wedged(slot.process)
+        wedged = fresh and slot.process is not None and self.world.is_wedged(slot.process)
         self.wedged_at[slot.handle] = _Look(process=slot.process, wedged=wedged)
-
-    def wedged(self, process: Process) -> bool:
-        """Whether a process is by truth what a rule may report."""
-        if process.job is None or process.does not in SILENT:
-            return False
-        bound_s = DEAD_AFTER_S if process.does is Does.FROZEN else STALL_S
-        return self.world.clocks.steady_s - process.since_s >= bound_s
 
     def looked(self, slot: Slot) -> None:
         """The engine has just been asked about a container."""
@@ -397,28 +390,29 @@ class Judge:
             stuck = row.state is State.FENCING and f"{row.job_id}/{row.attempt}" not in owed
             self.must(not stuck, LOST, f"job {row.job_id} is fenced, and nobody owes its settle")
 
-    def left_open(self) -> list[str]:
-        """What is not at its end, where everything has answered for long enough."""
-        see = self.databases.see_ledger
-        found: list[str] = []
-        for what in ("episode", "alert"):
-            where = "closed_at IS NULL" if what == "episode" else "state = 'new'"
-            rows = see.execute(f"SELECT {what}_id FROM {what}s WHERE {where}").fetchall()  # noqa: S608 - our own names
-            found += [f"{what} {number} is open" for (number,) in rows]
-        intents = see.execute("SELECT intent_id, kind, key, stage FROM intents").fetchall()
-        found += [f"intent {each[0]} ({each[1]} {each[2]}) is {each[3]}" for each in intents if each[3] not in OVER]
-        untold = see.execute(
-            "SELECT intent_id FROM intents WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.message <> '' "
-            "AND journal.episode_id = intents.episode_id AND journal.act NOT IN ('saw', 'ordered'))"
-        ).fetchall()
-        found += [f"intent {number} has no account" for (number,) in untold]
-        for row in self.rows.values():
-            held = self.holding.get(row.job_id)
-            runs = held is not None and held.process.lives and held.process.does not in SILENT
-            rests = row.state in FINAL or row.state in (State.QUEUED, State.BLOCKED)
-            if not rests and not (row.state is State.RUNNING and runs):
-                found.append(f"{row} is held by {held}")
-        return found
+
+def left_open(judge: Judge) -> list[str]:
+    """What is not at its end, where everything has answered for long enough."""
+    see = judge.databases.see_ledger
+    found: list[str] = []
+    for what in ("episode", "alert"):
+        where = "closed_at IS NULL" if what == "episode" else "state = 'new'"
+        rows = see.execute(f"SELECT {what}_id FROM {what}s WHERE {where}").fetchall()  # noqa: S608 - our own names
+        found += [f"{what} {number} is open" for (number,) in rows]
+    intents = see.execute("SELECT intent_id, kind, key, stage FROM intents").fetchall()
+    found += [f"intent {each[0]} ({each[1]} {each[2]}) is {each[3]}" for each in intents if each[3] not in OVER]
+    untold = see.execute(
+        "SELECT intent_id FROM intents WHERE NOT EXISTS (SELECT 1 FROM journal WHERE journal.message <> '' "
+        "AND journal.episode_id = intents.episode_id AND journal.act NOT IN ('saw', 'ordered'))"
+    ).fetchall()
+    found += [f"intent {number} has no account" for (number,) in untold]
+    for row in judge.rows.values():
+        held = judge.holding.get(row.job_id)
+        runs = held is not None and held.process.lives and held.process.does not in SILENT
+        rests = row.state in FINAL or row.state in (State.QUEUED, State.BLOCKED)
+        if not rests and not (row.state is State.RUNNING and runs):
+            found.append(f"{row} is held by {held}")
+    return found
 
 
 def totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

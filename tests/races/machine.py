@@ -16,7 +16,7 @@ from remediator.alert import Alert
 from remediator.ledger.ledger import Ledger
 from tests.races.clocks import DATABASE, Clocks
 from tests.races.databases import Databases
-from tests.races.judge import LOST, Judge
+from tests.races.judge import LOST, Judge, left_open
 from tests.races.points import HARMS, KINDS, Killed, Points, Trouble, watch_commits
 from tests.races.remediators import LIMITS, Remediator, deliver, fake_time
 from tests.races.workers import QUEUE, RESULTS, Result, Workers
@@ -322,7 +322,7 @@ class Races(RuleBasedStateMachine):
             for remediator in self.remediators.values():
                 remediator.round()
             self.nothing_is_broken()
-            left = self.judge.left_open()
+            left = left_open(self.judge)
             if not left:
                 return
             # Leases run out where nobody renews them, and a sweep is patient with what has run out.

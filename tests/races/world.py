@@ -138,6 +138,13 @@ class World:
     def slot(self, host: str, worker: str) -> Slot:
         return next(each for each in self.slots if (each.host, each.worker) == (host, worker))
 
+    def is_wedged(self, process: Process) -> bool:
+        """Whether a process is by truth what a rule may report."""
+        if process.job is None or process.does not in SILENT:
+            return False
+        bound_s = DEAD_AFTER_S if process.does is Does.FROZEN else STALL_S
+        return self.clocks.steady_s - process.since_s >= bound_s
+
     # --- what happens
 
     def start(self, slot: Slot) -> None:

@@ -1,7 +1,7 @@
 """The queue in plain Python: what each call must answer, and what every job, run and event is after it.
 
 It knows no SQL and no lock, and of `gpuwarden.queue` only what goes in and comes out: each rule is told here a second
-time, in the words of the docstrings. Its methods have the names and the arguments of the store's.
+time, in the words of the docstrings. Its parts and methods have the names and the arguments of the store's.
 """
 # ruff: noqa: ARG002 - some of which make no difference to it
 
@@ -91,8 +91,11 @@ class Told:
     ran_s: float | None
 
 
-class Model:
-    """The queue. `happened` counts what a run of the machine is to have seen."""
+class Records:
+    """What the queue has of jobs, runs, workers and events, and what moves share.
+
+    `happened` counts what a run of the machine is to have seen.
+    """
 
     def __init__(self, happened: Counter[str]) -> None:
         self.happened = happened
@@ -106,15 +109,151 @@ class Model:
         self.unheeded: list[Told] = []
         self.positions: dict[str, int] = {}
 
-    # --- what goes in
+    def ranks_of(self, job: Task) -> list[Task]:
+        """A job's whole gang; of one that has none, the job."""
+        return [each for each in self.jobs.values() if each is job or (job.gang and each.gang == job.gang)]
+
+    def budget_s(self, queue: str, job_class: JobClass, asked_s: float | None) -> float | None:
+        """The budget of an attempt; `None` where nobody set one."""
+        known = self.queues.get(queue)
+        budgets = (asked_s, known.budget_s if known else None, job_class.budget_s)
+        return next((each for each in budgets if each is not None), None)
+
+    def pending(self, job: Task) -> int:
+        """How many of the jobs that it needs have yet to complete."""
+        return sum(self.jobs[each].state is not State.COMPLETED for each in job.needs)
+
+    def has_gone_on(self, job_id: JobId, attempt: int) -> bool:
+        """Whether a job runs by now as a later attempt."""
+        return self.jobs[job_id].state in HELD and self.jobs[job_id].attempt > attempt
+
+    def move(self, job: Task, move: Move) -> None:
+        """A job's move, where its state allows it."""
+        job.state = after(job.state, move)
+        self.happened[f"move: {move}"] += 1
+
+    def mine(self, job_id: JobId, attempt: int, incarnation: str) -> Task | None:
+        """The job that this attempt of this incarnation holds."""
+        job = self.jobs[job_id]
+        return job if job.state in HELD and (job.attempt, job.holder) == (attempt, incarnation) else None
+
+    def fenced(self, job_id: JobId, attempt: int) -> Task | None:
+        """The job whose attempt is fenced."""
+        job = self.jobs[job_id]
+        return job if job.state is State.FENCING and job.attempt == attempt else None
+
+    def held_by(self, place: Place) -> list[Task]:
+        """What a worker has, lost as its host may seem."""
+        return [job for job in self.jobs.values() if job.state in HELD and job.place == place]
+
+    def comes_back(self, job: Task, by: str) -> None:
+        """The worker of a job that seemed lost is heard of again."""
+        if job.state is State.NODE_LOST:
+            self.move(job, Move.RETURN)
+            self.happened[f"back by a {by}"] += 1
+
+    def unclaimed(self, job: Task) -> None:
+        """Nobody holds the job any more."""
+        job.holder = job.place = job.lease = None
+
+    def given_away(self, job: Task, move: Move, now: float) -> None:
+        """A job is taken from its worker, or fails at a cap."""
+        lost = move is not Move.RELEASE
+        if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
+            self.over_as(job, Move.EXHAUST, now)
+            return
+        self.move(job, move)
+        self.unclaimed(job)
+        job.queued_at = now
+        if lost:
+            job.reclaims, job.priority = job.reclaims + 1, min(job.priority, REQUEUE_PRIORITY)
+
+    def recall(self, queued: Iterable[Task], now: float, *, retries: int = 0) -> None:
+        """Jobs were queued again: so are the other ranks of their gangs, but for those that still are to be settled."""
+        back = [job for job in queued if job.gang is not None and job.state is State.QUEUED]
+        gangs = {job.gang for job in back if not job.recalled}
+        for job in back:
+            job.recalled = False
+        for job in [each for each in self.jobs.values() if each.gang in gangs]:
+            if job.state is State.FENCING:
+                job.recalled = True
+                self.happened["recalled while it is fenced"] += 1
+            elif job.state is State.QUEUED:
+                job.priority = self._again(job)
+            elif job.state in HELD | {State.FINISHED}:
+                if job.attempt >= job.attempts_max:
+                    self.over_as(job, Move.EXHAUST, now)
+                    continue
+                self.move(job, Move.RECALL)
+                self.unclaimed(job)
+                job.retries, job.queued_at, job.result = job.retries + retries, now, None
+                job.priority = self._again(job)
+
+    def _again(self, job: Task) -> int:
+        return REQUEUE_PRIORITY if job.priority == BEGUN else min(job.priority, REQUEUE_PRIORITY)
+
+    def over_as(self, job: Task, move: Move, now: float) -> None:
+        """A job has ended by this move."""
+        self.move(job, move)
+        self.unclaimed(job)
+        kind = Kind(job.state)
+        claimed_at, queued_at = job.claimed_at or 0.0, job.queued_at
+        waited_s = None if queued_at is None else claimed_at - queued_at
+        self._tell(kind, job, waited_s, now - claimed_at)
+        if kind is Kind.FAILED:
+            self.unheeded.append(self.told[-1])
+
+    def cancel(self, which: Iterable[Task]) -> list[JobId]:
+        """End those that are not over; their ids."""
+        its = sorted((job for job in which if job.state not in FINAL), key=lambda job: job.job_id)
+        for job in its:
+            self.move(job, Move.CANCEL)
+            self.unclaimed(job)
+            self._tell(Kind.CANCELLED, job)
+        return [job.job_id for job in its]
+
+    def needing(self, job: Task) -> list[Task]:
+        """The jobs that need a job."""
+        return [each for each in self.jobs.values() if job.job_id in each.needs]
+
+    def close(self, run_id: str, job: Task) -> None:
+        """End a run whose jobs are all over."""
+        states = {each.state for each in self.jobs.values() if each.run_id == run_id}
+        if states <= {State.COMPLETED, State.CANCELLED}:
+            kind = Kind.RUN_CANCELLED if State.CANCELLED in states else Kind.RUN_COMPLETED
+            self.end(run_id, kind, job.job_id)
+
+    def end(self, run_id: str, kind: Kind, job_id: JobId) -> None:
+        """End a run that is not over, for this job."""
+        if self.runs[run_id] == "running":
+            self.runs[run_id] = kind.removeprefix("run_")
+            self._tell(kind, self.jobs[job_id])
+
+    def _tell(self, kind: Kind, job: Task, waited_s: float | None = None, ran_s: float | None = None) -> None:
+        self.happened[f"event: {kind}"] += 1
+        told = Told(
+            kind=kind, job_id=job.job_id, attempt=job.attempt, run_id=job.run_id, waited_s=waited_s, ran_s=ran_s
+        )
+        self.told.append(told)
+
+
+class _Part:
+    """One part of the queue."""
+
+    def __init__(self, state: Records) -> None:
+        self._state = state
+
+
+class Submissions(_Part):
+    """What goes in: jobs and runs."""
 
     def refusal(self, submission: Submission, run_id: str | None, needs: Iterable[JobId]) -> str | None:
         """Why a submission is refused; `None` where it is not."""
         job_class = self._class_of(submission)
-        needed = [self.jobs[each] for each in self._with_their_ranks(needs)]
-        if run_id is not None and self.runs.get(run_id, "running") in ("failed", "cancelled"):
+        needed = [self._state.jobs[each] for each in self._with_their_ranks(needs)]
+        if run_id is not None and self._state.runs.get(run_id, "running") in ("failed", "cancelled"):
             return "its run is over"
-        if self._budget_s(submission.queue, job_class, submission.budget_s) is None:
+        if self._state.budget_s(submission.queue, job_class, submission.budget_s) is None:
             return "nobody set a budget"
         if job_class.ingests and run_id is not None:
             return "what ingests belongs to no run"
@@ -130,13 +269,13 @@ class Model:
         """A job was accepted, by that number; the ranks of a gang have it and those that follow."""
         job_class, needs = self._class_of(submission), frozenset(self._with_their_ranks(needs))
         if run_id is not None:
-            if self.runs.get(run_id) == "completed":
-                self.happened["run opened again"] += 1
-            self.runs[run_id] = "running"
-        waits = any(self.jobs[each].state is not State.COMPLETED for each in needs)
+            if self._state.runs.get(run_id) == "completed":
+                self._state.happened["run opened again"] += 1
+            self._state.runs[run_id] = "running"
+        waits = any(self._state.jobs[each].state is not State.COMPLETED for each in needs)
         for rank in range(submission.ranks):
             its = JobId(job_id + rank)
-            self.jobs[its] = Task(
+            self._state.jobs[its] = Task(
                 job_id=its,
                 queue=submission.queue,
                 job_class=job_class,
@@ -146,18 +285,14 @@ class Model:
                 attempts_max=submission.attempts_max,
                 needs=needs,
                 asked_budget_s=submission.budget_s,
-                budget_s=self._budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
+                budget_s=self._state.budget_s(submission.queue, job_class, submission.budget_s) or 0.0,
                 state=State.WAITING if waits else State.QUEUED,
                 queued_at=None if waits else now,
                 gang=job_id if submission.ranks > 1 else None,
             )
 
     def _with_their_ranks(self, needs: Iterable[JobId]) -> list[JobId]:
-        return sorted({each.job_id for needed in needs for each in self.ranks_of(self.jobs[needed])})
-
-    def ranks_of(self, job: Task) -> list[Task]:
-        """A job's whole gang; of one that has none, the job."""
-        return [each for each in self.jobs.values() if each is job or (job.gang and each.gang == job.gang)]
+        return sorted({each.job_id for needed in needs for each in self._state.ranks_of(self._state.jobs[needed])})
 
     def refusal_of_run(self, run_id: str, submissions: Mapping[str, Submission]) -> bool:
         """Whether a whole run is refused."""
@@ -175,70 +310,71 @@ class Model:
         for name in TopologicalSorter({each: set(needs.get(each, ())) for each in submissions}).static_order():
             self.submitted(ids[name], submissions[name], run_id, [ids[each] for each in needs.get(name, ())], now)
 
-    def set_queue(self, settings: QueueSettings) -> None:
-        self.queues[settings.queue] = settings
-
-    def unset_queue(self, queue: str) -> bool:
-        return self.queues.pop(queue, None) is not None
-
     def _class_of(self, submission: Submission) -> JobClass:
-        known = self.queues.get(submission.queue)
+        known = self._state.queues.get(submission.queue)
         of_queue = known.job_class if known else None
         return submission.job_class or of_queue or QUEUE_CLASSES.get(submission.queue, JobClass.GPU)
 
-    def _budget_s(self, queue: str, job_class: JobClass, asked_s: float | None) -> float | None:
-        known = self.queues.get(queue)
-        budgets = (asked_s, known.budget_s if known else None, job_class.budget_s)
-        return next((each for each in budgets if each is not None), None)
 
-    # --- a worker's moves
+class Settings(_Part):
+    """What a queue's owner sets."""
+
+    def set_queue(self, settings: QueueSettings) -> None:
+        self._state.queues[settings.queue] = settings
+
+    def unset_queue(self, queue: str) -> bool:
+        return self._state.queues.pop(queue, None) is not None
+
+
+class Claims(_Part):
+    """A worker's moves, and who may have what."""
 
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Iterable[str] = ()
     ) -> list[JobId]:
         place = host, worker
-        row = self.workers.setdefault(place, Row(queue=queue, incarnation=incarnation, last_seen_at=now))
+        row = self._state.workers.setdefault(place, Row(queue=queue, incarnation=incarnation, last_seen_at=now))
         row.queue, row.incarnation, row.last_seen_at = queue, incarnation, now
-        self.gpus[place] = frozenset(gpus)
-        held = [job for job in self.held_by(place) if job.holder != incarnation]
+        self._state.gpus[place] = frozenset(gpus)
+        held = [job for job in self._state.held_by(place) if job.holder != incarnation]
         for job in held:
-            self._given_away(job, Move.SUPERSEDE, now)
-        self._recall(held, now)
+            self._state.given_away(job, Move.SUPERSEDE, now)
+        self._state.recall(held, now)
         return [job.job_id for job in held]
 
     def claim(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, loaded: str | None = None
     ) -> tuple[JobId, int] | None:
         place = host, worker
-        row = self.workers.get(place)
+        row = self._state.workers.get(place)
         if row is not None and self._over(row, incarnation):
-            self.happened["refused: replaced"] += 1
+            self._state.happened["refused: replaced"] += 1
             raise ReplacedError
-        mine = [job for job in self.held_by(place) if job.holder == incarnation]
+        mine = [job for job in self._state.held_by(place) if job.holder == incarnation]
         if row is not None and row.draining == incarnation and not mine:
-            self.happened["refused: drained"] += 1
+            self._state.happened["refused: drained"] += 1
             raise DrainedError
         if mine:
             (job,) = mine
-            self.happened["claimed again"] += 1
-            self._comes_back(job, "claim")
+            self._state.happened["claimed again"] += 1
+            self._state.comes_back(job, "claim")
         else:
             found = self.next_for(queue, place, now, loaded)
             if found is None:
                 return None
             job = found
-            self._move(job, Move.CLAIM)
+            self._state.move(job, Move.CLAIM)
             job.attempt, job.holder, job.place, job.claimed_at = job.attempt + 1, incarnation, place, now
-            job.budget_s = self._budget_s(queue, job.job_class, job.asked_budget_s) or job.budget_s
-            self.happened["claimed"] += 1
+            job.budget_s = self._state.budget_s(queue, job.job_class, job.asked_budget_s) or job.budget_s
+            self._state.happened["claimed"] += 1
             if job.needs:
-                self.happened["claimed what needs others"] += 1
+                self._state.happened["claimed what needs others"] += 1
             if len(job.needs) > 1:
-                self.happened["claimed what needs several"] += 1
+                self._state.happened["claimed what needs several"] += 1
             if job.asked_budget_s is None and job.budget_s != job.job_class.budget_s:
-                self.happened["budget of the queue"] += 1
+                self._state.happened["budget of the queue"] += 1
         job.lease = now + LEASE_S
-        for each in self.ranks_of(job):
+        for each in self._state.ranks_of(job):
             if each.state is State.QUEUED:
                 each.priority = BEGUN
         self._touch(place, queue, incarnation, now)
@@ -246,67 +382,67 @@ class Model:
 
     def next_for(self, queue: str, place: Place, now: float, loaded: str | None) -> Task | None:
         """The job that a worker is to get."""
-        waiting = [job for job in self.jobs.values() if job.queue == queue and job.state is State.QUEUED]
+        waiting = [job for job in self._state.jobs.values() if job.queue == queue and job.state is State.QUEUED]
         for because, keeps in (
-            ("locked", (row := self.workers.get(place)) is not None and row.locked),
+            ("locked", (row := self._state.workers.get(place)) is not None and row.locked),
             ("in quarantine", self._in_quarantine(place)),
             ("a lost host's GPU", self._held_by_lost(place)),
         ):
             if keeps:
                 if waiting:
-                    self.happened[f"nothing: {because}"] += 1
+                    self._state.happened[f"nothing: {because}"] += 1
                 return None
         its = sorted(
             (job for job in waiting if not self._better_elsewhere(job, place, now)),
             key=lambda job: (job.priority, job.job_id),
         )
         if len(its) < len(waiting):
-            self.happened["left to another worker"] += 1
+            self._state.happened["left to another worker"] += 1
         if not its:
             return None
         head = its[0]
         alike = [job for job in its if job.model == loaded and job.priority == head.priority]
         if loaded is not None and alike and alike[0] is not head:
             if head.queued_at is not None and head.queued_at > now - AFFINITY_S:
-                self.happened["claimed by model"] += 1
+                self._state.happened["claimed by model"] += 1
                 return alike[0]
-            self.happened["overtaken long enough"] += 1
+            self._state.happened["overtaken long enough"] += 1
         return head
 
     def heartbeat(self, *, host: str, worker: str, queue: str, incarnation: str, model: str | None, now: float) -> bool:
-        row = self.workers.get((host, worker))
+        row = self._state.workers.get((host, worker))
         if row is not None and self._over(row, incarnation):
             return False
         self._touch((host, worker), queue, incarnation, now)
         return True
 
     def renew(self, job_id: JobId, *, attempt: int, incarnation: str, now: float) -> bool:
-        job = self._mine(job_id, attempt, incarnation)
+        job = self._state.mine(job_id, attempt, incarnation)
         if job is None:
             return False
-        self._comes_back(job, "renewal")
+        self._state.comes_back(job, "renewal")
         job.lease = now + LEASE_S
         return True
 
     def owns(self, job_id: JobId, *, attempt: int, incarnation: str) -> bool:
-        return self._mine(job_id, attempt, incarnation) is not None
+        return self._state.mine(job_id, attempt, incarnation) is not None
 
     def complete(self, job_id: JobId, *, attempt: int, incarnation: str, now: float, result: Any = None) -> bool:
-        job = self._mine(job_id, attempt, incarnation)
+        job = self._state.mine(job_id, attempt, incarnation)
         if job is None:
             return False
-        self._comes_back(job, "result")
+        self._state.comes_back(job, "result")
         job.result = result
         if job.gang is None:
-            self._over_as(job, Move.COMPLETE, now)
+            self._state.over_as(job, Move.COMPLETE, now)
             self._go_on(job, now)
             return True
-        self._move(job, Move.FINISH)
-        self._unclaimed(job)
-        ranks = self.ranks_of(job)
+        self._state.move(job, Move.FINISH)
+        self._state.unclaimed(job)
+        ranks = self._state.ranks_of(job)
         if all(each.state is State.FINISHED for each in ranks):
             for each in ranks:
-                self._over_as(each, Move.CLOSE, now)
+                self._state.over_as(each, Move.CLOSE, now)
             for each in ranks:
                 self._go_on(each, now)
         return True
@@ -314,332 +450,54 @@ class Model:
     def _go_on(self, job: Task, now: float) -> None:
         if job.run_id is None:
             return
-        for each in self._needing(job):
-            if each.state in FINAL or self.pending(each) > 0:
+        for each in self._state.needing(job):
+            if each.state in FINAL or self._state.pending(each) > 0:
                 continue
             each.queued_at = now
             if each.state is State.WAITING:
-                self._move(each, Move.READY)
-                self.happened["ready"] += 1
+                self._state.move(each, Move.READY)
+                self._state.happened["ready"] += 1
             elif each.state is State.BLOCKED:
-                self.happened["ready while blocked"] += 1
-        self._close(job.run_id, job)
+                self._state.happened["ready while blocked"] += 1
+        self._state.close(job.run_id, job)
 
     def fail_by_worker(self, job_id: JobId, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
-        job = self._mine(job_id, attempt, incarnation)
+        job = self._state.mine(job_id, attempt, incarnation)
         if job is None:
             return False
-        self._comes_back(job, "result")
-        self._over_as(job, Move.FAIL_BY_WORKER, now)
+        self._state.comes_back(job, "result")
+        self._state.over_as(job, Move.FAIL_BY_WORKER, now)
         return True
 
     def release(self, job_id: JobId, *, attempt: int, incarnation: str, now: float) -> bool:
-        job = self._mine(job_id, attempt, incarnation)
+        job = self._state.mine(job_id, attempt, incarnation)
         if job is None:
             return False
-        self._comes_back(job, "release")
-        self._given_away(job, Move.RELEASE, now)
-        self._recall([job], now)
+        self._state.comes_back(job, "release")
+        self._state.given_away(job, Move.RELEASE, now)
+        self._state.recall([job], now)
         return True
-
-    # --- a trip's
-
-    def fence(self, job_id: JobId, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
-        job = self._mine(job_id, attempt, incarnation)
-        if job is None or job.place is None:
-            return False
-        self._move(job, Move.FENCE)
-        job.lease = now + FENCE_S
-        row = self.workers.get(job.place)
-        if row is not None and row.incarnation == incarnation:
-            row.retired, row.last_seen_at = incarnation, now - GHOST_AGE_S
-        return True
-
-    def hold_fence(self, job_id: JobId, *, attempt: int, now: float) -> bool:
-        job = self._fenced(job_id, attempt)
-        if job is None:
-            return False
-        job.lease = now + FENCE_S
-        return True
-
-    def requeue(
-        self, job_id: JobId, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
-    ) -> bool:
-        job = self._fenced(job_id, attempt)
-        if job is None or job.attempt >= job.attempts_max:
-            return False
-        self._move(job, Move.REQUEUE)
-        self._unclaimed(job)
-        job.retries, job.priority, job.queued_at = job.retries + 1, min(job.priority, REQUEUE_PRIORITY), now
-        if avoid is not None and avoid_s > 0 and job.gang is None:
-            job.avoided |= {(avoid.host, avoid.worker, gpu): now + avoid_s for gpu in {"", *avoid.gpus}}
-        self._recall([job], now, retries=1)
-        return True
-
-    def fail(self, job_id: JobId, *, attempt: int, because: str, now: float) -> bool:
-        job = self._fenced(job_id, attempt)
-        if job is None:
-            return False
-        self._over_as(job, Move.FAIL, now)
-        return True
-
-    # --- what runs on a timer
-
-    def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
-        return frozenset((job.job_id, job.attempt) for job in self._expired(now))
-
-    def reclaim_expired(
-        self, *, now: float, among: Iterable[JobId] | None = None, ingest: bool | None = None
-    ) -> list[JobId]:
-        touched: list[JobId] = []
-        for kind in (False, True) if ingest is None else (ingest,):
-            given: list[Task] = []
-            for job in self._expired(now):
-                if job.job_class.ingests is kind and (among is None or job.job_id in set(among)):
-                    if job.state is State.NODE_LOST:
-                        self.happened["lost: given away at last"] += 1
-                    if kind:
-                        self.happened["ingest reclaimed"] += 1
-                    self._given_away(job, Move.RECLAIM, now)
-                    given.append(job)
-            self._recall(given, now)
-            touched += [job.job_id for job in given]
-        return sorted(touched)
-
-    def consume_events(self, *, now: float) -> int:
-        events, self.unheeded = self.unheeded, []
-        for event in events:
-            if event.run_id is not None:
-                self._end(event.run_id, Kind.RUN_FAILED, event.job_id)
-                self._cancel(job for job in self.jobs.values() if job.run_id == event.run_id)
-        return len(events)
-
-    def _expired(self, now: float) -> list[Task]:
-        may = HELD | {State.FENCING}
-        return [job for job in self.jobs.values() if job.state in may and job.lease is not None and job.lease < now]
-
-    # --- hosts, people, GPUs
-
-    def mark_lost(self, job_id: JobId, *, attempt: int, now: float) -> bool:
-        job = self.jobs[job_id]
-        if job.state is not State.RUNNING or job.attempt != attempt:
-            return False
-        self._lost(job, now)
-        return True
-
-    def lose_host(self, host: str, *, now: float) -> list[JobId]:
-        its = [job for job in self.jobs.values() if job.state is State.RUNNING and (job.place or ("",))[0] == host]
-        for job in its:
-            self._lost(job, now)
-        return [job.job_id for job in its]
-
-    def _lost(self, job: Task, now: float) -> None:
-        known = self.queues.get(job.queue)
-        self._move(job, Move.LOSE)
-        hold_s = None if known is None else known.lost_hold_s
-        job.lease = None if hold_s is None else max(job.lease or 0.0, now + hold_s)
-
-    def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
-        job = self.jobs[job_id]
-        ids = self._cancel(self.ranks_of(job))
-        if ids and job.run_id is not None:
-            wave = [self.jobs[each] for each in ids]
-            while wave:
-                needing = {each.job_id: each for one in wave for each in self._needing(one)}
-                wave = [self.jobs[each] for each in self._cancel(needing.values())]
-                self.happened["cancelled for what it needs"] += len(wave)
-            self._close(job.run_id, job)
-        return bool(ids)
-
-    def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
-        its = [job.job_id for job in self.jobs.values() if job.run_id == run_id]
-        ids = self._cancel(self.jobs[each] for each in its)
-        if its:
-            self._end(run_id, Kind.RUN_CANCELLED, ids[0] if ids else max(its))
-        return ids
-
-    def block(self, job_id: JobId, *, because: str) -> bool:
-        job = self.jobs[job_id]
-        if job.state not in (State.WAITING, State.QUEUED):
-            return False
-        self._move(job, Move.BLOCK)
-        return True
-
-    def unblock(self, job_id: JobId, *, because: str, now: float) -> bool:
-        job = self.jobs[job_id]
-        if job.state is not State.BLOCKED:
-            return False
-        self._move(job, Move.DEFER if self.pending(job) else Move.UNBLOCK)
-        return True
-
-    def lock(self, *, host: str, worker: str, who: str, because: str, now: float) -> bool:
-        row = self.workers.get((host, worker))
-        if row is not None:
-            row.locked = True
-        return row is not None
-
-    def unlock(self, *, host: str, worker: str, who: str, now: float) -> bool:
-        row = self.workers.get((host, worker))
-        if row is None or not row.locked:
-            return False
-        row.locked = False
-        return True
-
-    def drain(self, *, host: str, worker: str) -> bool:
-        row = self.workers.get((host, worker))
-        if row is not None:
-            row.draining = row.incarnation
-        return row is not None
-
-    def quarantine(self, gpus: Iterable[str], *, host: str, worker: str | None, because: str, now: float) -> None:
-        self.quarantined |= {(gpu, host, worker or "") for gpu in gpus}
-
-    def release_gpu(self, gpu: str) -> bool:
-        its = {each for each in self.quarantined if each[0] == gpu}
-        self.quarantined -= its
-        return bool(its)
-
-    # --- the outbox
-
-    def events(self, consumer: str, *, limit: int) -> list[tuple[int, Told]]:
-        """Each with its place."""
-        seen = self.positions.get(consumer, 0)
-        return list(enumerate(self.told, 1))[seen : seen + limit]
-
-    def acknowledge(self, consumer: str, position: int) -> None:
-        self.positions[consumer] = max(position, self.positions.get(consumer, 0))
-
-    def consumers(self) -> dict[str, int]:
-        return {consumer: len(self.told) - position for consumer, position in self.positions.items()}
-
-    # --- what moves share
-
-    def pending(self, job: Task) -> int:
-        """How many of the jobs that it needs have yet to complete."""
-        return sum(self.jobs[each].state is not State.COMPLETED for each in job.needs)
-
-    def has_gone_on(self, job_id: JobId, attempt: int) -> bool:
-        """Whether a job runs by now as a later attempt."""
-        return self.jobs[job_id].state in HELD and self.jobs[job_id].attempt > attempt
-
-    def _move(self, job: Task, move: Move) -> None:
-        job.state = after(job.state, move)
-        self.happened[f"move: {move}"] += 1
-
-    def _mine(self, job_id: JobId, attempt: int, incarnation: str) -> Task | None:
-        job = self.jobs[job_id]
-        return job if job.state in HELD and (job.attempt, job.holder) == (attempt, incarnation) else None
-
-    def _fenced(self, job_id: JobId, attempt: int) -> Task | None:
-        job = self.jobs[job_id]
-        return job if job.state is State.FENCING and job.attempt == attempt else None
-
-    def held_by(self, place: Place) -> list[Task]:
-        """What a worker has, lost as its host may seem."""
-        return [job for job in self.jobs.values() if job.state in HELD and job.place == place]
-
-    def _comes_back(self, job: Task, by: str) -> None:
-        if job.state is State.NODE_LOST:
-            self._move(job, Move.RETURN)
-            self.happened[f"back by a {by}"] += 1
-
-    def _unclaimed(self, job: Task) -> None:
-        job.holder = job.place = job.lease = None
-
-    def _given_away(self, job: Task, move: Move, now: float) -> None:
-        lost = move is not Move.RELEASE
-        if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
-            self._over_as(job, Move.EXHAUST, now)
-            return
-        self._move(job, move)
-        self._unclaimed(job)
-        job.queued_at = now
-        if lost:
-            job.reclaims, job.priority = job.reclaims + 1, min(job.priority, REQUEUE_PRIORITY)
-
-    def _recall(self, queued: Iterable[Task], now: float, *, retries: int = 0) -> None:
-        """Jobs were queued again: so are the other ranks of their gangs, but for those that still are to be settled."""
-        back = [job for job in queued if job.gang is not None and job.state is State.QUEUED]
-        gangs = {job.gang for job in back if not job.recalled}
-        for job in back:
-            job.recalled = False
-        for job in [each for each in self.jobs.values() if each.gang in gangs]:
-            if job.state is State.FENCING:
-                job.recalled = True
-                self.happened["recalled while it is fenced"] += 1
-            elif job.state is State.QUEUED:
-                job.priority = self._again(job)
-            elif job.state in HELD | {State.FINISHED}:
-                if job.attempt >= job.attempts_max:
-                    self._over_as(job, Move.EXHAUST, now)
-                    continue
-                self._move(job, Move.RECALL)
-                self._unclaimed(job)
-                job.retries, job.queued_at, job.result = job.retries + retries, now, None
-                job.priority = self._again(job)
-
-    def _again(self, job: Task) -> int:
-        return REQUEUE_PRIORITY if job.priority == BEGUN else min(job.priority, REQUEUE_PRIORITY)
-
-    def _over_as(self, job: Task, move: Move, now: float) -> None:
-        self._move(job, move)
-        self._unclaimed(job)
-        kind = Kind(job.state)
-        claimed_at, queued_at = job.claimed_at or 0.0, job.queued_at
-        waited_s = None if queued_at is None else claimed_at - queued_at
-        self._tell(kind, job, waited_s, now - claimed_at)
-        if kind is Kind.FAILED:
-            self.unheeded.append(self.told[-1])
-
-    def _cancel(self, which: Iterable[Task]) -> list[JobId]:
-        its = sorted((job for job in which if job.state not in FINAL), key=lambda job: job.job_id)
-        for job in its:
-            self._move(job, Move.CANCEL)
-            self._unclaimed(job)
-            self._tell(Kind.CANCELLED, job)
-        return [job.job_id for job in its]
-
-    def _needing(self, job: Task) -> list[Task]:
-        return [each for each in self.jobs.values() if job.job_id in each.needs]
-
-    def _close(self, run_id: str, job: Task) -> None:
-        states = {each.state for each in self.jobs.values() if each.run_id == run_id}
-        if states <= {State.COMPLETED, State.CANCELLED}:
-            kind = Kind.RUN_CANCELLED if State.CANCELLED in states else Kind.RUN_COMPLETED
-            self._end(run_id, kind, job.job_id)
-
-    def _end(self, run_id: str, kind: Kind, job_id: JobId) -> None:
-        if self.runs[run_id] == "running":
-            self.runs[run_id] = kind.removeprefix("run_")
-            self._tell(kind, self.jobs[job_id])
-
-    def _tell(self, kind: Kind, job: Task, waited_s: float | None = None, ran_s: float | None = None) -> None:
-        self.happened[f"event: {kind}"] += 1
-        told = Told(
-            kind=kind, job_id=job.job_id, attempt=job.attempt, run_id=job.run_id, waited_s=waited_s, ran_s=ran_s
-        )
-        self.told.append(told)
-
-    # --- who may have what
 
     def _over(self, row: Row, incarnation: str) -> bool:
         return row.incarnation != incarnation or row.retired == incarnation
 
     def _touch(self, place: Place, queue: str, incarnation: str, now: float) -> None:
-        row = self.workers.setdefault(place, Row(queue=queue, incarnation=incarnation, last_seen_at=now))
+        row = self._state.workers.setdefault(place, Row(queue=queue, incarnation=incarnation, last_seen_at=now))
         row.queue, row.last_seen_at = queue, now
 
     def _in_quarantine(self, place: Place) -> bool:
-        its = self.gpus.get(place, frozenset())
-        return any((host, worker) == place or gpu in its for gpu, host, worker in self.quarantined)
+        its = self._state.gpus.get(place, frozenset())
+        return any((host, worker) == place or gpu in its for gpu, host, worker in self._state.quarantined)
 
     def _held_by_lost(self, place: Place) -> bool:
-        its = self.gpus.get(place, frozenset())
-        lost = [job.place for job in self.jobs.values() if job.state is State.NODE_LOST and job.place is not None]
-        return any(its & self.gpus.get(each, frozenset()) for each in lost)
+        its = self._state.gpus.get(place, frozenset())
+        lost = [
+            job.place for job in self._state.jobs.values() if job.state is State.NODE_LOST and job.place is not None
+        ]
+        return any(its & self._state.gpus.get(each, frozenset()) for each in lost)
 
     def _avoids(self, job: Task, place: Place, now: float) -> bool:
-        its = self.gpus.get(place, frozenset())
+        its = self._state.gpus.get(place, frozenset())
         return any(
             until > now and ((host, worker) == place or gpu in its)
             for (host, worker, gpu), until in job.avoided.items()
@@ -654,5 +512,211 @@ class Model:
             and not self._avoids(job, other, now)
             and not self._in_quarantine(other)
             and not self._held_by_lost(other)
-            for other, row in self.workers.items()
+            for other, row in self._state.workers.items()
         )
+
+
+class Fencing(_Part):
+    """A trip's moves."""
+
+    def fence(self, job_id: JobId, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+        job = self._state.mine(job_id, attempt, incarnation)
+        if job is None or job.place is None:
+            return False
+        self._state.move(job, Move.FENCE)
+        job.lease = now + FENCE_S
+        row = self._state.workers.get(job.place)
+        if row is not None and row.incarnation == incarnation:
+            row.retired, row.last_seen_at = incarnation, now - GHOST_AGE_S
+        return True
+
+    def hold_fence(self, job_id: JobId, *, attempt: int, now: float) -> bool:
+        job = self._state.fenced(job_id, attempt)
+        if job is None:
+            return False
+        job.lease = now + FENCE_S
+        return True
+
+    def requeue(
+        self, job_id: JobId, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+    ) -> bool:
+        job = self._state.fenced(job_id, attempt)
+        if job is None or job.attempt >= job.attempts_max:
+            return False
+        self._state.move(job, Move.REQUEUE)
+        self._state.unclaimed(job)
+        job.retries, job.priority, job.queued_at = job.retries + 1, min(job.priority, REQUEUE_PRIORITY), now
+        if avoid is not None and avoid_s > 0 and job.gang is None:
+            job.avoided |= {(avoid.host, avoid.worker, gpu): now + avoid_s for gpu in {"", *avoid.gpus}}
+        self._state.recall([job], now, retries=1)
+        return True
+
+    def fail(self, job_id: JobId, *, attempt: int, because: str, now: float) -> bool:
+        job = self._state.fenced(job_id, attempt)
+        if job is None:
+            return False
+        self._state.over_as(job, Move.FAIL, now)
+        return True
+
+
+class Sweeps(_Part):
+    """What runs on a timer."""
+
+    def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
+        return frozenset((job.job_id, job.attempt) for job in self._expired(now))
+
+    def reclaim_expired(
+        self, *, now: float, among: Iterable[JobId] | None = None, ingest: bool | None = None
+    ) -> list[JobId]:
+        touched: list[JobId] = []
+        for kind in (False, True) if ingest is None else (ingest,):
+            given: list[Task] = []
+            for job in self._expired(now):
+                if job.job_class.ingests is kind and (among is None or job.job_id in set(among)):
+                    if job.state is State.NODE_LOST:
+                        self._state.happened["lost: given away at last"] += 1
+                    if kind:
+                        self._state.happened["ingest reclaimed"] += 1
+                    self._state.given_away(job, Move.RECLAIM, now)
+                    given.append(job)
+            self._state.recall(given, now)
+            touched += [job.job_id for job in given]
+        return sorted(touched)
+
+    def consume_events(self, *, now: float) -> int:
+        events, self._state.unheeded = self._state.unheeded, []
+        for event in events:
+            if event.run_id is not None:
+                self._state.end(event.run_id, Kind.RUN_FAILED, event.job_id)
+                self._state.cancel(job for job in self._state.jobs.values() if job.run_id == event.run_id)
+        return len(events)
+
+    def _expired(self, now: float) -> list[Task]:
+        may = HELD | {State.FENCING}
+        return [
+            job for job in self._state.jobs.values() if job.state in may and job.lease is not None and job.lease < now
+        ]
+
+
+class LostHosts(_Part):
+    """Hosts that are silent."""
+
+    def mark_lost(self, job_id: JobId, *, attempt: int, now: float) -> bool:
+        job = self._state.jobs[job_id]
+        if job.state is not State.RUNNING or job.attempt != attempt:
+            return False
+        self._lost(job, now)
+        return True
+
+    def lose_host(self, host: str, *, now: float) -> list[JobId]:
+        its = [
+            job for job in self._state.jobs.values() if job.state is State.RUNNING and (job.place or ("",))[0] == host
+        ]
+        for job in its:
+            self._lost(job, now)
+        return [job.job_id for job in its]
+
+    def _lost(self, job: Task, now: float) -> None:
+        known = self._state.queues.get(job.queue)
+        self._state.move(job, Move.LOSE)
+        hold_s = None if known is None else known.lost_hold_s
+        job.lease = None if hold_s is None else max(job.lease or 0.0, now + hold_s)
+
+
+class Admin(_Part):
+    """What people do."""
+
+    def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
+        job = self._state.jobs[job_id]
+        ids = self._state.cancel(self._state.ranks_of(job))
+        if ids and job.run_id is not None:
+            wave = [self._state.jobs[each] for each in ids]
+            while wave:
+                needing = {each.job_id: each for one in wave for each in self._state.needing(one)}
+                wave = [self._state.jobs[each] for each in self._state.cancel(needing.values())]
+                self._state.happened["cancelled for what it needs"] += len(wave)
+            self._state.close(job.run_id, job)
+        return bool(ids)
+
+    def cancel_run(self, run_id: str, *, because: str, now: float) -> list[JobId]:
+        its = [job.job_id for job in self._state.jobs.values() if job.run_id == run_id]
+        ids = self._state.cancel(self._state.jobs[each] for each in its)
+        if its:
+            self._state.end(run_id, Kind.RUN_CANCELLED, ids[0] if ids else max(its))
+        return ids
+
+    def block(self, job_id: JobId, *, because: str) -> bool:
+        job = self._state.jobs[job_id]
+        if job.state not in (State.WAITING, State.QUEUED):
+            return False
+        self._state.move(job, Move.BLOCK)
+        return True
+
+    def unblock(self, job_id: JobId, *, because: str, now: float) -> bool:
+        job = self._state.jobs[job_id]
+        if job.state is not State.BLOCKED:
+            return False
+        self._state.move(job, Move.DEFER if self._state.pending(job) else Move.UNBLOCK)
+        return True
+
+    def lock(self, *, host: str, worker: str, who: str, because: str, now: float) -> bool:
+        row = self._state.workers.get((host, worker))
+        if row is not None:
+            row.locked = True
+        return row is not None
+
+    def unlock(self, *, host: str, worker: str, who: str, now: float) -> bool:
+        row = self._state.workers.get((host, worker))
+        if row is None or not row.locked:
+            return False
+        row.locked = False
+        return True
+
+    def drain(self, *, host: str, worker: str) -> bool:
+        row = self._state.workers.get((host, worker))
+        if row is not None:
+            row.draining = row.incarnation
+        return row is not None
+
+
+class GpuQuarantine(_Part):
+    """GPUs in quarantine."""
+
+    def quarantine(self, gpus: Iterable[str], *, host: str, worker: str | None, because: str, now: float) -> None:
+        self._state.quarantined |= {(gpu, host, worker or "") for gpu in gpus}
+
+    def release_gpu(self, gpu: str) -> bool:
+        its = {each for each in self._state.quarantined if each[0] == gpu}
+        self._state.quarantined -= its
+        return bool(its)
+
+
+class Outbox(_Part):
+    """The events that consumers read."""
+
+    def events(self, consumer: str, *, limit: int) -> list[tuple[int, Told]]:
+        """Each with its place."""
+        seen = self._state.positions.get(consumer, 0)
+        return list(enumerate(self._state.told, 1))[seen : seen + limit]
+
+    def acknowledge(self, consumer: str, position: int) -> None:
+        self._state.positions[consumer] = max(position, self._state.positions.get(consumer, 0))
+
+    def consumers(self) -> dict[str, int]:
+        return {consumer: len(self._state.told) - position for consumer, position in self._state.positions.items()}
+
+
+class Model:
+    """The queue, in the parts that the store has."""
+
+    def __init__(self, happened: Counter[str]) -> None:
+        self.state = Records(happened)
+        self.submissions = Submissions(self.state)
+        self.queue_settings = Settings(self.state)
+        self.claims = Claims(self.state)
+        self.fencing = Fencing(self.state)
+        self.sweeps = Sweeps(self.state)
+        self.lost_hosts = LostHosts(self.state)
+        self.admin = Admin(self.state)
+        self.gpu_quarantine = GpuQuarantine(self.state)
+        self.outbox = Outbox(self.state)

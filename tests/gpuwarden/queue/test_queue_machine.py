@@ -121,15 +121,15 @@ class QueueMachine(RuleBasedStateMachine):
         self.read: dict[str, list[int]] = {"notifier": [], "planner": []}
 
     def both(self, name: str, *args: Any, **how: Any) -> Any:
-        """The store answers as the model does, which has the methods of all the store's parts."""
-        expected = answer(lambda: getattr(self.model, name.partition(".")[2])(*args, **how))
+        """The store answers as the model does."""
+        expected = answer(lambda: attrgetter(name)(self.model)(*args, **how))
         found = answer(lambda: attrgetter(name)(self.store)(*args, **how))
         assert found == expected, f"{name}{args} {how}: {found}, and the model says {expected}"
         return found
 
     def job(self, pick: int, *states: State) -> Task:
         """A job in one of these states; where there is none, any."""
-        every = list(self.model.jobs.values())
+        every = list(self.model.state.jobs.values())
         its = [job for job in every if job.state in states] or every
         return its[-1 - min(pick, len(its) - 1)]
 
@@ -139,7 +139,7 @@ class QueueMachine(RuleBasedStateMachine):
         return its[-1 - min(pick, len(its) - 1)]
 
     def is_at(self, claim: Claim, states: Sequence[State]) -> bool:
-        job = self.model.jobs[claim.job_id]
+        job = self.model.state.jobs[claim.job_id]
         return job.state in states and job.attempt == claim.attempt
 
     # --- what goes in
@@ -156,10 +156,10 @@ class QueueMachine(RuleBasedStateMachine):
         among=st.sampled_from(["its run", "its run", "its run", "all", "those that will never complete"]),
     )
     def submit(self, run_id: str | None, needed: list[int], among: str, **asked: Any) -> None:
-        every = list(self.model.jobs.values())
+        every = list(self.model.state.jobs.values())
         if among.startswith("those"):
             every = [each for each in every if each.state in (State.FAILED, State.CANCELLED)]
-            open_ones = [each for each in every if self.model.runs.get(each.run_id or "") == "running"]
+            open_ones = [each for each in every if self.model.state.runs.get(each.run_id or "") == "running"]
             run_id = open_ones[-1].run_id if open_ones else run_id
         its = [each.job_id for each in every if among == "all" or (run_id and each.run_id == run_id)]
         needs = tuple(its[-1 - min(each, len(its) - 1)] for each in needed) if its else ()
@@ -172,11 +172,11 @@ class QueueMachine(RuleBasedStateMachine):
         self.works(work)
 
     def submits(self, submission: Submission) -> None:
-        refused = self.model.refusal(submission, submission.run_id, submission.needs)
+        refused = self.model.submissions.refusal(submission, submission.run_id, submission.needs)
         found = answer(lambda: self.store.runs.submit(submission, now=self.now))
         assert (found is SubmissionError) is (refused is not None), (found, refused)
         if refused is None:
-            self.model.submitted(found, submission, submission.run_id, submission.needs, self.now)
+            self.model.submissions.submitted(found, submission, submission.run_id, submission.needs, self.now)
         else:
             self.happened[f"refused: {refused}"] += 1
 
@@ -184,11 +184,11 @@ class QueueMachine(RuleBasedStateMachine):
     def submit_run(self, run_id: str, shape: dict[str, list[str]], priority: int, attempts_max: int, work: Any) -> None:
         names = sorted({*shape, *(each for needs in shape.values() for each in needs)})
         jobs = {name: Submission(queue="gpu", priority=priority, attempts_max=attempts_max) for name in names}
-        refused = self.model.refusal_of_run(run_id, jobs)
+        refused = self.model.submissions.refusal_of_run(run_id, jobs)
         found = answer(lambda: self.store.runs.submit_run(run_id, jobs, needs=shape, now=self.now))
         assert (found is SubmissionError) is refused
         if not refused:
-            self.model.submitted_run(found, run_id, jobs, shape, self.now)
+            self.model.submissions.submitted_run(found, run_id, jobs, shape, self.now)
         self.works(work)
 
     @rule(
@@ -202,10 +202,10 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def submit_gang(self, run_id: str, follows: bool, result: Any, ends: int, **asked: Any) -> None:
         """A job of several ranks, what needs it, and every worker claims; the first few complete."""
-        before = len(self.model.jobs)
+        before = len(self.model.state.jobs)
         self.submits(Submission(queue="gpu", run_id=run_id, **asked))
-        if follows and len(self.model.jobs) > before:
-            self.submits(Submission(queue="gpu", run_id=run_id, needs=(list(self.model.jobs)[before],)))
+        if follows and len(self.model.state.jobs) > before:
+            self.submits(Submission(queue="gpu", run_id=run_id, needs=(list(self.model.state.jobs)[before],)))
         self.works((None, ends), "gpu", result)
 
     @rule(
@@ -237,7 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(queue=QUEUES, loaded=MODELS, born_anew=st.booleans(), result=RESULTS, ends=st.integers(0, 4))
     def a_round_of_work(self, queue: str, loaded: str | None, born_anew: bool, result: Any, ends: int) -> None:
         """Every worker claims, started anew where it is over, and the first few complete."""
-        for place, row in self.model.workers.items():
+        for place, row in self.model.state.workers.items():
             if born_anew and row.incarnation in (row.retired, row.draining):
                 self.register(place, queue, knows=True)
         self.works((loaded, ends), queue, result)
@@ -253,7 +253,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def claims_as(self, incarnation: str, place: Place, queue: str, loaded: str | None) -> None:
         how: dict[str, Any] = {**slot(place), "incarnation": incarnation, "now": self.now, "loaded": loaded}
-        expected = answer(lambda: self.model.claim(queue, **how))
+        expected = answer(lambda: self.model.claims.claim(queue, **how))
         found = answer(lambda: self.store.claims.claim(queue, **how))
         job = found if isinstance(found, Job) else None
         assert (found if job is None else (job.job_id, job.attempt)) == expected
@@ -263,7 +263,7 @@ class QueueMachine(RuleBasedStateMachine):
         if claim not in self.claims:
             self.claims.append(claim)
         assert self.store.runs.inputs(job.job_id) == {
-            each: self.model.jobs[each].result for each in sorted(self.model.jobs[job.job_id].needs)
+            each: self.model.state.jobs[each].result for each in sorted(self.model.state.jobs[job.job_id].needs)
         }
 
     @precondition(lambda self: self.claims)
@@ -286,7 +286,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 40), act=st.sampled_from(["complete", "release", "renew", "fence", "claim"]))
     def whoever_once_held_it_acts(self, pick: int, act: str) -> None:
-        old = [each for each in self.claims if self.model.has_gone_on(each.job_id, each.attempt)] or self.claims
+        old = [each for each in self.claims if self.model.state.has_gone_on(each.job_id, each.attempt)] or self.claims
         claim = old[pick % len(old)]
         if act == "claim":
             self.claims_as(claim.incarnation, claim.place, "gpu", None)
@@ -377,7 +377,11 @@ class QueueMachine(RuleBasedStateMachine):
     def lose(self, pick: int, host: str | None, hold_s: float | None, work: Any) -> None:
         claim = self.a_claim(pick, State.RUNNING)
         if hold_s is not None:
-            how: dict[str, Any] = {"queue": self.model.jobs[claim.job_id].queue, "job_class": None, "budget_s": None}
+            how: dict[str, Any] = {
+                "queue": self.model.state.jobs[claim.job_id].queue,
+                "job_class": None,
+                "budget_s": None,
+            }
             self.both(
                 "queue_settings.set_queue", QueueSettings(lost_hold_s=hold_s, set_at=self.now, set_by="someone", **how)
             )
@@ -388,10 +392,10 @@ class QueueMachine(RuleBasedStateMachine):
         if work is not None:
             self.submits(Submission(queue="gpu"))
             for place in sorted(GPUS):
-                if not self.model.held_by(place):
+                if not self.model.state.held_by(place):
                     self.claims_as(self.incarnations[place], place, "gpu", work[0])
 
-    @precondition(lambda self: self.model.jobs)
+    @precondition(lambda self: self.model.state.jobs)
     @rule(
         pick=PICKS,
         state=st.sampled_from([State.RUNNING, State.QUEUED, State.WAITING, State.BLOCKED, State.FENCING]),
@@ -403,7 +407,7 @@ class QueueMachine(RuleBasedStateMachine):
         else:
             self.both("admin.cancel_run", run_id, because="a person said so", now=self.now)
 
-    @precondition(lambda self: self.model.jobs)
+    @precondition(lambda self: self.model.state.jobs)
     @rule(pick=PICKS, act=st.sampled_from(["block", "block", "unblock"]), work=WORK)
     def block(self, pick: int, act: str, work: Any) -> None:
         if act == "block":
@@ -437,20 +441,20 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(consumer=st.sampled_from(["notifier", "planner"]), limit=st.integers(1, 4), done=st.integers(0, 4))
     def read_events(self, consumer: str, limit: int, done: int) -> None:
         found = self.store.outbox.events(consumer, limit=limit)
-        assert [(each.position, told(each)) for each in found] == self.model.events(consumer, limit=limit)
+        assert [(each.position, told(each)) for each in found] == self.model.outbox.events(consumer, limit=limit)
         self.read[consumer] += [each.position for each in found]
         for event in found[:done][-1:]:
             self.store.outbox.acknowledge(consumer, event, now=self.now)
-            self.model.acknowledge(consumer, event.position)
+            self.model.outbox.acknowledge(consumer, event.position)
             self.happened[f"acknowledged: {consumer}"] += 1
 
     @rule(consumer=st.sampled_from(["notifier", "planner"]), pick=PICKS)
     def acknowledge_an_old_one(self, consumer: str, pick: int) -> None:
         old = self.store.outbox.events_after(0, limit=1 + pick)
-        if old and old[-1].position < self.model.positions.get(consumer, 0):
+        if old and old[-1].position < self.model.state.positions.get(consumer, 0):
             self.happened["acknowledged again"] += 1
             self.store.outbox.acknowledge(consumer, old[-1], now=self.now)
-        assert self.store.outbox.consumers() == self.model.consumers()
+        assert self.store.outbox.consumers() == self.model.outbox.consumers()
 
     # --- what must hold
 
@@ -461,12 +465,12 @@ class QueueMachine(RuleBasedStateMachine):
         rows = {row[0]: Row(*row) for row in look(every).fetchall()}
         outbox = look("SELECT kind, job_id, attempt, run_id FROM dispatch_events ORDER BY event_id").fetchall()
         needs = look("SELECT job_id, needs_job_id FROM dependencies").fetchall()
-        assert dict(look("SELECT run_id, state FROM runs").fetchall()) == self.model.runs
-        assert rows.keys() == self.model.jobs.keys()
-        for job in self.model.jobs.values():
+        assert dict(look("SELECT run_id, state FROM runs").fetchall()) == self.model.state.runs
+        assert rows.keys() == self.model.state.jobs.keys()
+        for job in self.model.state.jobs.values():
             found, wanted = rows[job.job_id], expected(job, self.model, rows[job.job_id])
             assert found == wanted, [each for each in zip(Row._fields, found, wanted, strict=True) if len({*each}) == 3]
-        assert outbox == [(each.kind, each.job_id, each.attempt, each.run_id) for each in self.model.told]
+        assert outbox == [(each.kind, each.job_id, each.attempt, each.run_id) for each in self.model.state.told]
         laws(self.before, rows, outbox, needs)
         self.before = rows
 
@@ -513,7 +517,7 @@ def expected(job: Task, model: Model, found: Row) -> Row:
         queued_at=job.queued_at,
         budget_s=job.budget_s,
         needs=len(job.needs),
-        pending=found.pending if job.state in FINAL else model.pending(job),
+        pending=found.pending if job.state in FINAL else model.state.pending(job),
         gang=job.gang,
         recalled=found.recalled if job.state in FINAL else job.recalled,
     )
