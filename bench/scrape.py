@@ -63,11 +63,11 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
     for _ in range(LOOKS):
         looks += took_ms(sampler.sample, count=1)
         reads.append(sum(each.duration_s * 1000 for each in sampler.sample().sources if each.source == "workers"))
-        renders += took_ms(lambda: render(registry.collect(), openmetrics=True), count=1)
+        renders += took_ms(lambda: render(registry.collect()), count=1)
     yield "one look, Sampler.sample()", "ms", looks
     yield "of that, state files and locks", "ms", reads
     yield "one scrape rendered", "ms", renders
-    yield "size of it", "KiB", [len(render(registry.collect(), openmetrics=True)) / 1024]
+    yield "size of it", "KiB", [len(render(registry.collect())) / 1024]
 
 
 def _whole(chain: Chain) -> Iterator[_Found]:

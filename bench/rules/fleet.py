@@ -106,7 +106,7 @@ class Fleet:
         self._stepping = _by_worker(pages[STEPPING_S])
         self._rest = [each for each in pages[STEPPING_S] if _worker_of(each) is None]
         self._turnover_s = turnover_s
-        self._remediator = render(remediator([host]), openmetrics=False)
+        self._remediator = render(remediator([host]))
         self._gpus: dict[int, list[str]] = {}
 
     def page(self, number: int, *, now_s: float) -> bytes:
@@ -143,7 +143,7 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     # Ages are as of when it was taken; how the exporter itself does is told of one that has just looked.
     whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host=_HOST, thresholds=Thresholds())
     of_itself = [family for family in whole.collect() if family.name not in {each.name for each in of_the_host}]
-    for line in render([*of_the_host, *of_itself], openmetrics=False).decode().splitlines():
+    for line in render([*of_the_host, *of_itself]).decode().splitlines():
         found = None if line.startswith("#") else _LINE.fullmatch(line)
         if found is None:
             continue

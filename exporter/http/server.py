@@ -4,7 +4,6 @@ All of them only read. `/-/healthy` and `/-/ready` need no credentials. The web 
 others (gpuwarden/http/web_config.py).
 """
 
-import gzip
 import html
 import ipaddress
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -38,7 +38,7 @@ _PAGE: Final = """<!doctype html>
 <table><tr><th>source</th><th>at the newest look</th></tr>
 {sources}</table>
 <ul>
-<li><a href="/metrics">/metrics</a>: for Prometheus, as text or OpenMetrics</li>
+<li><a href="/metrics">/metrics</a>: for Prometheus</li>
 <li><a href="/-/healthy">/-/healthy</a>: the exporter answers</li>
 <li><a href="/-/ready">/-/ready</a>: it has looked at this host within {fresh:g} s</li>
 <li><code>/evidence?worker=NAME</code>, <code>/evidence?container=NAME</code>: for this host's own remediator</li>
@@ -69,7 +69,8 @@ def create_app(
         Route("/-/healthy", _healthy),
         Route("/-/ready", pages.ready),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Door, web=web)], exception_handlers={404: _no_page})
+    middleware = [Middleware(_Door, web=web), Middleware(GZipMiddleware, compresslevel=GZIP_LEVEL)]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _no_page})
 
 
 class _Door:
@@ -118,15 +119,9 @@ class _Pages:
         self._latest = latest
         self._host = host
 
-    def metrics(self, request: Request) -> Response:
-        """The series, as text or OpenMetrics."""
-        openmetrics = exposition.wants_openmetrics(request.headers.get("Accept", ""))
-        page = exposition.render(self._registry.collect(), openmetrics=openmetrics)
-        headers = {"Content-Type": exposition.OPENMETRICS if openmetrics else exposition.TEXT}
-        if exposition.accepts_gzip(request.headers.get("Accept-Encoding", "")):
-            page = gzip.compress(page, compresslevel=GZIP_LEVEL)
-            headers["Content-Encoding"] = "gzip"
-        return Response(page, headers=headers)
+    def metrics(self, _: Request) -> Response:
+        """The series, in Prometheus' text format."""
+        return Response(exposition.render(self._registry.collect()), headers={"Content-Type": exposition.TEXT})
 
     def front(self, _: Request) -> Response:
         """For people: how each source did."""

@@ -259,7 +259,7 @@ def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
         registry.register(
             SnapshotCollector(lambda: snapshot, host="box-1", thresholds=Thresholds(), now=lambda: frozen)
         )
-        return render(registry.collect(), openmetrics=False).decode()
+        return render(registry.collect()).decode()
 
 
 def main() -> int:

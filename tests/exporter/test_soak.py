@@ -76,7 +76,7 @@ def soak(house: Path) -> tuple[frozenset[str], int]:
         at_s = float(step)
         docker.listing = Docker(*(tenant(number) for number in churn.alive(step, at_a_time=AT_A_TIME))).listing
         look.sample()
-        return render(registry.collect(), openmetrics=False)
+        return render(registry.collect())
 
     def blocks() -> int:
         gc.collect()

@@ -20,7 +20,6 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
@@ -41,12 +40,6 @@ from tests.exporter import builders as build
 from tests.exporter.conftest import StartWorker
 from tests.served import get, served_app
 from tests.waiting import eventually
-
-PROMETHEUS_ACCEPTS = (
-    "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
-    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
-)
-"""What Prometheus 2.42 sends."""
 
 
 def app(latest: Callable[[], Snapshot | None], config: WebConfig) -> Starlette:
@@ -84,18 +77,6 @@ def test_metrics_are_what_prometheus_reads() -> None:
 
     assert (status, headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
     assert "gpuwarden_worker_alive" in {family.name for family in text_string_to_metric_families(text)}
-
-
-def test_who_asks_for_openmetrics_is_given_it_with_the_same_series() -> None:
-    snapshot = now(build.snapshot(build.sighting()))
-    with served(lambda: snapshot) as port:
-        _, text, _ = get(port, "/metrics")
-        status, openmetrics, headers = get(port, "/metrics", headers={"Accept": PROMETHEUS_ACCEPTS})
-
-    assert (status, headers["Content-Type"].partition(";")[0]) == (200, "application/openmetrics-text")
-    assert openmetrics.endswith("# EOF\n")
-    families = openmetrics_families(openmetrics)  # type: ignore[no-untyped-call]
-    assert names(families) == names(text_string_to_metric_families(text))
 
 
 def test_a_page_is_packed_for_who_takes_it() -> None:

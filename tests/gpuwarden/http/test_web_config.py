@@ -632,7 +632,7 @@ def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours
 
 
 @pytest.mark.needs_parts
-def test_prometheus_scrapes_by_tls_and_password_in_openmetrics(tmp_path: Path, ours: Authority) -> None:
+def test_prometheus_scrapes_by_tls_and_password(tmp_path: Path, ours: Authority) -> None:
     wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
     config = write(tmp_path / "web.yml", wants + users(prometheus=PASSWORD))
     certificates = {
