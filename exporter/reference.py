@@ -21,6 +21,7 @@ from exporter.model.timeouts import STAYS_MIN, STEPS_MIN
 from exporter.model.worker import WorkerReadings
 from exporter.settings import Settings
 from gpuwarden import clock
+from gpuwarden.docs_pages import unit_of
 from gpuwarden.settings import table, write_pages
 
 DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
@@ -189,10 +190,6 @@ ABSENT: Final[Mapping[str, str]] = {
 }
 """When a series does not exist, or is NaN, by its name. One without its line here fails `--check` and the tests."""
 
-_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
-                 "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip
-
-
 _OTHER: Final = {
     "gpuwarden_job_id": "an id",
     "gpuwarden_job_overdue_id": "an id",
@@ -274,17 +271,9 @@ def _rows(families: Iterable[Metric]) -> Iterator[str]:
         if not family.source.strip():
             raise ValueError(f"{name} does not say where its figures come from: give it a source")
         labels = ", ".join(f"`{label}`" for label in family.labels)
-        word = family.name.rpartition("_")[2]
-        unit = _OTHER.get(name) or _UNITS.get(word) or _unit_of_flag(family) or "count"
+        unit = _OTHER.get(name) or unit_of(name, family.documentation)
         texts = _cell(family.documentation), _cell(family.source), ABSENT[name]
         yield f"| `{name}` | {family.type} | {labels} | {unit} | {' | '.join(texts)} |"
-
-
-def _unit_of_flag(family: Metric) -> str | None:
-    text = family.documentation
-    if "always 1" in text or text.startswith("1 for "):
-        return "1"
-    return "1 or 0" if text.startswith("1 ") else None
 
 
 def _cell(text: str) -> str:

@@ -24,3 +24,17 @@ def pages() -> dict[str, Path]:
     if not found:
         raise FileNotFoundError(f"no *.md in {FOLDER}: the installation is not whole; install gpuwarden anew")
     return dict(sorted(found.items()))
+
+
+def unit_of(series: str, meaning: str) -> str:
+    """The unit of a series, as its name and its help tell it."""
+    word = series.removesuffix("_total").rpartition("_")[2]
+    if word in _UNITS:
+        return _UNITS[word]
+    if "always 1" in meaning or meaning.startswith("1 for "):
+        return "1"
+    return "1 or 0" if meaning.startswith("1 ") else "count"
+
+
+_UNITS: Final = {"second": "a second", "seconds": "seconds", "bytes": "bytes", "ratio": "ratio, 0 to 1",
+                 "celsius": "degrees Celsius", "watts": "watts", "hertz": "hertz"}  # fmt: skip

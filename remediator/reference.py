@@ -4,16 +4,18 @@
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from pydantic_settings import BaseSettings
 
+from gpuwarden.docs_pages import unit_of
 from gpuwarden.settings import table, write_pages
-from remediator.metrics.ledger import SERIES, Series
+from remediator.metrics.ledger import SERIES
 from remediator.metrics.queue import ANSWER_S, COUNT_WAIT_S
 from remediator.metrics.queue import SERIES as QUEUE_SERIES
+from remediator.metrics.series import Catalogue
 from remediator.reasons import Reason
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
@@ -114,12 +116,12 @@ def reasons_page() -> str:
     )
 
 
-def _rows(series: Mapping[str, Series]) -> Iterator[str]:
+def _rows(series: Catalogue) -> Iterator[str]:
     yield "| series | type | labels | unit | meaning | absent when |"
     yield "|---|---|---|---|---|---|"
     for name, its in series.items():
         labels = ", ".join(f"`{label}`" for label in its.labels)
-        yield f"| `{name}` | {its.kind} | {labels} | {its.unit} | {its.meaning} | {its.absent} |"
+        yield f"| `{name}` | {its.kind} | {labels} | {unit_of(name, its.meaning)} | {its.meaning} | {its.absent} |"
 
 
 def _section(role: str, settings: type[BaseSettings]) -> Iterator[str]:

@@ -4,32 +4,21 @@ Absent while the ledger cannot be read, for unknown is never zero.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.db.engine import DatabaseError
 from remediator.ledger.counters import TOOK_S, Totals
 from remediator.ledger.ledger import Ledger
+from remediator.metrics.series import Catalogue, Series
 from remediator.plan import Kind, Stage
 from remediator.remedies import REMEDIES
 
 log: Final = structlog.get_logger("remediator")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """One family of series, as it is published and as it is documented."""
-
-    kind: Literal["gauge", "counter", "histogram"]
-    labels: tuple[str, ...]
-    unit: str
-    meaning: str
-    absent: str
 
 
 STAGES: Final[Mapping[Kind, tuple[Stage, ...]]] = {
@@ -50,208 +39,139 @@ _UNREAD: Final = "the ledger cannot be read"
 _NONE_YET: Final = f"{_UNREAD}, or there was none yet"
 _NO_EXECUTOR: Final = f"{_UNREAD}, or no executor of this host has ever run"
 
-SERIES: Final[Mapping[str, Series]] = {
-    "gpuwarden_remediator_info": Series(
-        kind="gauge",
-        labels=("nodename", "version"),
-        unit="1",
-        meaning="This remediator and its host; always 1.",
-        absent="never",
-    ),
-    "gpuwarden_remediator_ledger_up": Series(
-        kind="gauge", labels=(), unit="1 or 0", meaning="1 while the ledger can be read.", absent="never"
-    ),
-    "gpuwarden_remediator_alerts_total": Series(
-        kind="counter",
+SERIES: Final = Catalogue(
+    Series("gpuwarden_remediator_info", "This remediator and its host; always 1.", labels=("nodename", "version")),
+    Series("gpuwarden_remediator_ledger_up", "1 while the ledger can be read."),
+    Series(
+        "gpuwarden_remediator_alerts_total",
+        "Alerts made durable, accepted or refused and why.",
         labels=("outcome", "reason"),
-        unit="count",
-        meaning="Alerts made durable, accepted or refused and why.",
         absent=_NONE_YET,
     ),
-    "gpuwarden_remediator_alerts_duplicate_total": Series(
-        kind="counter",
-        labels=(),
-        unit="count",
-        meaning="Firing alerts that came while the episode of their worker or server was open already: sent again, by "
+    Series(
+        "gpuwarden_remediator_alerts_duplicate_total",
+        "Firing alerts that came while the episode of their worker or server was open already: sent again, by "
         "another rule, or by another Alertmanager.",
         absent=_UNREAD,
     ),
-    "gpuwarden_remediator_backlog_age_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="For how long the oldest of the accepted alerts that the executor has not taken yet has been waiting.",
+    Series(
+        "gpuwarden_remediator_backlog_age_seconds",
+        "For how long the oldest of the accepted alerts that the executor has not taken yet has been waiting.",
         absent=f"{_UNREAD}, or none waits",
     ),
-    "gpuwarden_remediator_episodes_open": Series(
-        kind="gauge", labels=(), unit="count", meaning="Episodes that are not closed.", absent=_UNREAD
-    ),
-    "gpuwarden_remediator_episodes_held": Series(
-        kind="gauge",
+    Series("gpuwarden_remediator_episodes_open", "Episodes that are not closed.", absent=_UNREAD),
+    Series(
+        "gpuwarden_remediator_episodes_held",
+        "Open episodes that wait, by what they wait for.",
         labels=("reason",),
-        unit="count",
-        meaning="Open episodes that wait, by what they wait for.",
         absent=f"{_UNREAD}, or none waits for it",
     ),
-    "gpuwarden_remediator_episodes_total": Series(
-        kind="counter",
+    Series(
+        "gpuwarden_remediator_episodes_total",
+        "Episodes closed, by outcome and trip.",
         labels=("outcome", "trip"),
-        unit="count",
-        meaning="Episodes closed, by outcome and trip.",
         absent=_NONE_YET,
     ),
-    "gpuwarden_remediator_received_to_outcome_seconds": Series(
-        kind="histogram",
-        labels=("outcome",),
-        unit="seconds",
-        meaning="Of closed episodes: from the arrival of the first alert at the webhook to the outcome. What came "
+    Series(
+        "gpuwarden_remediator_received_to_outcome_seconds",
+        "Of closed episodes: from the arrival of the first alert at the webhook to the outcome. What came "
         "before, from the wedge to the alert and from there to us, is not in it.",
+        labels=("outcome",),
+        is_histogram=True,
         absent=_NONE_YET,
     ),
-    "gpuwarden_remediator_intents": Series(
-        kind="gauge",
-        labels=("kind", "stage"),
-        unit="count",
-        meaning="Intents of this host's episodes by kind, free or settle, and stage; of done, abandoned and withdrawn "
+    Series(
+        "gpuwarden_remediator_intents",
+        "Intents of this host's episodes by kind, free or settle, and stage; of done, abandoned and withdrawn "
         "nothing is owed any more.",
+        labels=("kind", "stage"),
         absent=_UNREAD,
     ),
-    "gpuwarden_remediator_intent_age_seconds": Series(
-        kind="gauge",
-        labels=("kind", "stage"),
-        unit="seconds",
-        meaning="How long ago the oldest of this host's intents of that kind and stage was promised, of those that are "
+    Series(
+        "gpuwarden_remediator_intent_age_seconds",
+        "How long ago the oldest of this host's intents of that kind and stage was promised, of those that are "
         "still owed.",
+        labels=("kind", "stage"),
         absent=f"{_UNREAD}, or none is owed",
     ),
-    "gpuwarden_remediator_quarantines_refused": Series(
-        kind="gauge",
-        labels=(),
-        unit="count",
-        meaning="Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since; "
+    Series(
+        "gpuwarden_remediator_quarantines_refused",
+        "Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since; "
         "less those whose remedy is disarmed, for which it is not asked.",
         absent=_UNREAD,
     ),
-    "gpuwarden_remediator_steps_total": Series(
-        kind="counter",
+    Series(
+        "gpuwarden_remediator_steps_total",
+        "Steps done, failed, or that a dry run would have done.",
         labels=("act", "step"),
-        unit="count",
-        meaning="Steps done, failed, or that a dry run would have done.",
         absent=_NONE_YET,
     ),
-    "gpuwarden_remediator_brake_latched": Series(
-        kind="gauge",
-        labels=(),
-        unit="1 or 0",
-        meaning="1 while the storm brake holds everything until a person releases it.",
+    Series(
+        "gpuwarden_remediator_brake_latched",
+        "1 while the storm brake holds everything until a person releases it.",
         absent=_UNREAD,
     ),
-    "gpuwarden_remediator_paused": Series(
-        kind="gauge",
-        labels=(),
-        unit="1 or 0",
-        meaning="1 while a person's pause holds everything new on this host.",
+    Series(
+        "gpuwarden_remediator_paused", "1 while a person's pause holds everything new on this host.", absent=_UNREAD
+    ),
+    Series(
+        "gpuwarden_remediator_maintenance",
+        "1 while a planned maintenance holds everything new on this host.",
         absent=_UNREAD,
     ),
-    "gpuwarden_remediator_maintenance": Series(
-        kind="gauge",
-        labels=(),
-        unit="1 or 0",
-        meaning="1 while a planned maintenance holds everything new on this host.",
-        absent=_UNREAD,
-    ),
-    "gpuwarden_remediator_armed": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_remediator_armed",
+        "1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
         labels=("remedy",),
-        unit="1 or 0",
-        meaning="1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
         absent=_NO_EXECUTOR,
     ),
-    "gpuwarden_remediator_executor_beat_age_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="Time since the executor last went round its loop.",
+    Series(
+        "gpuwarden_remediator_executor_beat_age_seconds",
+        "Time since the executor last went round its loop.",
         absent=_NO_EXECUTOR,
     ),
-    "gpuwarden_remediator_executor_errors_total": Series(
-        kind="counter",
-        labels=(),
-        unit="count",
-        meaning="Unexpected errors in the executor since it started.",
+    Series(
+        "gpuwarden_remediator_executor_errors_total",
+        "Unexpected errors in the executor since it started.",
         absent=_NO_EXECUTOR,
     ),
-    "gpuwarden_remediator_executor_silent_after_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="People are told of an executor that has shown no life for longer: the setting executor_silent_s.",
-        absent="never",
+    Series(
+        "gpuwarden_remediator_executor_silent_after_seconds",
+        "People are told of an executor that has shown no life for longer: the setting executor_silent_s.",
     ),
-    "gpuwarden_remediator_intent_overdue_after_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="People are told of an intent that has been owed for longer: the setting intent_overdue_s.",
-        absent="never",
+    Series(
+        "gpuwarden_remediator_intent_overdue_after_seconds",
+        "People are told of an intent that has been owed for longer: the setting intent_overdue_s.",
     ),
-    "gpuwarden_remediator_node_lost_after_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="For how long nobody has heard of a host that is taken for lost: the setting node_lost_after_s.",
-        absent="never",
+    Series(
+        "gpuwarden_remediator_node_lost_after_seconds",
+        "For how long nobody has heard of a host that is taken for lost: the setting node_lost_after_s.",
     ),
-    "gpuwarden_remediator_wrangle_activation_items": Series(
-        kind="gauge",
-        labels=(),
-        unit="count",
-        meaning="So many items of a run may fail on one worker before anything is judged: the setting "
-        "wrangle_activation.",
-        absent="never",
+    Series(
+        "gpuwarden_remediator_wrangle_activation_items",
+        "So many items of a run may fail on one worker before anything is judged: the setting wrangle_activation.",
     ),
-    "gpuwarden_remediator_watchdog_timestamp_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="When the always-firing alert GpuwardenWatchdog last reached the webhook, Unix time.",
+    Series(
+        "gpuwarden_remediator_watchdog_timestamp_seconds",
+        "When the always-firing alert GpuwardenWatchdog last reached the webhook, Unix time.",
         absent="it has not come since this process started",
     ),
-    "gpuwarden_remediator_webhook_rejected_total": Series(
-        kind="counter",
+    Series(
+        "gpuwarden_remediator_webhook_rejected_total",
+        "Webhook calls that were not made durable, by reason, since this process started.",
         labels=("reason",),
-        unit="count",
-        meaning="Webhook calls that were not made durable, by reason, since this process started.",
-        absent="never",
     ),
-    "gpuwarden_remediator_alerts_truncated_total": Series(
-        kind="counter",
-        labels=(),
-        unit="count",
-        meaning="Alerts that Alertmanager said it left out of its calls, since this process started.",
-        absent="never",
+    Series(
+        "gpuwarden_remediator_alerts_truncated_total",
+        "Alerts that Alertmanager said it left out of its calls, since this process started.",
     ),
-    "gpuwarden_remediator_reconciliations_total": Series(
-        kind="counter",
-        labels=("outcome",),
-        unit="count",
-        meaning="Alertmanagers asked for the alerts that a call left out, done where all they told was taken in, else "
+    Series(
+        "gpuwarden_remediator_reconciliations_total",
+        "Alertmanagers asked for the alerts that a call left out, done where all they told was taken in, else "
         "failed, since this process started.",
-        absent="never",
+        labels=("outcome",),
     ),
-}
-
-
-def counter(name: str, value: float | None = None) -> CounterMetricFamily:
-    """A family as SERIES describes it, with its one value where it has no labels."""
-    its = SERIES[f"{name}_total"]
-    return CounterMetricFamily(name, its.meaning, value=value, labels=its.labels if value is None else None)
-
-
-def gauge(name: str, value: float | None = None) -> GaugeMetricFamily:
-    """A family as SERIES describes it, with its one value where it has no labels."""
-    its = SERIES[name]
-    return GaugeMetricFamily(name, its.meaning, value=value, labels=its.labels if value is None else None)
+)
 
 
 class LedgerCollector(Collector):
@@ -267,16 +187,16 @@ class LedgerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family of this scrape."""
-        info = gauge("gpuwarden_remediator_info")
+        info = SERIES.gauge("gpuwarden_remediator_info")
         info.add_metric((self._host, __version__), 1.0)
         yield info
         try:
             totals = self._ledger.reports.totals(self._host)
         except DatabaseError as error:
             log.warning("the ledger cannot be read", because=str(error))
-            yield gauge("gpuwarden_remediator_ledger_up", 0.0)
+            yield SERIES.gauge("gpuwarden_remediator_ledger_up", 0.0)
             return
-        yield gauge("gpuwarden_remediator_ledger_up", 1.0)
+        yield SERIES.gauge("gpuwarden_remediator_ledger_up", 1.0)
         now = totals.now
         yield from self._alerts(totals, now)
         yield from self._episodes(totals)
@@ -284,53 +204,52 @@ class LedgerCollector(Collector):
         yield from self._executor(totals, now)
 
     def _alerts(self, totals: Totals, now: float) -> Iterator[Metric]:
-        yield _counted(counter("gpuwarden_remediator_alerts"), totals.alerts)
-        yield counter("gpuwarden_remediator_alerts_duplicate", totals.duplicates)
+        yield _counted(SERIES.counter("gpuwarden_remediator_alerts_total"), totals.alerts)
+        yield SERIES.counter("gpuwarden_remediator_alerts_duplicate_total", totals.duplicates)
         if totals.oldest_new_at is not None:
-            yield gauge("gpuwarden_remediator_backlog_age_seconds", max(0.0, now - totals.oldest_new_at))
+            yield SERIES.gauge("gpuwarden_remediator_backlog_age_seconds", max(0.0, now - totals.oldest_new_at))
 
     def _episodes(self, totals: Totals) -> Iterator[Metric]:
-        yield gauge("gpuwarden_remediator_episodes_open", totals.episodes_open)
-        held = gauge("gpuwarden_remediator_episodes_held")
+        yield SERIES.gauge("gpuwarden_remediator_episodes_open", totals.episodes_open)
+        held = SERIES.gauge("gpuwarden_remediator_episodes_held")
         for reason, count in sorted(totals.held.items()):
             held.add_metric((reason,), count)
         yield held
-        yield _counted(counter("gpuwarden_remediator_episodes"), totals.outcomes)
-        name = "gpuwarden_remediator_received_to_outcome_seconds"
-        took = HistogramMetricFamily(name, SERIES[name].meaning, labels=SERIES[name].labels)
+        yield _counted(SERIES.counter("gpuwarden_remediator_episodes_total"), totals.outcomes)
+        took = SERIES.histogram("gpuwarden_remediator_received_to_outcome_seconds")
         for outcome, found in sorted(totals.took.items()):
             bounds = [*(f"{bound:.1f}" for bound in TOOK_S), "+Inf"]
             buckets = list(zip(bounds, (*found.within, found.count), strict=True))
             took.add_metric((outcome,), buckets=buckets, sum_value=found.sum_s)
         yield took
-        intents = gauge("gpuwarden_remediator_intents")
+        intents = SERIES.gauge("gpuwarden_remediator_intents")
         for kind, stages in STAGES.items():
             for stage in stages:
                 intents.add_metric((kind, stage), totals.intents.get((kind, stage), 0))
         yield intents
-        owed = gauge("gpuwarden_remediator_intent_age_seconds")
+        owed = SERIES.gauge("gpuwarden_remediator_intent_age_seconds")
         for pair, since in sorted(totals.owed_since.items()):
             owed.add_metric(pair, max(0.0, totals.now - since))
         yield owed
-        yield gauge("gpuwarden_remediator_quarantines_refused", totals.quarantines_refused)
-        yield _counted(counter("gpuwarden_remediator_steps"), totals.steps)
+        yield SERIES.gauge("gpuwarden_remediator_quarantines_refused", totals.quarantines_refused)
+        yield _counted(SERIES.counter("gpuwarden_remediator_steps_total"), totals.steps)
 
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
-        yield gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
-        yield gauge("gpuwarden_remediator_paused", float(bool(totals.orders.pauses(host=self._host, now=now))))
+        yield SERIES.gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
+        yield SERIES.gauge("gpuwarden_remediator_paused", float(bool(totals.orders.pauses(host=self._host, now=now))))
         window = totals.orders.maintenance(host=self._host, now=now)
-        yield gauge("gpuwarden_remediator_maintenance", float(window is not None))
+        yield SERIES.gauge("gpuwarden_remediator_maintenance", float(window is not None))
 
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:
             return
         _, beat_at, errors = totals.executor
-        armed = gauge("gpuwarden_remediator_armed")
+        armed = SERIES.gauge("gpuwarden_remediator_armed")
         for remedy in sorted(REMEDIES):
             armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
         yield armed
-        yield gauge("gpuwarden_remediator_executor_beat_age_seconds", max(0.0, now - beat_at))
-        yield counter("gpuwarden_remediator_executor_errors", errors)
+        yield SERIES.gauge("gpuwarden_remediator_executor_beat_age_seconds", max(0.0, now - beat_at))
+        yield SERIES.counter("gpuwarden_remediator_executor_errors_total", errors)
 
 
 def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int]) -> CounterMetricFamily:
@@ -352,4 +271,4 @@ class Watchdog(Collector):
     def collect(self) -> Iterator[Metric]:
         """When it came; nothing before it has."""
         if self._beat_at is not None:
-            yield gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._beat_at)
+            yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._beat_at)

@@ -19,14 +19,14 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import FAILING_MAX, HOST_WORKERS_MAX, Failing, Look, Outcome, Retries, Waiting
-from remediator.metrics.ledger import Series
+from remediator.metrics.series import Catalogue, Series
 
 log: Final = structlog.get_logger("remediator")
 
@@ -80,121 +80,102 @@ _UNREAD: Final = "the queue cannot be read"
 _NONE_YET: Final = f"{_UNREAD}, or none ended since this process started"
 _NO_COUNT: Final = "as `gpuwarden_queue_jobs` of state queued"
 
-SERIES: Final[Mapping[str, Series]] = {
-    "gpuwarden_queue_up": Series(
-        kind="gauge", labels=(), unit="1 or 0", meaning="1 while the queue can be read.", absent="never"
-    ),
-    "gpuwarden_queue_jobs": Series(
-        kind="gauge",
+SERIES: Final = Catalogue(
+    Series("gpuwarden_queue_up", "1 while the queue can be read."),
+    Series(
+        "gpuwarden_queue_jobs",
+        "Jobs that are not over, by state; of state queued as counted `gpuwarden_queue_count_age_seconds` ago.",
         labels=("queue", "state"),
-        unit="count",
-        meaning="Jobs that are not over, by state; of state queued as counted `gpuwarden_queue_count_age_seconds` ago.",
         absent=f"{_UNREAD}; of state queued also while there is no count of the last {COUNT_AGE_MAX_S:g} s",
     ),
-    "gpuwarden_queue_oldest_seconds": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_queue_oldest_seconds",
+        "For how long the oldest of the jobs that a worker may claim has been waiting for one.",
         labels=("queue",),
-        unit="seconds",
-        meaning="For how long the oldest of the jobs that a worker may claim has been waiting for one.",
         absent="no job of the queue is claimable, or as `gpuwarden_queue_jobs` of state queued",
     ),
-    "gpuwarden_queue_count_age_seconds": Series(
-        kind="gauge",
-        labels=(),
-        unit="seconds",
-        meaning="Age of the count of claimable jobs, and of items that failed, which is made beside the scrapes.",
+    Series(
+        "gpuwarden_queue_count_age_seconds",
+        "Age of the count of claimable jobs, and of items that failed, which is made beside the scrapes.",
         absent=_NO_COUNT,
     ),
-    "gpuwarden_queue_workers": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_queue_workers",
+        "Workers, by what they do: busy, idle, draining, locked, gone; each in one, the last that holds.",
         labels=("queue", "state"),
-        unit="count",
-        meaning="Workers, by what they do: busy, idle, draining, locked, gone; each in one, the last that holds.",
         absent=f"{_UNREAD}, or no worker of the queue has ever registered",
     ),
-    "gpuwarden_queue_workers_busy": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_queue_workers_busy",
+        f"Workers that were seen within {FRESH_S:g} s and hold a model; falls at once when one is ended.",
         labels=("queue",),
-        unit="count",
-        meaning=f"Workers that were seen within {FRESH_S:g} s and hold a model; falls at once when one is ended.",
         absent="as `gpuwarden_queue_workers`",
     ),
-    "gpuwarden_queue_host_worker_info": Series(
-        kind="gauge",
-        labels=("queue", "worker"),
-        unit="1",
-        meaning=f"A worker of this remediator's own host that was seen within {FRESH_S:g} s and is not ended; always "
+    Series(
+        "gpuwarden_queue_host_worker_info",
+        f"A worker of this remediator's own host that was seen within {FRESH_S:g} s and is not ended; always "
         f"1, of {HOST_WORKERS_MAX} at most.",
+        labels=("queue", "worker"),
         absent="as `gpuwarden_queue_workers`, or the worker is of another host, gone or ended",
     ),
-    "gpuwarden_queue_retries_total": Series(
-        kind="counter",
+    Series(
+        "gpuwarden_queue_retries_total",
+        "How often jobs were queued again: cause trip after one, reclaim after a lease that was lost.",
         labels=("queue", "cause"),
-        unit="count",
-        meaning="How often jobs were queued again: cause trip after one, reclaim after a lease that was lost.",
         absent=_UNREAD,
     ),
-    "gpuwarden_queue_outcomes_total": Series(
-        kind="counter",
+    Series(
+        "gpuwarden_queue_outcomes_total",
+        "Jobs and runs that ended since this process started, by kind of event; a run's by its last job.",
         labels=("queue", "job_class", "kind"),
-        unit="count",
-        meaning="Jobs and runs that ended since this process started, by kind of event; a run's by its last job.",
         absent=_NONE_YET,
     ),
-    "gpuwarden_queue_wait_seconds": Series(
-        kind="histogram",
+    Series(
+        "gpuwarden_queue_wait_seconds",
+        "Of jobs that completed or failed: from when the last attempt could be claimed until it was.",
         labels=("queue",),
-        unit="seconds",
-        meaning="Of jobs that completed or failed: from when the last attempt could be claimed until it was.",
+        is_histogram=True,
         absent=_NONE_YET,
     ),
-    "gpuwarden_queue_run_seconds": Series(
-        kind="histogram",
+    Series(
+        "gpuwarden_queue_run_seconds",
+        "Of jobs that completed or failed: from the claim of the last attempt to the end.",
         labels=("queue", "job_class"),
-        unit="seconds",
-        meaning="Of jobs that completed or failed: from the claim of the last attempt to the end.",
+        is_histogram=True,
         absent=_NONE_YET,
     ),
-    "gpuwarden_queue_dead_workers": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_queue_dead_workers",
+        "Workers that were found dead with a job and have not come back.",
         labels=("queue",),
-        unit="count",
-        meaning="Workers that were found dead with a job and have not come back.",
         absent=_UNREAD,
     ),
-    "gpuwarden_queue_run_items_failed": Series(
-        kind="gauge",
-        labels=("run", "worker_host", "worker"),
-        unit="count",
-        meaning="Items of a run that asked for wrangling and goes on which a worker has failed, each once and forgiven "
+    Series(
+        "gpuwarden_queue_run_items_failed",
+        "Items of a run that asked for wrangling and goes on which a worker has failed, each once and forgiven "
         f"ones left out; of workers that failed any, and of {FAILING_MAX} at most: those who finished none come first.",
+        labels=("run", "worker_host", "worker"),
         absent=f"{_NO_COUNT}, or the worker failed none",
     ),
-    "gpuwarden_queue_run_items_done": Series(
-        kind="gauge",
+    Series(
+        "gpuwarden_queue_run_items_done",
+        "Items of the same run which the same worker has finished.",
         labels=("run", "worker_host", "worker"),
-        unit="count",
-        meaning="Items of the same run which the same worker has finished.",
         absent="as `gpuwarden_queue_run_items_failed`",
     ),
-    "gpuwarden_queue_run_workers_left_out": Series(
-        kind="gauge",
-        labels=(),
-        unit="count",
-        meaning=f"Workers that failed items of runs and are not in those two series, being more than {FAILING_MAX}.",
+    Series(
+        "gpuwarden_queue_run_workers_left_out",
+        f"Workers that failed items of runs and are not in those two series, being more than {FAILING_MAX}.",
         absent=_NO_COUNT,
     ),
-    "gpuwarden_queue_gpus_quarantined": Series(
-        kind="gauge", labels=(), unit="count", meaning="GPUs out of use until a person releases them.", absent=_UNREAD
-    ),
-    "gpuwarden_queue_consumer_lag_events": Series(
-        kind="gauge",
+    Series("gpuwarden_queue_gpus_quarantined", "GPUs out of use until a person releases them.", absent=_UNREAD),
+    Series(
+        "gpuwarden_queue_consumer_lag_events",
+        "Events that a consumer has yet to acknowledge.",
         labels=("consumer",),
-        unit="count",
-        meaning="Events that a consumer has yet to acknowledge.",
         absent=f"{_UNREAD}, or the consumer has never acknowledged any",
     ),
-}
+)
 
 
 @dataclass
@@ -289,7 +270,7 @@ class QueueCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every family of this scrape."""
         with self._lock:
-            up = _gauge("gpuwarden_queue_up")
+            up = SERIES.gauge("gpuwarden_queue_up")
             try:
                 (look, here), counted = self._look(), self._count()
             except (GpuwardenError, NotInTimeError) as error:
@@ -354,17 +335,17 @@ class QueueCollector(Collector):
             self._queues |= set(counted[1].waiting)
         queues = sorted(self._queues)
         yield from self._jobs(look, counted, queues)
-        workers, busy = _gauge("gpuwarden_queue_workers"), _gauge("gpuwarden_queue_workers_busy")
+        workers, busy = SERIES.gauge("gpuwarden_queue_workers"), SERIES.gauge("gpuwarden_queue_workers_busy")
         for queue, crew in sorted(look.crews.items()):
             busy.add_metric((queue,), crew.busy)
             for state, count in crew.by_state.items():
                 workers.add_metric((queue, state), count)
-        its = _gauge("gpuwarden_queue_host_worker_info")
+        its = SERIES.gauge("gpuwarden_queue_host_worker_info")
         for names in here:
             its.add_metric(names, 1.0)
         yield from (workers, busy, its)
-        retries = _counter("gpuwarden_queue_retries_total")
-        dead = _gauge("gpuwarden_queue_dead_workers")
+        retries = SERIES.counter("gpuwarden_queue_retries_total")
+        dead = SERIES.gauge("gpuwarden_queue_dead_workers")
         for queue in queues:
             found = look.retries.get(queue, Retries(watchdog=0, reclaims=0))
             retries.add_metric((queue, "trip"), found.watchdog)
@@ -374,16 +355,16 @@ class QueueCollector(Collector):
         if counted is not None:
             yield from _items(counted[1].failing)
         yield from self._ended()
-        quarantined = _gauge("gpuwarden_queue_gpus_quarantined")
+        quarantined = SERIES.gauge("gpuwarden_queue_gpus_quarantined")
         quarantined.add_metric((), look.quarantined)
-        lag = _gauge("gpuwarden_queue_consumer_lag_events")
+        lag = SERIES.gauge("gpuwarden_queue_consumer_lag_events")
         for consumer, count in sorted(look.lags.items()):
             lag.add_metric((consumer,), count)
         yield from (quarantined, lag)
 
     def _jobs(self, look: Look, counted: tuple[float, Count] | None, queues: Sequence[str]) -> Iterator[Metric]:
-        jobs, oldest = _gauge("gpuwarden_queue_jobs"), _gauge("gpuwarden_queue_oldest_seconds")
-        age = _gauge("gpuwarden_queue_count_age_seconds")
+        jobs, oldest = SERIES.gauge("gpuwarden_queue_jobs"), SERIES.gauge("gpuwarden_queue_oldest_seconds")
+        age = SERIES.gauge("gpuwarden_queue_count_age_seconds")
         for queue in queues:
             for state in OPEN:
                 if state is not State.QUEUED:
@@ -399,7 +380,7 @@ class QueueCollector(Collector):
         yield from (jobs, oldest, age)
 
     def _ended(self) -> Iterator[Metric]:
-        outcomes = _counter("gpuwarden_queue_outcomes_total")
+        outcomes = SERIES.counter("gpuwarden_queue_outcomes_total")
         ended = dict(self._tally.ended)
         # The first failure of a queue is seen by a rate: its series was there at 0.
         for queue, job_class, _ in list(ended):
@@ -408,7 +389,7 @@ class QueueCollector(Collector):
         for key, count in sorted(ended.items()):
             outcomes.add_metric(key, count)
         yield outcomes
-        wait, ran = _histogram("gpuwarden_queue_wait_seconds"), _histogram("gpuwarden_queue_run_seconds")
+        wait, ran = SERIES.histogram("gpuwarden_queue_wait_seconds"), SERIES.histogram("gpuwarden_queue_run_seconds")
         for queue, spread in sorted(self._tally.waited.items()):
             wait.add_metric((queue,), spread.buckets(), spread.total_s)
         for its, spread in sorted(self._tally.ran.items()):
@@ -431,22 +412,10 @@ def _counted(store: JobStore) -> _Counted:
 
 
 def _items(failing: Failing) -> Iterator[Metric]:
-    failed, done = _gauge("gpuwarden_queue_run_items_failed"), _gauge("gpuwarden_queue_run_items_done")
+    failed, done = SERIES.gauge("gpuwarden_queue_run_items_failed"), SERIES.gauge("gpuwarden_queue_run_items_done")
     for each in failing.workers:
         failed.add_metric((each.run_id, each.host, each.worker), each.failed)
         done.add_metric((each.run_id, each.host, each.worker), each.done)
-    left_out = _gauge("gpuwarden_queue_run_workers_left_out")
+    left_out = SERIES.gauge("gpuwarden_queue_run_workers_left_out")
     left_out.add_metric((), failing.left_out)
     yield from (failed, done, left_out)
-
-
-def _gauge(name: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, SERIES[name].meaning, labels=SERIES[name].labels)
-
-
-def _counter(name: str) -> CounterMetricFamily:
-    return CounterMetricFamily(name.removesuffix("_total"), SERIES[name].meaning, labels=SERIES[name].labels)
-
-
-def _histogram(name: str) -> HistogramMetricFamily:
-    return HistogramMetricFamily(name, SERIES[name].meaning, labels=SERIES[name].labels)

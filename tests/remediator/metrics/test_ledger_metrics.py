@@ -422,12 +422,10 @@ def published(registry: CollectorRegistry) -> Mapping[str, tuple[str, frozenset[
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_every_series_is_described_with_its_unit(name: str) -> None:
+def test_every_series_is_described(name: str) -> None:
     its = SERIES[name]
 
     assert its.meaning.endswith(".")
-    assert (its.kind == "counter") == name.endswith("_total")
-    assert (its.unit == "seconds") == name.endswith("_seconds")
     assert f"| `{name}` | {its.kind} |" in reference.metrics_page()
 
 
