@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -11,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import Patience
+from gpuwarden.fields import made_from
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 
@@ -282,10 +282,9 @@ class Settings(BaseSettings):
 
     def thresholds(self) -> Thresholds:
         """What these settings make of the limits: those of the same name pass, the others are given by hand."""
-        names = {each.name for each in fields(Thresholds)}.intersection(type(self).model_fields)
-        same = {name: getattr(self, name) for name in names}
-        return Thresholds(
-            **same,
+        return made_from(
+            self,
+            Thresholds,
             ram_delta_bytes=self.ram_delta_mib * MIB,
             io_still_bytes_per_s=self.io_still_kib_per_s * KIB,
             vram_floor_bytes=self.vram_floor_mib * MIB,

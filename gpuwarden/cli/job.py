@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
+from gpuwarden.fields import made_from
 from gpuwarden.format import ago, plain, stamp, when, who
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
@@ -47,20 +48,13 @@ def command(argv: list[str]) -> int:
 
 
 def _submission(arguments: argparse.Namespace) -> Submission:
-    return Submission(
-        queue=arguments.queue,
+    return made_from(
+        arguments,
+        Submission,
         job_class=None if arguments.job_class is None else JobClass(arguments.job_class),
-        model=arguments.model,
         reports_steps=not arguments.no_steps,
-        payload=arguments.payload,
         run_id=arguments.run,
-        priority=arguments.priority,
-        steps_total=arguments.steps_total,
-        budget_s=arguments.budget_s,
-        stall_timeout_s=arguments.stall_timeout_s,
-        attempts_max=arguments.attempts_max,
-        needs=tuple(JobId(each) for each in arguments.needs),
-        ranks=arguments.ranks,
+        needs=tuple(arguments.needs),
     )
 
 
@@ -212,19 +206,9 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
         return _refuse(
             f"job {job.job_id} is {job.state}, and not over: cancel it first, or unblock it if it is blocked"
         )
-    again = Submission(
-        queue=job.queue,
-        job_class=job.job_class,
-        model=job.model,
-        reports_steps=job.stall_timeout_s > 0,
-        payload=job.payload,
-        run_id=arguments.run,
-        priority=job.priority,
-        steps_total=job.steps_total,
-        budget_s=job.asked_budget_s,
-        stall_timeout_s=job.stall_timeout_s,
-        attempts_max=job.attempts_max,
-        ranks=job.ranks,
+    reports_steps = job.stall_timeout_s > 0
+    again = made_from(
+        job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.asked_budget_s, needs=()
     )
     print(store.runs.submit(again, now=store.now()))
     return 0

@@ -25,12 +25,7 @@ class LostHosts(QueueBase):
         )
         with reading(self._engine) as connection:
             return [
-                HostsJob(
-                    job_id=JobId(row.job_id),
-                    attempt=row.attempt,
-                    state=State(row.state),
-                    heard_at=row.last_seen_at,
-                )
+                HostsJob(job_id=row.job_id, attempt=row.attempt, state=State(row.state), heard_at=row.last_seen_at)
                 for row in connection.execute(found.order_by(JOBS.c.job_id))
             ]
 

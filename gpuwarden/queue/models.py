@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from sqlalchemy import Row
 
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.fields import made_from
 from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
@@ -280,23 +281,12 @@ class DeadWorker:
 
 def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> WorkerRow:
     """A row of the table as a value."""
-    return WorkerRow(
-        host=row.host,
-        worker=row.worker,
-        queue=row.queue,
-        incarnation=row.incarnation,
+    return made_from(
+        row,
+        WorkerRow,
         alive=row.last_seen_at > fresh_since and row.retired != row.incarnation,
-        last_seen_at=row.last_seen_at,
-        job_id=None if row.job_id is None else JobId(row.job_id),
-        current_model=row.current_model,
-        loaded_model=row.loaded_model,
         gpus=tuple(gpus),
         draining=row.draining == row.incarnation,
-        locked_at=row.locked_at,
-        locked_by=row.locked_by,
-        locked_because=row.locked_because,
-        unlocked_at=row.unlocked_at,
-        unlocked_by=row.unlocked_by,
     )
 
 
@@ -307,82 +297,23 @@ def to_quarantine(row: Row[Any]) -> Quarantine:
 
 def to_job(row: Row[Any]) -> Job:
     """A row of the table as a value."""
-    return Job(
-        job_id=JobId(row.job_id),
-        run_id=row.run_id,
-        queue=row.queue,
-        job_class=JobClass(row.job_class),
-        model=row.model,
-        payload=row.payload,
-        asked_budget_s=row.asked_budget_s,
-        budget_s=float(row.budget_s),
-        stall_timeout_s=float(row.stall_timeout_s),
-        steps_total=row.steps_total,
-        state=State(row.state),
-        priority=row.priority,
-        attempt=row.attempt,
-        attempts_max=row.attempts_max,
-        watchdog_retries=row.watchdog_retries,
-        reclaims=row.reclaims,
-        claimed_by=row.claimed_by,
-        host=row.host,
-        worker=row.worker,
-        lease_expires_at=row.lease_expires_at,
-        because=row.because,
-        needs=row.needs,
-        pending=row.pending,
-        gang=None if row.gang is None else JobId(row.gang),
-        rank=row.rank,
-        ranks=row.ranks,
-        submitted_at=row.submitted_at,
-        queued_at=row.queued_at,
-        claimed_at=row.claimed_at,
-        ended_at=row.ended_at,
-        result=row.result,
-    )
+    return made_from(row, Job, job_class=JobClass(row.job_class), state=State(row.state))
 
 
 def to_event(row: Row[Any]) -> Event:
     """A row of the table as a value."""
-    return Event(
-        position=row.position,
-        kind=Kind(row.kind),
-        job_id=JobId(row.job_id),
-        attempt=row.attempt,
-        run_id=row.run_id,
-        queue=row.queue,
-        job_class=None if row.job_class is None else JobClass(row.job_class),
-        waited_s=row.waited_s,
-        ran_s=row.ran_s,
-        written_at=row.written_at,
-    )
+    job_class = None if row.job_class is None else JobClass(row.job_class)
+    return made_from(row, Event, kind=Kind(row.kind), job_class=job_class)
 
 
 def to_item(row: Row[Any]) -> Item:
     """A row of the table as a value."""
-    return Item(
-        run_id=row.run_id,
-        item=row.item,
-        state=ItemState(row.state),
-        job_id=None if row.job_id is None else JobId(row.job_id),
-        attempt=row.attempt,
-        host=row.host,
-        worker=row.worker,
-        because=row.because,
-        result=row.result,
-    )
+    return made_from(row, Item, state=ItemState(row.state))
 
 
 def to_settings(row: Row[Any]) -> QueueSettings:
     """A row of the table as a value."""
-    return QueueSettings(
-        queue=row.queue,
-        job_class=None if row.job_class is None else JobClass(row.job_class),
-        budget_s=row.budget_s,
-        lost_hold_s=row.lost_hold_s,
-        set_at=row.set_at,
-        set_by=row.set_by,
-    )
+    return made_from(row, QueueSettings, job_class=None if row.job_class is None else JobClass(row.job_class))
 
 
 def check_result(result: Result) -> None:

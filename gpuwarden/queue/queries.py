@@ -6,6 +6,7 @@ from typing import Final
 from sqlalchemy import ColumnElement, func, literal_column, select
 
 from gpuwarden.db.transactions import reading
+from gpuwarden.fields import made_from
 from gpuwarden.job import FINAL, JobId, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -82,15 +83,4 @@ class Queries(QueueBase):
             jobs: dict[str, dict[State, int]] = {row.run_id: {} for row in rows}
             for each in connection.execute(counted):
                 jobs[each.run_id][State(each.state)] = int(each.jobs)
-        return [
-            Run(
-                run_id=row.run_id,
-                state=row.state,
-                submitted_at=row.submitted_at,
-                ended_at=row.ended_at,
-                forgiven_at=row.forgiven_at,
-                forgiven_by=row.forgiven_by,
-                jobs=jobs[row.run_id],
-            )
-            for row in reversed(rows)
-        ]
+        return [made_from(row, Run, jobs=jobs[row.run_id]) for row in reversed(rows)]

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Executable, case, exists, func
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, upsert, writing
+from gpuwarden.fields import made_from
 from gpuwarden.job import FINAL, QUEUE_CLASSES, JobClass, JobId, Kind, Move, State, stall_timeout_s
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
@@ -95,8 +96,7 @@ class Runs(QueueBase):
                 return None
             counted = select(JOBS.c.state, func.count()).where(JOBS.c.run_id == run_id).group_by(JOBS.c.state)
             jobs = {State(state): int(count) for state, count in connection.execute(counted)}
-        its = {name: getattr(row, name) for name in ("submitted_at", "ended_at", "forgiven_at", "forgiven_by")}
-        return Run(run_id=row.run_id, state=row.state, jobs=jobs, **its)
+        return made_from(row, Run, jobs=jobs)
 
     def state(self, run_id: str) -> str | None:
         """`running`, `completed`, `failed` or `cancelled`; `None` for a run nobody submitted."""

@@ -16,6 +16,7 @@ import structlog
 from gpuwarden import logs
 from gpuwarden.argparse_help import Help
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Trip
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
@@ -83,15 +84,12 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     directory = arguments.dir or _own_directory()
     if arguments.store is None:
         arguments.store = body.url if isinstance(body, Queue) else default_store()
-    settings = Settings(
-        name=arguments.name,
+    settings = made_from(
+        arguments,
+        Settings,
         queue=arguments.queue or (body.name if isinstance(body, Queue) else "gpu"),
         host=host_key(directory),
         gpus=_gpus(arguments.gpus),
-        lease_s=arguments.lease_s,
-        heartbeat_s=arguments.heartbeat_s,
-        jobs_max=arguments.jobs_max,
-        logs=arguments.logs,
     )
     if settings.logs is not None:
         job_logs.check_folder(settings.logs)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+from gpuwarden.fields import made_from
 from gpuwarden.format import stamp
 from gpuwarden.job import HEARTBEAT_S, JobId, Trip
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
@@ -32,15 +33,7 @@ class BuiltinQueue:
             found = self._store.job(job_id)
         except UnknownJobError:
             return None
-        return JobFacts(
-            job_id=found.job_id,
-            attempt=found.attempt,
-            state=found.state,
-            claimed_by=found.claimed_by,
-            attempts_max=found.attempts_max,
-            watchdog_retries=found.watchdog_retries,
-            retried=found.job_class.retried,
-        )
+        return made_from(found, JobFacts, retried=found.job_class.retried)
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
         """Running to fencing."""

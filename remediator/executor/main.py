@@ -8,6 +8,7 @@ import structlog
 
 from gpuwarden import __version__, logs
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.fields import made_from
 from gpuwarden.queue import JobStore
 from gpuwarden.reporter import host_key
 from remediator.actuators import Actuator
@@ -113,27 +114,8 @@ def _captor(settings: ExecuteSettings, curves: Curves | None) -> Captor | None:
 
 def _pace(settings: ExecuteSettings) -> Pace:
     return Pace(
-        limits=Limits(
-            evidence_fresh_s=settings.evidence_fresh_s,
-            settle_bound_s=settings.settle_bound_s,
-            free_bound_s=settings.free_bound_s,
-            gpu_lost_s=settings.gpu_lost_s,
-            retries_max=settings.retries_max,
-            avoid_s=settings.avoid_s,
-            node_lost_after_s=settings.node_lost_after_s,
-            wrangle_activation=settings.wrangle_activation,
-            wrangle_migrations_max=settings.wrangle_migrations_max,
-            wrangle_patience_s=settings.wrangle_patience_s,
-        ),
-        safeguards=Safeguards(
-            cooldown_s=settings.cooldown_s,
-            storm_targets=settings.storm_targets,
-            storm_share=settings.storm_share,
-            storm_window_s=settings.storm_window_s,
-            storm_frees=settings.storm_frees,
-            vram_cooldown_s=settings.vram_cooldown_s,
-            unknown_holds=settings.silences_unknown == "hold",
-        ),
+        limits=made_from(settings, Limits),
+        safeguards=made_from(settings, Safeguards, unknown_holds=settings.silences_unknown == "hold"),
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,
         stop_grace_s=settings.stop_grace_s,

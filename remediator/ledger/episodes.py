@@ -16,6 +16,7 @@ from sqlalchemy import (
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.transactions import reading, writing
+from gpuwarden.fields import made_from
 from gpuwarden.job import Trip
 from remediator.ledger import retention
 from remediator.ledger.counters import Tally
@@ -140,34 +141,19 @@ def _newest(episode_id: int | BindParameter[int]) -> Select[tuple[int]]:
 def read_episode(connection: Connection, row: Row[Any]) -> Episode:
     """An episode of a row, with its intents and what its alerts say."""
     intents = {
-        Kind(found.kind): Intent(
-            intent_id=found.intent_id,
-            kind=Kind(found.kind),
-            key=found.key,
-            stage=Stage(found.stage),
-            created_at=found.created_at,
-            entered_at=found.entered_at,
-            data=found.data,
-        )
+        Kind(found.kind): made_from(found, Intent, kind=Kind(found.kind), stage=Stage(found.stage))
         for found in connection.execute(_INTENTS, {"of": row.episode_id})
     }
     alerts = connection.execute(_NEWEST_ALERTS, {"of": row.episode_id}).all()
     firing = [alert for alert in alerts if alert.firing]
-    return Episode(
-        episode_id=row.episode_id,
-        remedy=row.remedy,
+    return made_from(
+        row,
+        Episode,
         trip=Trip(row.trip),
-        host=row.host,
-        worker=row.worker,
-        opened_at=row.opened_at,
         firing=bool(firing),
         trips=frozenset(Trip(each.labels["trip"]) for each in firing),
-        incarnation=row.incarnation,
-        job_id=row.job_id,
-        attempt=row.attempt,
         free=intents.get(Kind.FREE),
         settle=intents.get(Kind.SETTLE),
-        would_act=row.would_act,
         subject=Subject(row.subject),
         fingerprints=frozenset(each.fingerprint for each in firing),
         rules=frozenset(alert.labels.get("alertname", "") for alert in alerts) - {""},

@@ -16,6 +16,7 @@ from sqlalchemy import (
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, writing
+from gpuwarden.fields import made_from
 from remediator.ledger.counters import Tally
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.schema import (
@@ -134,7 +135,7 @@ def storable(text: str) -> str:
 
 def read_entry(line: Row[Any]) -> Entry:
     """An entry of a row."""
-    return Entry(**{name: getattr(line, name) for name in Entry.__dataclass_fields__})
+    return made_from(line, Entry)
 
 
 def write(

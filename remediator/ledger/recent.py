@@ -11,6 +11,7 @@ from sqlalchemy import (
     select,
 )
 
+from gpuwarden.fields import made_from
 from remediator.ledger import retention
 from remediator.ledger.schema import (
     EPISODES,
@@ -62,20 +63,7 @@ def orders_in_force(connection: Connection, now: float) -> Orders:
 
 def read_order(row: Row[Any]) -> Order:
     """An order of a row."""
-    return Order(
-        act=Act(row.act),
-        at=row.at,
-        who=row.who,
-        because=row.because,
-        host=row.host,
-        remedy=row.remedy,
-        until=row.until,
-        episode_id=row.episode_id,
-        key=row.key,
-        order_id=row.order_id,
-        since=row.since,
-        ends=row.ends,
-    )
+    return made_from(row, Order, act=Act(row.act))
 
 
 def recent_activity(

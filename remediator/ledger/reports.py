@@ -12,6 +12,7 @@ from sqlalchemy import (
 )
 
 from gpuwarden.db.transactions import reading
+from gpuwarden.fields import made_from
 from remediator.ledger import export_rows
 from remediator.ledger.counters import Totals, count_up
 from remediator.ledger.database import LedgerPart
@@ -126,12 +127,9 @@ def held_episodes(connection: Connection, host: str | None) -> list[HeldEpisode]
     if host is not None:
         found = found.where(EPISODES.c.host == host)
     return [
-        HeldEpisode(
-            episode_id=row.episode_id,
-            host=row.host,
-            worker=row.worker,
-            remedy=row.remedy,
-            opened_at=row.opened_at,
+        made_from(
+            row,
+            HeldEpisode,
             reason=row.wait_reason or "",
             message=row.wait_message or "",
             since=row.opened_at if row.wait_since is None else row.wait_since,
@@ -141,19 +139,4 @@ def held_episodes(connection: Connection, host: str | None) -> list[HeldEpisode]
 
 
 def _history(row: Row[Any], entries: tuple[Entry, ...] = ()) -> EpisodeHistory:
-    return EpisodeHistory(
-        episode_id=row.episode_id,
-        remedy=row.remedy,
-        trip=row.trip,
-        host=row.host,
-        worker=row.worker,
-        job_id=row.job_id,
-        attempt=row.attempt,
-        opened_at=row.opened_at,
-        closed_at=row.closed_at,
-        outcome=row.outcome,
-        reason=row.reason,
-        message=row.message,
-        wait_reason=row.wait_reason,
-        entries=entries,
-    )
+    return made_from(row, EpisodeHistory, entries=entries)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.fields import made_from
 
 SOURCE: Final = "simulated"
 
@@ -74,13 +75,9 @@ def read(path: Path) -> GpuReadings:
 def _gpu(found: _Gpu) -> Gpu:
     processes = found.processes
     used, size = found.memory_used_bytes, found.memory_size_bytes
-    return Gpu(
-        uuid=found.uuid,
-        index=found.index,
-        name=found.name,
-        utilization_ratio=found.utilization_ratio,
-        memory_used_bytes=found.memory_used_bytes,
-        memory_size_bytes=found.memory_size_bytes,
+    return made_from(
+        found,
+        Gpu,
         memory_free_bytes=None if used is None or size is None else max(0, size - used),
         processes=None if processes is None else tuple(GpuProcess(**process.model_dump()) for process in processes),
         unknown="the simulated driver does not say" if processes is None or found.utilization_ratio is None else None,
