@@ -21,6 +21,7 @@ from deploy.standalone.stack import Plan
 from gpuwarden import state_file
 from gpuwarden.job import HEARTBEAT_S, STALL_TIMEOUT_S, State
 from remediator.plan import Outcome
+from remediator.settings.settings import ExecuteSettings
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.gpu_simulator import Slot
@@ -81,6 +82,10 @@ def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
 
 
+_FAST_IN_STAGE: Final = ("stop_grace_s", "cooldown_s", "storm_targets", "storm_frees")
+"""Settings of the executor that a stage scales."""
+
+
 def measure_delivered(place: Place) -> Iterator[Figure]:
     """One wedge, nothing scaled: the silence that a job is allowed by default, and the plan of `gpuwarden up`."""
     pace = Pace()
@@ -91,16 +96,10 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             SLOTS,
             armed=True,
             pace=pace,
-            stop_grace_s=Plan.stop_grace_s,
-            settle_bound_s=Plan.settle_bound_s,
-            free_bound_s=Plan.free_bound_s,
-            tend_s=Plan.tend_s,
-            cooldown_s=Plan.cooldown_s,
-            storm_targets=Plan.storm_targets,
-            storm_frees=Plan.storm_frees,
             dead_after_s=Plan.dead_after_s,
             ram_delta_mib=Plan.ram_delta_mib,
             habits=Habits(heartbeat_s=HEARTBEAT_S),
+            **{name: ExecuteSettings.model_fields[name].default for name in _FAST_IN_STAGE},
         )
         with scene as playing:
             playing.start_workers()

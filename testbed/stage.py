@@ -1,7 +1,7 @@
 """One host with workers, a queue and the whole chain: what the demonstration and the end-to-end tests play on."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,10 @@ from testbed.workers import QUEUE, Database, DockerFleet, Fleet, Ground, Habits,
 HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
 FAST: Final = Pace(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
+EXECUTE: Final[Mapping[str, float]] = {
+    "stop_grace_s": 2, "cooldown_s": 0, "storm_targets": 1000, "storm_frees": 1000, "capture_s": 20, "curves_s": 0
+}  # fmt: skip
+"""Settings of the executor: a stage may wedge all it has, and one worker many times; a slow machine needs longer."""
 IDLE: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
 """How an episode closes of which nothing came."""
 
@@ -120,16 +124,6 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     *,
     armed: bool,
     pace: Pace = FAST,
-    stop_grace_s: float = 2.0,
-    settle_bound_s: float = 60.0,
-    free_bound_s: float = 120.0,
-    tend_s: float = 5.0,
-    cooldown_s: float = 0.0,
-    vram_cooldown_s: float = 120.0,
-    storm_targets: int = 1000,
-    capture_s: float = 20.0,
-    curves_s: float = 0.0,
-    storm_frees: int = 1000,
     node_lost_after_s: float = 180.0,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
@@ -139,6 +133,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     host: str = HOST,
     database: Database | None = None,
     data: Path | None = None,
+    **execute: float,
 ) -> Iterator[Stage]:
     """Set the stage in a folder, and clear it.
 
@@ -148,16 +143,6 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         slots: the workers and their GPUs.
         armed: whether the remediator acts.
         pace: how fast Prometheus and Alertmanager turn.
-        stop_grace_s: between SIGTERM and SIGKILL, seconds.
-        settle_bound_s: when a fenced job is settled at the latest, seconds.
-        free_bound_s: when a free without progress is given up, seconds.
-        tend_s: between two sweeps of the leases, seconds.
-        cooldown_s: how long a container that was freed is not freed again, seconds; a story may wedge one many times.
-        vram_cooldown_s: how long after a container was freed nobody else goes for its GPU's memory, seconds.
-        storm_targets: more distinct containers than this latch the brake; a stage may wedge all it has.
-        capture_s: how long a look at what is about to be stopped may take, seconds; a slow machine needs longer.
-        curves_s: how far around a trip the curves reach that Prometheus is asked for, seconds; 0 does not ask it.
-        storm_frees: and more frees within an hour than this.
         node_lost_after_s: when a host of which nobody has heard is lost, seconds.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
@@ -167,6 +152,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         host: the host's key. Two stages with keys and folders of their own are two hosts.
         database: where queue and ledger are, instead of in SQLite files: what several hosts share.
         data: what jobs read and write, where several hosts share that too.
+        execute: more settings of the executor, beside those in `EXECUTE`.
     """
     ground = Ground(directory=work / "run", queue=work / "queue", data=data or work / "data", database=database)
     ground.data.mkdir(parents=True, exist_ok=True)
@@ -185,16 +171,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             armed=armed,
             pace=pace,
             ram_delta_mib=ram_delta_mib,
-            stop_grace_s=stop_grace_s,
-            settle_bound_s=settle_bound_s,
-            free_bound_s=free_bound_s,
-            tend_s=tend_s,
-            cooldown_s=cooldown_s,
-            vram_cooldown_s=vram_cooldown_s,
-            storm_targets=storm_targets,
-            capture_s=capture_s,
-            curves_s=curves_s,
-            storm_frees=storm_frees,
+            execute={**EXECUTE, **execute},
             dead_after_s=dead_after_s,
             node_lost_after_s=node_lost_after_s,
             database=None if database is None else database.url,

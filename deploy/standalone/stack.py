@@ -46,6 +46,8 @@ from gpuwarden.settings import services
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
+STOP_GRACE_S: Final = 10.0
+"""The executor's own default, seconds."""
 EXECUTOR_MARGIN_S: Final = 20.0
 """How much longer than a container's grace the executor has to finish the step at hand, seconds."""
 RESEND_S: Final = 10
@@ -73,8 +75,8 @@ class Plan:
 
     Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
     `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
-    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. The curves of
-    a trip reach `curves_s` before and after it, 0 keeps none. The alert that always fires goes to `watchdog_url`, too.
+    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `execute` holds settings of
+    the executor that differ from its defaults. The alert that always fires goes to `watchdog_url`, too.
     """
 
     work: Path
@@ -89,16 +91,7 @@ class Plan:
     pace: Pace = field(default_factory=Pace)
     ram_delta_mib: int = 5120
     dead_after_s: float = 30.0
-    stop_grace_s: float = 10.0
-    settle_bound_s: float = 60.0
-    free_bound_s: float = 120.0
-    tend_s: float = 5.0
-    cooldown_s: float = 300.0
-    vram_cooldown_s: float = 120.0
-    storm_targets: int = 3
-    capture_s: float = 5.0
-    curves_s: float = 900.0
-    storm_frees: int = 6
+    execute: Mapping[str, float] = field(default_factory=dict)
     node_lost_after_s: float = 180.0
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -256,16 +249,12 @@ class Chain:
             *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue", self.queue_url, "--exporter", self.exporter_url),
             *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
-            *("--stop-grace-s", str(plan.stop_grace_s), "--settle-bound-s", str(plan.settle_bound_s)),
-            *("--free-bound-s", str(plan.free_bound_s), "--tend-s", str(plan.tend_s)),
-            *("--cooldown-s", str(plan.cooldown_s), "--storm-targets", str(plan.storm_targets)),
-            *("--vram-cooldown-s", str(plan.vram_cooldown_s), "--capture-s", str(plan.capture_s)),
+            *(f"--{name.replace('_', '-')}={value:g}" for name, value in plan.execute.items()),
             *("--node-lost-after-s", str(plan.node_lost_after_s)),
-            *("--storm-frees", str(plan.storm_frees), "--alertmanager", self.alertmanager_url),
+            *("--alertmanager", self.alertmanager_url, "--prometheus", self.prometheus_url),
             "--armed" if armed else "--no-armed",
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
             *processes,
-            *("--prometheus", self.prometheus_url, "--curves-s", str(plan.curves_s)),
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -291,7 +280,8 @@ class Chain:
         process.send_signal(signal.SIGCONT)  # one that is suspended would not hear of it
         try:
             # An executor that is killed between a stop and a start leaves somebody's container down.
-            process.wait(self.plan.stop_grace_s + EXECUTOR_MARGIN_S if name == "execute" else STOP_TIMEOUT_S)
+            grace_s = self.plan.execute.get("stop_grace_s", STOP_GRACE_S)
+            process.wait(grace_s + EXECUTOR_MARGIN_S if name == "execute" else STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -23,7 +23,6 @@ from types import FrameType
 from typing import Final
 
 from deploy.standalone import data_dir, debian_packages, package_data
-from deploy.standalone.config_files import Pace
 from deploy.standalone.docker_socket import Engine, NoEngine, reachable_engine
 from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import PARTS, PORTS, Chain, ChainError, Plan, add_units, add_watchdog
@@ -32,6 +31,9 @@ from gpuwarden.errors import GpuwardenError
 
 CHECK_S: Final = 0.5
 """Time between two looks at the parts, seconds."""
+FREE_BOUND_S: Final = 120.0
+SETTLE_BOUND_S: Final = 60.0
+"""The executor's own defaults, seconds: no free is given up before its job may be settled."""
 FREE_BOUND_MAX_S: Final = 86400
 """The longest `--free-bound-s` that the executor takes, seconds."""
 HOUSEKEEPING_S: Final = 5.0
@@ -175,9 +177,8 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         processes=arguments.processes and arguments.processes.resolve(),
         systemd_units=tuple(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url,
-        free_bound_s=arguments.free_bound_s,
+        execute={"free_bound_s": arguments.free_bound_s},
         armed=arguments.armed,
-        pace=Pace(),
         metrics_days=arguments.metrics_days,
         parts_dir=data / "parts" if package_data.CHECKOUT is None else debian_packages.PARTS_DIR,
         fetch=arguments.fetch_parts,
@@ -277,7 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--free-bound-s",
         type=_free_bound_s,
-        default=Plan.free_bound_s,
+        default=FREE_BOUND_S,
         help="after this long without progress a free is given up and a person told, seconds; more for a service that "
         "takes longer to come up (default: %(default)g)",
     )
@@ -302,12 +303,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _free_bound_s(given: str) -> float:
     try:
-        if Plan.settle_bound_s <= (bound_s := float(given)) <= FREE_BOUND_MAX_S:
+        if SETTLE_BOUND_S <= (bound_s := float(given)) <= FREE_BOUND_MAX_S:
             return bound_s
     except ValueError:
         pass
     raise argparse.ArgumentTypeError(
-        f"{given!r} is no such time: wanted are {Plan.settle_bound_s:g} to {FREE_BOUND_MAX_S} seconds"
+        f"{given!r} is no such time: wanted are {SETTLE_BOUND_S:g} to {FREE_BOUND_MAX_S} seconds"
     )
 
 

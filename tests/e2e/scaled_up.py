@@ -19,16 +19,14 @@ planned = up._plan
 def scaled(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
     """The plan, with every second counting for more, and no safeguard against a worker that wedges many times."""
     plan = planned(arguments, engine)
-    return replace(
-        plan,
-        pace=FAST,
-        stop_grace_s=STOP_GRACE_S,
-        cooldown_s=0.0,
-        storm_targets=1000,
-        storm_frees=1000,
-        ram_delta_mib=24,
-        tend_s=1.0,
-    )
+    scaled_ones = {
+        "stop_grace_s": STOP_GRACE_S,
+        "cooldown_s": 0,
+        "storm_targets": 1000,
+        "storm_frees": 1000,
+        "tend_s": 1,
+    }
+    return replace(plan, pace=FAST, execute={**plan.execute, **scaled_ones, "tend_s": 1}, ram_delta_mib=24)
 
 
 if __name__ == "__main__":
