@@ -20,15 +20,7 @@ from gpuwarden.queue.items.tally import RunTally
 from gpuwarden.queue.open import current, existing
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
-from remediator.remedies.wrangle import (
-    ACTIVATION,
-    MIGRATIONS_MAX,
-    PATIENCE_S,
-    Leave,
-    Rules,
-    Verdict,
-    judge,
-)
+from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S, Leave, Rules, Verdict, judge
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
 

@@ -4,23 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import (
-    ColumnElement,
-    delete,
-    exists,
-    select,
-)
+from sqlalchemy import ColumnElement, delete, exists, select
 
 from gpuwarden.db.transactions import reading, upsert, writing
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import write
-from remediator.ledger.schema import (
-    CAPTURES,
-    EPISODES,
-)
-from remediator.plan import (
-    Episode,
-)
+from remediator.ledger.schema import CAPTURES, EPISODES
+from remediator.plan import Episode
 
 CAPTURES_MAX: Final = 1000
 """So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""

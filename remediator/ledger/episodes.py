@@ -2,16 +2,7 @@
 
 from typing import Any, Final
 
-from sqlalchemy import (
-    BindParameter,
-    Connection,
-    Row,
-    Select,
-    bindparam,
-    func,
-    select,
-    update,
-)
+from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, func, select, update
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.locks import try_advisory_lock
@@ -23,21 +14,8 @@ from remediator.ledger.counters import Tally
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.inbox import accused
 from remediator.ledger.journal import storable, write
-from remediator.ledger.schema import (
-    ALERTS,
-    EPISODES,
-    INTENTS,
-    LEDGER,
-)
-from remediator.plan import (
-    Close,
-    Episode,
-    Intent,
-    Kind,
-    Outcome,
-    Stage,
-    Subject,
-)
+from remediator.ledger.schema import ALERTS, EPISODES, INTENTS, LEDGER
+from remediator.plan import Close, Episode, Intent, Kind, Outcome, Stage, Subject
 from remediator.reasons import Reason
 
 CLOSED_MEANWHILE: Final = Close(

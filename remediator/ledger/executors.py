@@ -2,17 +2,12 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import (
-    select,
-)
+from sqlalchemy import select
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, upsert, writing
 from remediator.ledger.database import LedgerPart
-from remediator.ledger.schema import (
-    EXECUTORS,
-    LEDGER,
-)
+from remediator.ledger.schema import EXECUTORS, LEDGER
 
 
 @dataclass(frozen=True, kw_only=True)

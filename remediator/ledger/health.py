@@ -4,21 +4,12 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from sqlalchemy import (
-    false,
-    func,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import false, func, select, text, update
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.transactions import reading, writing
 from remediator.ledger.database import LedgerPart
-from remediator.ledger.schema import (
-    EXECUTORS,
-    LEDGER,
-)
+from remediator.ledger.schema import EXECUTORS, LEDGER
 
 ROOM_MIN_BYTES: Final = 2**20
 """With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""

@@ -29,14 +29,8 @@ from remediator.ledger import retention
 from remediator.ledger.counters import Tally
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import write
-from remediator.ledger.schema import (
-    ALERTS,
-    EPISODES,
-    LEDGER,
-)
-from remediator.plan import (
-    Subject,
-)
+from remediator.ledger.schema import ALERTS, EPISODES, LEDGER
+from remediator.plan import Subject
 
 TAKE_MAX: Final = 500
 """Alerts taken from the inbox in one go."""

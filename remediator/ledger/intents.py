@@ -3,12 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import (
-    Connection,
-    and_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, and_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import upsert, writing
@@ -19,29 +14,10 @@ from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
 from remediator.ledger.orders import trip_breaker, wait_for_others
 from remediator.ledger.recent import orders_in_force, recent_activity
-from remediator.ledger.schema import (
-    EPISODES,
-    INTENTS,
-    LEDGER,
-)
-from remediator.plan import (
-    OVER,
-    Begin,
-    Close,
-    Episode,
-    Intent,
-    Kind,
-    Outcome,
-    Stage,
-    Wait,
-)
+from remediator.ledger.schema import EPISODES, INTENTS, LEDGER
+from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import (
-    Latch,
-    Safeguards,
-    may_begin,
-    wish,
-)
+from remediator.remedies.guards import Latch, Safeguards, may_begin, wish
 
 _FREED_ALREADY: Final = Close(
     outcome=Outcome.SUPERSEDED,

@@ -3,30 +3,15 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    and_,
-    bindparam,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.fields import made_from
 from remediator.ledger.counters import Tally
 from remediator.ledger.database import LedgerPart
-from remediator.ledger.schema import (
-    EPISODES,
-    JOURNAL,
-    LEDGER,
-)
-from remediator.plan import (
-    Wait,
-)
+from remediator.ledger.schema import EPISODES, JOURNAL, LEDGER
+from remediator.plan import Wait
 from remediator.reasons import Reason
 
 MESSAGE_MAX: Final = 2000

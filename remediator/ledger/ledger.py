@@ -7,9 +7,7 @@ an intent holds it: a lease, taken and lengthened with each change of it, keeps 
 
 from typing import Self
 
-from sqlalchemy import (
-    Engine,
-)
+from sqlalchemy import Engine
 
 from gpuwarden.db.changes import Changes, watch
 from gpuwarden.db.locks import ProcessLock, lock_for_one
@@ -25,9 +23,7 @@ from remediator.ledger.journal import Journal
 from remediator.ledger.orders import OrderBook
 from remediator.ledger.reports import Reports
 from remediator.ledger.run_decisions import RunDecisions
-from remediator.ledger.schema import (
-    LEDGER,
-)
+from remediator.ledger.schema import LEDGER
 
 
 class Ledger:

@@ -1,13 +1,6 @@
 """Orders of operators, and the circuit breaker: given, standing, answered."""
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    insert,
-    or_,
-    select,
-    text,
-)
+from sqlalchemy import ColumnElement, Connection, insert, or_, select, text
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, writing
@@ -17,26 +10,10 @@ from remediator.ledger.episodes import read_episode
 from remediator.ledger.journal import storable, write
 from remediator.ledger.recent import NOT_FREED, frees_since, orders_in_force, read_order, recent_activity
 from remediator.ledger.reports import held_episodes
-from remediator.ledger.schema import (
-    EPISODES,
-    LEDGER,
-    ORDERS,
-)
-from remediator.plan import (
-    Stage,
-    Wait,
-)
+from remediator.ledger.schema import EPISODES, LEDGER, ORDERS
+from remediator.plan import Stage, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import (
-    TOPIC,
-    Act,
-    Latch,
-    Order,
-    Orders,
-    Recent,
-    Safeguards,
-    Wish,
-)
+from remediator.remedies.guards import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, Wish
 
 
 class NotAskedError(GpuwardenError):

@@ -3,32 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    bindparam,
-    func,
-    select,
-)
+from sqlalchemy import Connection, Row, bindparam, func, select
 
 from gpuwarden.fields import made_from
 from remediator.ledger import retention
-from remediator.ledger.schema import (
-    EPISODES,
-    EXECUTORS,
-    INTENTS,
-    ORDERS,
-    RUN_DECISIONS,
-)
-from remediator.plan import (
-    OVER,
-    BlockRun,
-    Kind,
-    LockWorker,
-    Migrate,
-    Stage,
-    Wrangle,
-)
+from remediator.ledger.schema import EPISODES, EXECUTORS, INTENTS, ORDERS, RUN_DECISIONS
+from remediator.plan import OVER, BlockRun, Kind, LockWorker, Migrate, Stage, Wrangle
 from remediator.remedies.guards import (
     RATE_WINDOW_S,
     Act,

@@ -4,12 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    or_,
-    select,
-)
+from sqlalchemy import Connection, Row, or_, select
 
 from gpuwarden.db.transactions import reading
 from gpuwarden.fields import made_from
@@ -18,10 +13,7 @@ from remediator.ledger.counters import Totals, count_up
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import Entry, read_entry
 from remediator.ledger.recent import orders_in_force
-from remediator.ledger.schema import (
-    EPISODES,
-    JOURNAL,
-)
+from remediator.ledger.schema import EPISODES, JOURNAL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,6 @@
 """What is decided and done about runs whose items fail, and about their workers."""
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, writing
@@ -19,25 +10,9 @@ from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
 from remediator.ledger.orders import trip_breaker, wait_for_others
 from remediator.ledger.recent import WRANGLING, orders_in_force, recent_activity
-from remediator.ledger.schema import (
-    EPISODES,
-    LEDGER,
-    RUN_DECISIONS,
-)
-from remediator.plan import (
-    BlockRun,
-    Close,
-    Episode,
-    Subject,
-    Wait,
-    Wrangle,
-)
-from remediator.remedies.guards import (
-    Latch,
-    Safeguards,
-    may_wrangle,
-    wish,
-)
+from remediator.ledger.schema import EPISODES, LEDGER, RUN_DECISIONS
+from remediator.plan import BlockRun, Close, Episode, Subject, Wait, Wrangle
+from remediator.remedies.guards import Latch, Safeguards, may_wrangle, wish
 
 
 class RunDecisions(LedgerPart):
