@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from bench.corpus.life import MIB, Life
-from bench.corpus.scenario import Condition, Process, Scenario, at, gpus_of
+from bench.corpus.scenario import GpuHealth, Process, Scenario, at, gpus_of
 from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.model.snapshot import DriverHealth
 from exporter.sources.gpu.nvml import process_samples
@@ -39,7 +39,7 @@ class Driver:
 
     def readings(self, second: int) -> GpuReadings | None:
         """What the driver tells; nothing while it does not answer, for one GPU or another."""
-        states = {number: at(each, second, Condition()).state for number, each in self._conditions.items()}
+        states = {number: at(each, second, GpuHealth()).state for number, each in self._conditions.items()}
         figures = {number: self._figures(number, second) for number in self._gpus}
         asked = (
             *states.values(),
@@ -55,7 +55,7 @@ class Driver:
         """Its errors and what holds its clocks down, each where anything is said of it at any time."""
         timeline, reports = self._conditions[number], self._reports[number]
         found = [each.ecc_uncorrected or 0 for since_s, each in timeline if self.booted_s < since_s <= second]
-        throttled = at(timeline, second, Condition()).throttled or ()
+        throttled = at(timeline, second, GpuHealth()).throttled or ()
         return GpuFigures(
             ecc_uncorrected=sum(found) if "ecc_uncorrected" in reports else None,
             throttled=throttled if "throttled" in reports else None,
@@ -154,7 +154,7 @@ class Driver:
         return ratios[0] if len(ratios) == 1 else ratios[life.program.gpus.index(number)]
 
 
-def _reported(conditions: Iterable[Condition]) -> frozenset[str]:
+def _reported(conditions: Iterable[GpuHealth]) -> frozenset[str]:
     """What its driver reports of a GPU beside how it is used."""
     parts = ("xid", "ecc_uncorrected", "throttled")
     return frozenset(part for each in conditions for part in parts if getattr(each, part) is not None)

@@ -124,7 +124,7 @@ UNREAD: Final = ("ram", "work", "cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class GpuHealth:
     """How a GPU is from one moment on, and what its driver reports as that begins.
 
     Args:
@@ -197,7 +197,7 @@ Timeline = tuple[tuple[int, str], ...]
 """From which second on, what."""
 
 
-Conditions = tuple[tuple[int, Condition], ...]
+GpuHealths = tuple[tuple[int, GpuHealth], ...]
 """From which second on a GPU is how; by its number, with its host before it where it is not that of each host."""
 
 
@@ -269,7 +269,7 @@ class Scenario:
     name: str
     why: str
     programs: tuple[Program, ...]
-    gpus: Mapping[str, Conditions]
+    gpus: Mapping[str, GpuHealths]
     hosts: Mapping[str, Timeline]
     prometheus: Timeline
     verdicts: tuple[Verdict, ...]

@@ -22,9 +22,9 @@ from bench.corpus.scenario import (
     REMEDIES,
     TELLING,
     UNREAD,
-    Condition,
-    Conditions,
     Doing,
+    GpuHealth,
+    GpuHealths,
     Process,
     Program,
     Scenario,
@@ -468,7 +468,7 @@ def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Ite
         yield verdict
 
 
-def _tellable(programs: Sequence[Program], gpus: Mapping[str, Conditions]) -> Mapping[str, set[str]]:
+def _tellable(programs: Sequence[Program], gpus: Mapping[str, GpuHealths]) -> Mapping[str, set[str]]:
     """Of whom something can be told, by the label that knows them."""
     return {
         "worker": {each.name for each in programs if each.kind == "worker"},
@@ -502,7 +502,7 @@ _GPU: Final = re.compile(r"(?:0|[1-9]\d*)(?::(?:0|[1-9]\d*))?")
 """A GPU by its number, or an instance of it."""
 
 
-def _conditions(reader: _Reader, name: str, hosts: set[str]) -> Conditions:
+def _conditions(reader: _Reader, name: str, hosts: set[str]) -> GpuHealths:
     """How a GPU is, from when on."""
     host, slash, number = name.rpartition("/")
     if not _GPU.fullmatch(number) or (slash and host not in hosts):
@@ -511,12 +511,12 @@ def _conditions(reader: _Reader, name: str, hosts: set[str]) -> Conditions:
             name, f"is no number of a GPU; write 0, 1 and so on, 0:1 for an instance, or with its host: {known}"
         )
     inner = reader.mapping(name)
-    found = [(seconds, _condition(inner, key, instance=":" in number)) for seconds, key in inner.times()]
+    found = [(seconds, _gpu_health(inner, key, instance=":" in number)) for seconds, key in inner.times()]
     inner.finish("a time, such as 4m")
     return tuple(found)
 
 
-def _condition(reader: _Reader, key: str, *, instance: bool) -> Condition:
+def _gpu_health(reader: _Reader, key: str, *, instance: bool) -> GpuHealth:
     value = reader.take(key)
     parts = value if isinstance(value, dict) else {"state": value}
     parsed: dict[str, Any] = {}
@@ -529,7 +529,7 @@ def _condition(reader: _Reader, key: str, *, instance: bool) -> Condition:
         except (TypeError, ValueError) as error:
             what = "" if name == "state" else f"{name}: "
             raise reader.at(key, f"{what}{said!r} {error}") from None
-    return Condition(**parsed)
+    return GpuHealth(**parsed)
 
 
 def _state(known: tuple[str, ...]) -> Callable[[Any], str]:

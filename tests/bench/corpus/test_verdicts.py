@@ -21,8 +21,8 @@ from bench.corpus.scenario import (
     PROMETHEUS_STATES,
     REMEDIES,
     TELLING,
-    Condition,
     Doing,
+    GpuHealth,
 )
 from deploy.standalone import debian_packages
 from exporter.evidence import signs_of_life
@@ -123,7 +123,7 @@ def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
 
 
 def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
-    parts_of = [*fields(Doing), *fields(Condition)]
+    parts_of = [*fields(Doing), *fields(GpuHealth)]
     states = (*GPU_STATES, *INSTANCE_STATES, *HOST_STATES, *PROMETHEUS_STATES)
     words = [*DOINGS, *(part.name for part in parts_of), *states, *Trip, *REMEDIES, *DECIDED, *TELLING]
 
