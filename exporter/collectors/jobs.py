@@ -12,6 +12,7 @@ from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
 from exporter.model.timeouts import Patience, Pauses, is_rank
 from exporter.model.worker import WorkerSighting
+from gpuwarden import conditions
 from gpuwarden.state_file import JobFile
 
 _SLOT = ("worker", "container")
@@ -109,17 +110,11 @@ def _beside_others(rows: list[_Row]) -> list[_Row]:
             return row
         return replace(
             row,
-            quiet_s=_least(row.quiet_s, *others),
-            quiet_gpu_lost_s=_least(row.quiet_gpu_lost_s, *others),
+            quiet_s=conditions.least(row.quiet_s, *others),
+            quiet_gpu_lost_s=conditions.least(row.quiet_gpu_lost_s, *others),
         )
 
     return [with_others(row) for row in rows]
-
-
-def _least(*seconds: float | None) -> float | None:
-    """The least of them, `None` where one is unknown."""
-    known = [each for each in seconds if each is not None]
-    return min(known) if len(known) == len(seconds) else None
 
 
 def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
@@ -173,22 +168,19 @@ def _named(row: _Row) -> Row:
 
 
 def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
-    """Whether an age has reached its limit: what each rule that accuses a job takes at least, whatever else it takes.
-
-    So that in health no rule has anybody to name. A limit that is `None` or 0 judges nobody.
-    """
-    job, patience = row.job, snapshot.thresholds.patience
-    window_s = patience.window_s(job, snapshot.thresholds.health_window_s)
-    return any(
-        age_s is not None and limit_s and age_s >= limit_s
-        for age_s, limit_s in (
-            (row.elapsed_s, job.budget_s),
-            (row.beat_age_s, patience.silence_s(job)),  # before which none is stuck
-            (row.quiet_s, window_s),
-            (row.quiet_gpu_lost_s, window_s),
-            (row.heartbeat_age_s, snapshot.thresholds.dead_after_s),
-            (row.dead_s, snapshot.thresholds.dead_after_s),
-        )
+    """Whether any age of the job has reached its limit, so that a rule may name it."""
+    job, thresholds = row.job, snapshot.thresholds
+    return conditions.is_overdue(
+        elapsed_s=row.elapsed_s,
+        budget_s=job.budget_s,
+        beat_age_s=row.beat_age_s,
+        silence_s=thresholds.patience.silence_s(job),
+        quiet_s=row.quiet_s,
+        quiet_gpu_lost_s=row.quiet_gpu_lost_s,
+        window_s=thresholds.patience.window_s(job, thresholds.health_window_s),
+        heartbeat_age_s=row.heartbeat_age_s,
+        dead_s=row.dead_s,
+        dead_after_s=thresholds.dead_after_s,
     )
 
 
@@ -371,11 +363,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (row, _spinning_s(row, patience), patience.gang_stuck_after_s(row.job, row.pauses), row.job.gang or "")
         for row in ranks
     ]
-    overdue = [
-        (row, gang)
-        for row, spinning_s, limit_s, gang in told
-        if spinning_s is not None and limit_s is not None and spinning_s >= limit_s
-    ]
+    overdue = [(row, gang) for row, spinning_s, limit_s, gang in told if conditions.reached(spinning_s, limit_s)]
     yield gauge(
         "gpuwarden_gang_rank_attempt",
         "The attempt at its rank that a worker runs; where several run one rank of a gang, it is of the highest.",
@@ -431,7 +419,5 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
 
 def _spinning_s(row: _Row, patience: Patience) -> float | None:
     spinning_s = row.place.spinning_s if row.place else None
-    if row.beat_age_s is None or spinning_s is None:
-        return None
     late_s = patience.gang_stuck_late_s(row.job, row.pauses)
-    return min(row.beat_age_s, spinning_s + late_s) if spinning_s else 0.0
+    return conditions.rank_spinning_s(row.beat_age_s, spinning_s, late_s)

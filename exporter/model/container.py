@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from exporter.model.unknown import Unknown
+from gpuwarden import conditions
 
 NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -164,32 +165,29 @@ class ContainerEvidence(NamedTuple):
     @property
     def work_still_s(self) -> float | None:
         """For how long its processes have done no work: I/O, page faults and CPU time all still; `None` is unknown."""
-        if self.io_still_s is None or self.fault_still_s is None or self.cpu_still_s is None:
-            return None
-        return min(self.io_still_s, self.fault_still_s, self.cpu_still_s)
+        return conditions.least(self.io_still_s, self.fault_still_s, self.cpu_still_s)
 
     @property
     def unmoved_s(self) -> float | None:
-        """For how long nothing of it has moved, though its GPU may spin (A14b, A19); `None` is unknown.
-
-        Its RAM, I/O and page faults were still all that time, and its GPU was pegged: what waits for ever holds it, and
-        a process may spin beside it. Or its GPU was never seen busy, being idle or unknown: unknown is not idle, so its
-        processes used no CPU time either.
-        """
-        if self.ram_still_s is None or self.io_still_s is None or self.fault_still_s is None:
-            return None
-        at_rest_s = None
-        if self.gpu_not_seen_busy_s is not None and self.cpu_still_s is not None:
-            at_rest_s = min(self.gpu_not_seen_busy_s, self.cpu_still_s)
-        known_s = [each for each in (self.gpu_pegged_s, at_rest_s) if each is not None]
-        return min(max(known_s), self.ram_still_s, self.io_still_s, self.fault_still_s) if known_s else None
+        """For how long nothing of it has moved, though its GPU may be fully used; `None` is unknown."""
+        return conditions.unmoved_s(
+            gpu_pegged_s=self.gpu_pegged_s,
+            gpu_not_seen_busy_s=self.gpu_not_seen_busy_s,
+            cpu_still_s=self.cpu_still_s,
+            ram_still_s=self.ram_still_s,
+            io_still_s=self.io_still_s,
+            fault_still_s=self.fault_still_s,
+        )
 
     @property
     def spinning_s(self) -> float | None:
-        """For how long its GPU has been pegged without a pause and nothing else of it has moved; `None` is unknown."""
-        signs_s = (self.gpu_pegged_s, self.ram_still_s, self.io_still_s, self.fault_still_s)
-        known_s = [each for each in signs_s if each is not None]
-        return min(known_s) if len(known_s) == len(signs_s) else None
+        """For how long its GPU has been fully used without a pause and nothing else has moved; `None` is unknown."""
+        return conditions.spinning_s(
+            gpu_pegged_s=self.gpu_pegged_s,
+            ram_still_s=self.ram_still_s,
+            io_still_s=self.io_still_s,
+            fault_still_s=self.fault_still_s,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

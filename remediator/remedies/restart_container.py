@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from gpuwarden import conditions
 from gpuwarden.evidence import ServerFacts
 from gpuwarden.job import Trip
 from remediator.plan import Facts, Step
@@ -44,5 +45,5 @@ def confirm(seen: ServerFacts) -> Finding:
         f"unanswered for {seen.unanswered_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
         f"RAM still {seen.ram_still_s:.1f} s, I/O still {seen.io_still_s:.1f} s of {silence_s:.1f} s allowed"
     ) + (", simulated GPU" if seen.gpu_simulated else "")
-    quiet_s = min(seen.unanswered_s, seen.gpu_idle_s, seen.ram_still_s, seen.io_still_s)
-    return Finding.of(quiet_s >= silence_s, figures)
+    quiet_s = conditions.least(seen.unanswered_s, seen.gpu_idle_s, seen.ram_still_s, seen.io_still_s)
+    return Finding.of(conditions.reached(quiet_s, silence_s), figures)

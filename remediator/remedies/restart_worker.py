@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from gpuwarden import conditions
+from gpuwarden.conditions import Sign
 from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import MOVES, Move, Phase, State, Trip
 from remediator.plan import (
@@ -95,8 +97,7 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> Finding:
 def _stalled(evidence: WorkerFacts) -> Finding:
     """Silent with its GPU idle (A2), or, far longer than its own step or phase, with one that proves nothing (A14b)."""
     silent = _silent(evidence)
-    after_s, beat_age_s = evidence.stuck_after_s, evidence.beat_age_s
-    if silent.confirmed or after_s is None or beat_age_s is None or beat_age_s < after_s:
+    if silent.confirmed or not conditions.reached(evidence.beat_age_s, evidence.stuck_after_s):
         return silent
     stuck = _stuck(evidence)
     return stuck if stuck.confirmed else replace(stuck, message=f"{silent.message}; {stuck.message}")
@@ -107,24 +108,27 @@ def _gang_stuck(evidence: WorkerFacts) -> Finding:
 
     So it is asked for by the alert about the gang only: a rank that spins is as healthy as the one that it waits for.
     """
-    after_s, beat_age_s, pegged_s = evidence.gang_stuck_after_s, evidence.beat_age_s, evidence.gpu_pegged_s
+    after_s, beat_age_s = evidence.gang_stuck_after_s, evidence.beat_age_s
     if after_s is None:
         message = "the worker runs no rank of a gang, or after how long that is stuck is not said"
         return Finding(doubt=Doubt.NO_GANG, message=message)
     if beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the rank is not armed (phase {evidence.phase})")
     still_s = evidence.gang_stuck_still_s
-    signs = (still_s, pegged_s, evidence.ram_still_s, evidence.io_still_s, evidence.fault_still_s)
-    known = [each for each in signs if each is not None]
-    if still_s is None or len(known) < len(signs):
+    spinning_s = conditions.spinning_s(
+        gpu_pegged_s=evidence.gpu_pegged_s,
+        ram_still_s=evidence.ram_still_s,
+        io_still_s=evidence.io_still_s,
+        fault_still_s=evidence.fault_still_s,
+    )
+    if still_s is None or spinning_s is None:
         message = "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message=message)
-    least_s = min(known[1:])
     figures = (
         f"a rank that spins: no step for {beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
-        f"still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+        f"still {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    return Finding.of(beat_age_s >= after_s and least_s >= still_s, figures)
+    return Finding.of(conditions.is_stuck(beat_age_s, after_s, spinning_s, still_s), figures)
 
 
 def _stuck(evidence: WorkerFacts) -> Finding:
@@ -134,25 +138,33 @@ def _stuck(evidence: WorkerFacts) -> Finding:
     GPU is unknown the job may compute on it, so that its processes must use no CPU time either (A19).
     """
     still_s, pegged_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_pegged_s, evidence.gpu_not_seen_busy_s
-    shown = {"RAM": evidence.ram_still_s, "I/O": evidence.io_still_s, "page faults": evidence.fault_still_s}
-    if still_s is None or None in shown.values():
+    cpu_s = evidence.container_cpu_still_s
+    rest_s = conditions.least(evidence.ram_still_s, evidence.io_still_s, evidence.fault_still_s)
+    if still_s is None or rest_s is None:
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message="whether RAM, I/O and page faults are still is unknown")
-    if pegged_s is not None and pegged_s >= still_s:
-        gpu = f"GPU pegged {pegged_s:.1f} s"
-    else:
-        gpu = "GPU " + ("not told" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
-        shown |= {"GPU": not_busy_s, "CPU": evidence.container_cpu_still_s}
-    stills = [each for each in shown.values() if each is not None]
-    least_s = min(stills)
-    names = ", ".join(name for name in shown if name != "GPU")
+    pegged = conditions.reached(pegged_s, still_s)
+    gpu = (
+        f"GPU pegged {pegged_s:.1f} s"
+        if pegged
+        else "GPU " + ("not told" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
+    )
+    cpu = "" if pegged or cpu_s is None else f", CPU still {cpu_s:.1f} s"
     where = "" if evidence.phase in (None, Phase.STEP) else f" in phase {evidence.phase}"
     figures = (
-        f"stuck{where}: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, {gpu}, "
-        f"{names} still {least_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+        f"stuck{where}: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, "
+        f"{gpu}{cpu}, RAM, I/O, page faults still {rest_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    if len(stills) < len(shown):
+    if not pegged and (not_busy_s is None or cpu_s is None):
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=figures)
-    return Finding.of(least_s >= still_s, figures)
+    unmoved_s = conditions.unmoved_s(
+        gpu_pegged_s=pegged_s,
+        gpu_not_seen_busy_s=not_busy_s,
+        cpu_still_s=cpu_s,
+        ram_still_s=evidence.ram_still_s,
+        io_still_s=evidence.io_still_s,
+        fault_still_s=evidence.fault_still_s,
+    )
+    return Finding.of(conditions.is_stuck(evidence.beat_age_s, evidence.stuck_after_s, unmoved_s, still_s), figures)
 
 
 def _silent(evidence: WorkerFacts) -> Finding:
@@ -162,11 +174,11 @@ def _silent(evidence: WorkerFacts) -> Finding:
         return Finding(doubt=Doubt.NOT_POLICED, message="the worker runs no job that the stall condition polices")
     if evidence.beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the job is not armed (phase {evidence.phase})")
-    quiet_s, signs, unknown = _container_quiet(evidence)
+    quiet_s, signs, unknown = _quiet(evidence)
     if quiet_s is None:
         return Finding(doubt=unknown, message=signs)
     figures = f"silent {evidence.beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
-    return Finding.of(min(evidence.beat_age_s, quiet_s) >= silence_s, figures)
+    return Finding.of(conditions.is_stalled(evidence.beat_age_s, quiet_s, silence_s), figures)
 
 
 def _over_budget(evidence: WorkerFacts) -> Finding:
@@ -176,7 +188,7 @@ def _over_budget(evidence: WorkerFacts) -> Finding:
     if evidence.elapsed_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has run is unknown")
     figures = f"has run for {evidence.elapsed_s:.1f} s of a budget of {evidence.budget_s:.1f} s, {_where(evidence)}"
-    return Finding.of(evidence.elapsed_s >= evidence.budget_s, figures)
+    return Finding.of(conditions.reached(evidence.elapsed_s, evidence.budget_s), figures)
 
 
 def _unhealthy(evidence: WorkerFacts) -> Finding:
@@ -194,7 +206,7 @@ def _unhealthy(evidence: WorkerFacts) -> Finding:
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
         message = "for how long the attempt has run, or been in its phase, is unknown"
         return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
-    quiet_s, signs, unknown = _container_quiet(evidence)
+    quiet_s, signs, unknown = _quiet(evidence)
     if quiet_s is None:
         return Finding(doubt=unknown, message=signs)
     beat_age_s = evidence.beat_age_s
@@ -203,8 +215,7 @@ def _unhealthy(evidence: WorkerFacts) -> Finding:
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
-    silent_s = quiet_s if beat_age_s is None else min(quiet_s, beat_age_s)
-    return Finding.of(min(silent_s, evidence.phase_age_s, evidence.elapsed_s - grace_s) >= window_s, figures)
+    return Finding.of(conditions.is_unhealthy(quiet_s, window_s, evidence.elapsed_s, grace_s), figures)
 
 
 def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
@@ -217,47 +228,56 @@ def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
         return Finding(doubt=Doubt.NOT_POLICED, message="the job's class uses no GPU")
     if evidence.phase_age_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has been in its phase is unknown")
-    quiet_s, signs, unknown = _container_quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
+    quiet_s, signs, unknown = _quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
     if quiet_s is None:
         return Finding(doubt=unknown, message=signs)
-    beat_age_s = evidence.phase_age_s if evidence.beat_age_s is None else evidence.beat_age_s
+    beat_age_s = evidence.beat_age_s
     figures = (
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, its last beat "
-        f"{'never' if evidence.beat_age_s is None else f'{beat_age_s:.1f} s ago'}, {_where(evidence)}"
+        f"{'never' if beat_age_s is None else f'{beat_age_s:.1f} s ago'}, {_where(evidence)}"
     )
-    return Finding.of(min(quiet_s, evidence.phase_age_s, beat_age_s) >= window_s, figures)
+    return Finding.of(conditions.reached(quiet_s, window_s), figures)
 
 
-def _container_quiet(
+def _quiet(
     evidence: WorkerFacts, gpu: tuple[str, float | None] | None = None
 ) -> tuple[float | None, str, Doubt | None]:
-    """For how long a container has shown none of the signs of life that count in its job's phase (A5).
+    """For how long a job has shown none of the signs of life that count in its phase, with the figures for people.
 
     `gpu` is what its GPUs are, and for how long: idle, where nothing is said. `None` where any of them is unknown, and
-    then which. With it the sentence that says so, or names each.
+    then which.
     """
     state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
-    if gpu_s is None:
-        return None, f"GPU unknown: {evidence.gpu_unknown or 'not measured'}", Doubt.GPU_UNKNOWN
-    if evidence.ram_still_s is None:
-        return None, f"RAM unknown: {evidence.ram_unknown or 'not measured'}", Doubt.RAM_UNKNOWN
-    quiet_s = min(gpu_s, evidence.ram_still_s)
+    work_s = conditions.least(evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
+    signs = conditions.signs_of_life(
+        evidence.phase,
+        has_beaten=evidence.beat_age_s is not None,
+        beat_age_s=evidence.beat_age_s,
+        phase_age_s=evidence.phase_age_s,
+        gpu_s=gpu_s,
+        ram_still_s=evidence.ram_still_s,
+        work_still_s=work_s,
+    )
+    unknown = next((sign for sign, for_s in signs.items() if for_s is None), None)
+    if unknown is not None:
+        doubt, what, because = _UNKNOWN[unknown]
+        return None, f"{what} unknown: {because(evidence) or 'not measured'}", doubt
     figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
-    if evidence.phase not in _WORK_COUNTS:
-        return quiet_s, figures, None
-    work = (evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
-    known = [still_s for still_s in work if still_s is not None]
-    if len(known) < len(work):
-        message = f"work of its processes unknown: {evidence.work_unknown or 'not measured'}"
-        return None, message, Doubt.WORK_UNKNOWN
-    return min(quiet_s, *known), f"{figures}, I/O, page faults and CPU still {min(known):.1f} s", None
+    if Sign.WORK in signs:
+        figures += f", I/O, page faults and CPU still {work_s:.1f} s"
+    return conditions.least(*signs.values()), figures, None
+
+
+_UNKNOWN: Final[Mapping[Sign, tuple[Doubt, str, Callable[[WorkerFacts], str | None]]]] = {
+    Sign.PHASE: (Doubt.TIME_UNKNOWN, "time in its phase", lambda _: "it is from before the last reboot"),
+    Sign.GPU: (Doubt.GPU_UNKNOWN, "GPU", lambda seen: seen.gpu_unknown),
+    Sign.RAM: (Doubt.RAM_UNKNOWN, "RAM", lambda seen: seen.ram_unknown),
+    Sign.WORK: (Doubt.WORK_UNKNOWN, "work of its processes", lambda seen: seen.work_unknown),
+}
 
 
 def _where(evidence: WorkerFacts) -> str:
     return f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
-
-
-_WORK_COUNTS: Final = frozenset(phase for phase in Phase if phase.counts_work)
 
 
 def _worker_dead(evidence: WorkerFacts) -> Finding:
@@ -280,7 +300,8 @@ def _worker_dead(evidence: WorkerFacts) -> Finding:
             f"its process is gone and its files are left, for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
             f"its last heartbeat {heartbeat}, phase {evidence.phase}, step {evidence.step}"
         )
-        return Finding.of(min(evidence.dead_s, evidence.dead_s if age_s is None else age_s) >= bound_s, figures)
+        gone_s = evidence.dead_s if age_s is None else conditions.least(evidence.dead_s, age_s)
+        return Finding.of(conditions.reached(gone_s, bound_s), figures)
     if evidence.heartbeat_age_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="the worker's heartbeat is unknown")
     if evidence.cpu_still_s is None:
@@ -289,7 +310,8 @@ def _worker_dead(evidence: WorkerFacts) -> Finding:
         f"no heartbeat for {evidence.heartbeat_age_s:.1f} s and no CPU time used for {evidence.cpu_still_s:.1f} s "
         f"of {bound_s:.1f} s allowed, phase {evidence.phase}, step {evidence.step}"
     )
-    return Finding.of(min(evidence.heartbeat_age_s, evidence.cpu_still_s) >= bound_s, figures)
+    silent_s = conditions.least(evidence.heartbeat_age_s, evidence.cpu_still_s)
+    return Finding.of(conditions.reached(silent_s, bound_s), figures)
 
 
 _CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], Finding]]] = {

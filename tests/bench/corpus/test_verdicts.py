@@ -277,7 +277,9 @@ def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
 ) -> None:
     one, whole = named(begins), signs_of_life._signs
     monkeypatch.setattr(
-        signs_of_life, "_signs", lambda *of, **how: [each for each in whole(*of, **how) if each[0].name != sign]
+        signs_of_life,
+        "_signs",
+        lambda *of, **how: {each: age_s for each, age_s in whole(*of, **how).items() if each.name != sign},
     )
 
     (found,) = judge.play([one])

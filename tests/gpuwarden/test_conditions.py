@@ -1,0 +1,176 @@
+"""The definitions of quiet, stalled, stuck, unhealthy and overdue, as truth tables."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuwarden import conditions
+from gpuwarden.conditions import Sign
+from gpuwarden.job import Phase
+
+pytestmark = pytest.mark.pure
+
+FIGURE = st.none() | st.integers(0, 6).map(float)
+"""An age or a limit, small so that ages often reach their limits."""
+
+
+@pytest.mark.parametrize(
+    ("age_s", "limit_s", "met"),
+    [
+        pytest.param(120.0, 120.0, True, id="at its limit"),
+        pytest.param(119.9, 120.0, False, id="under its limit"),
+        pytest.param(None, 120.0, False, id="an unknown age"),
+        pytest.param(120.0, None, False, id="an unknown limit"),
+        pytest.param(120.0, 0.0, False, id="no limit"),
+        pytest.param(0.0, 0.0, False, id="nothing against no limit"),
+    ],
+)
+def test_an_age_reaches_a_limit(age_s: float | None, limit_s: float | None, met: bool) -> None:
+    assert conditions.reached(age_s, limit_s) is met
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "least_s"),
+    [
+        pytest.param((3.0, 1.0, 2.0), 1.0, id="all known"),
+        pytest.param((3.0, None), None, id="one unknown"),
+        pytest.param((0.0, None), None, id="an unknown beside nothing"),
+    ],
+)
+def test_the_least_of_several_ages(ages_s: tuple[float | None, ...], least_s: float | None) -> None:
+    assert conditions.least(*ages_s) == least_s
+
+
+AGES: dict[str, Any] = {
+    "beat_age_s": 1.0, "phase_age_s": 2.0, "gpu_s": 3.0, "ram_still_s": 4.0, "work_still_s": 5.0, "io_still_s": 6.0,
+}  # fmt: skip
+ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("phase", "has_beaten", "io_counts", "more"),
+    [
+        pytest.param("step", True, False, {Sign.BEAT: 1.0}, id="it steps"),
+        pytest.param("step", False, False, {}, id="it has never beaten"),
+        pytest.param("step", False, True, {Sign.IO: 6.0}, id="it shares its container"),
+        pytest.param(None, False, False, {}, id="its phase is unknown"),
+        *(
+            pytest.param(phase.value, False, False, {Sign.WORK: 5.0} if phase.counts_work else {}, id=f"in {phase}")
+            for phase in Phase
+        ),
+    ],
+)
+def test_the_signs_of_life_that_count(
+    phase: str | None, has_beaten: bool, io_counts: bool, more: dict[Sign, float]
+) -> None:
+    signs = conditions.signs_of_life(phase, has_beaten=has_beaten, io_counts=io_counts, **AGES)
+
+    assert signs == {**ALWAYS, **more}
+
+
+UNMOVED = {
+    "gpu_pegged_s": 10.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
+    "ram_still_s": 12.0, "io_still_s": 13.0, "fault_still_s": 14.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "unmoved_s"),
+    [
+        pytest.param({}, 10.0, id="its GPU is fully used"),
+        pytest.param({"gpu_not_seen_busy_s": 11.0, "cpu_still_s": 11.5}, 11.0, id="its GPU was not busy for longer"),
+        pytest.param({"gpu_pegged_s": None}, 0.0, id="its GPU was busy"),
+        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 11.0}, 0.0, id="its processes compute"),
+        pytest.param({"gpu_pegged_s": None, "cpu_still_s": None}, None, id="GPU and CPU time are unknown"),
+        pytest.param({"cpu_still_s": None}, 10.0, id="CPU time is unknown, its GPU fully used"),
+        pytest.param({"ram_still_s": 1.0}, 1.0, id="its RAM moved"),
+        pytest.param({"io_still_s": None}, None, id="its I/O is unknown"),
+    ],
+)
+def test_how_long_nothing_of_a_container_has_moved(changed: dict[str, float | None], unmoved_s: float | None) -> None:
+    assert conditions.unmoved_s(**{**UNMOVED, **changed}) == unmoved_s
+
+
+@pytest.mark.parametrize(
+    ("changed", "met"),
+    [
+        pytest.param({}, True, id="silent and quiet"),
+        pytest.param({"beat_age_s": 119.9}, False, id="it beat"),
+        pytest.param({"quiet_s": 119.9}, False, id="it showed another sign of life"),
+        pytest.param({"quiet_s": None}, False, id="a sign of life is unknown"),
+        pytest.param({"silence_s": 0.0}, False, id="its silence is not policed"),
+    ],
+)
+def test_a_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
+    assert conditions.is_stalled(**{"beat_age_s": 120.0, "quiet_s": 120.0, "silence_s": 120.0, **changed}) is met
+
+
+@pytest.mark.parametrize(
+    ("changed", "met"),
+    [
+        pytest.param({}, True, id="a window after its grace"),
+        pytest.param({"elapsed_s": 659.9}, False, id="the window began in its grace"),
+        pytest.param({"quiet_s": 299.9}, False, id="it showed a sign of life"),
+        pytest.param({"elapsed_s": None}, False, id="it began before a reboot"),
+        pytest.param({"grace_s": None}, False, id="its grace is unknown"),
+        pytest.param({"window_s": None}, False, id="it uses no GPU"),
+    ],
+)
+def test_a_gpu_job_is_unhealthy(changed: dict[str, float | None], met: bool) -> None:
+    figures = {"quiet_s": 300.0, "window_s": 300.0, "elapsed_s": 660.0, "grace_s": 360.0, **changed}
+    assert conditions.is_unhealthy(**figures) is met
+
+
+@given(beat_age_s=FIGURE, rest_s=FIGURE, after_s=st.integers(1, 6), late_s=st.integers(0, 5))
+def test_a_rank_is_stuck_when_its_one_figure_reaches_the_limit(
+    beat_age_s: float | None, rest_s: float | None, after_s: int, late_s: int
+) -> None:
+    still_s = max(after_s - late_s, 1)
+    one_s = conditions.rank_spinning_s(beat_age_s, rest_s, after_s - still_s)
+
+    assert conditions.reached(one_s, after_s) == conditions.is_stuck(beat_age_s, after_s, rest_s, still_s)
+
+
+@given(st.fixed_dictionaries(dict.fromkeys(("pegged", "ram", "io", "fault"), FIGURE)))
+def test_a_rank_that_spins_is_unmoved(ages_s: dict[str, float | None]) -> None:
+    rest = {"ram_still_s": ages_s["ram"], "io_still_s": ages_s["io"], "fault_still_s": ages_s["fault"]}
+    spinning_s = conditions.spinning_s(gpu_pegged_s=ages_s["pegged"], **rest)
+
+    assert spinning_s == conditions.unmoved_s(
+        gpu_pegged_s=ages_s["pegged"], gpu_not_seen_busy_s=None, cpu_still_s=None, **rest
+    )
+
+
+OVERDUE = (
+    "elapsed_s", "budget_s", "beat_age_s", "silence_s", "quiet_s", "quiet_gpu_lost_s", "window_s", "heartbeat_age_s",
+    "dead_s", "dead_after_s",
+)  # fmt: skip
+
+
+@given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "unmoved_s", "cpu_still_s", "longer_s"), FIGURE)))
+def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> None:
+    """The exporter names a job to the rules only while it is overdue: no condition may be met without that."""
+    known = {name: figures[name] for name in OVERDUE}
+    beat_age_s, silence_s = known["beat_age_s"], known["silence_s"]
+    after_s = silence_s + (figures["longer_s"] or 0.0) if silence_s else None
+    met = (
+        conditions.reached(known["elapsed_s"], known["budget_s"])
+        or conditions.is_stalled(beat_age_s, known["quiet_s"], silence_s)
+        or conditions.is_stuck(beat_age_s, after_s, figures["unmoved_s"], 1.0)
+        or conditions.is_unhealthy(known["quiet_s"], known["window_s"], known["elapsed_s"], figures["grace_s"])
+        or conditions.reached(known["quiet_gpu_lost_s"], known["window_s"])
+        or conditions.reached(conditions.least(known["heartbeat_age_s"], figures["cpu_still_s"]), known["dead_after_s"])
+        or conditions.reached(known["dead_s"], known["dead_after_s"])
+    )
+
+    assert conditions.is_overdue(**known) or not met
+
+
+def test_a_job_within_all_limits_is_not_overdue() -> None:
+    limits = {"budget_s", "silence_s", "window_s", "dead_after_s"}
+    figures = {name: 10.0 if name in limits else 9.9 for name in OVERDUE}
+
+    assert not conditions.is_overdue(**figures)
+    assert conditions.is_overdue(**{**figures, "dead_s": 10.0})
