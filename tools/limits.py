@@ -20,10 +20,7 @@ ATTRIBUTES_MAX: Final = 15
 MODULES_MAX: Final = 20
 """Modules in one folder, `__init__.py` counted."""
 
-TOO_LARGE: Final = frozenset({
-    "remediator/remedies/restart_worker.py",
-    "tests/remediator/remedies/test_restart_worker.py",
-})  # fmt: skip
+TOO_LARGE: Final = frozenset[str]()
 """Files and classes over a limit, to be split. One that is within its limit again must leave this list."""
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent

@@ -37,7 +37,7 @@ class Choice:
 def decide(facts: Facts) -> Step:
     """The next step of one episode."""
     accused = facts.episode.incarnation
-    step = restart_without_job.decide(facts, trip=Trip.VRAM, confirm=lambda seen: confirm(seen, accused))
+    step = restart_without_job.decide(facts, confirm=lambda seen, _: confirm(seen, accused))
     free, seen = facts.episode.free, facts.server
     if isinstance(step, Advance) and step.stage is Stage.DEAD and free is not None and seen is not None:
         rooms = [_room(card) for card in seen.cards or () if card.gpu in free.data.get("gpus", ())]

@@ -28,17 +28,17 @@ from remediator.plan import (
     WouldAct,
 )
 from remediator.reasons import Doubt, Finding, Reason
-from remediator.remedies import restart
+from remediator.remedies import reported, restart
 
-Confirm = Callable[[ServerFacts], Finding]
-"""Whether fresh local evidence shows by itself what is accused. Any unknown is a no."""
+Confirm = Callable[[ServerFacts, Trip], Finding]
+"""Whether fresh local evidence shows a condition by itself. Any unknown is a no."""
 
 
-def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
+def decide(facts: Facts, *, confirm: Confirm) -> Step:
     """The next step of one episode."""
     free = facts.episode.free
     if free is None:
-        return _consider(facts, trip, confirm)
+        return _consider(facts, confirm)
     if not free.over:
         return restart.go_on(
             facts,
@@ -50,7 +50,7 @@ def decide(facts: Facts, *, trip: Trip, confirm: Confirm) -> Step:
     return restart.close(free, None)
 
 
-def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
+def _consider(facts: Facts, confirm: Confirm) -> Step:
     """Nothing is promised yet: is it the same incarnation, and do we see ourselves what it is accused of?"""
     seen, accused = facts.server, facts.episode.incarnation
     if seen is None:
@@ -72,8 +72,8 @@ def _consider(facts: Facts, trip: Trip, confirm: Confirm) -> Step:
     if seen.workers:
         message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
         return Close(outcome=Outcome.REFUSED, reason=Reason.HAS_WORKERS, message=message)
-    found = confirm(seen)
-    if not found.confirmed:
+    trip, found = reported.first_confirmed(facts.episode, lambda trip: confirm(seen, trip))
+    if trip is None:
         return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if not facts.container_known:
         return restart.doubt(facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}")
@@ -178,7 +178,7 @@ def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
         return Finding(doubt=Doubt.HAS_WORKERS, message="workers live in it, or may")
     if facts.container is not None and facts.container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
-    return confirm(seen)
+    return reported.first_confirmed(facts.episode, lambda trip: confirm(seen, trip))[1]
 
 
 def _ended_without_us(facts: Facts) -> Step:

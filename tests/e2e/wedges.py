@@ -32,7 +32,7 @@ from remediator.ledger.captures import SavedCapture
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
 from remediator.ledger.schema import INTENTS
-from remediator.remedies.restart_worker import confirm
+from remediator.remedies.job_conditions import confirm
 from testbed.demo.job_body import Script, write_picture
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import SimulatedGpus, Slot

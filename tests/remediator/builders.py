@@ -4,7 +4,7 @@ The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, s
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
 from gpuwarden.job import State, Trip
@@ -222,6 +222,9 @@ def job(**changed: Any) -> JobFacts:
         job_id=7, attempt=1, state=State.RUNNING, claimed_by="i1", attempts_max=20, watchdog_retries=0, retried=True
     )
     return replace(default, **changed)
+
+
+FENCED_JOB: Final = job(state=State.FENCING)
 
 
 def free(stage: Stage, **data: Any) -> Intent:

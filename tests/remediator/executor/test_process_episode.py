@@ -103,7 +103,7 @@ def test_a_container_without_a_job_is_freed(ledger: Ledger, store: JobStore, mon
     ledger.inbox.accept([alert(job_id=None, attempt=None)], [], now=time.time())
     world = World(Box(worker="w1", job_id=None, attempt=None))
     monkeypatch.setattr(
-        "remediator.remedies.restart_worker.confirm",
+        "remediator.remedies.job_conditions.confirm",
         lambda seen, _: Finding.of(world.boxes["w1"].wedged, seen.worker),
     )
 

@@ -1,10 +1,12 @@
 """The remedy for servers as truth tables: what it decides from which facts, with a sentence a row."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from gpuwarden.evidence import ServerFacts
 from gpuwarden.job import Trip
 from remediator.plan import (
     Advance,
@@ -23,9 +25,10 @@ from remediator.plan import (
     Withdraw,
     WouldAct,
 )
-from remediator.reasons import Doubt, Reason
-from remediator.remedies import REMEDIES
-from remediator.remedies.restart_container import TRIPS, confirm, decide
+from remediator.reasons import Doubt, Finding, Reason
+from remediator.remedies import REMEDIES, container_conditions
+from remediator.remedies.container_conditions import confirm
+from remediator.remedies.restart_container import TRIPS, decide
 from tests.remediator.builders import (
     HANDLE,
     KEY,
@@ -104,15 +107,44 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM.values(), ids=CONFIRM)
 def test_what_confirms_a_silent_server(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(server(**seen)).doubt is doubt
+    assert confirm(server(**seen), Trip.SERVER).doubt is doubt
+
+
+def test_a_trip_without_a_condition_confirms_nothing() -> None:
+    assert confirm(server(), Trip.STALL).doubt is Doubt.NO_CONDITION
+
+
+SEVERAL: dict[str, tuple[frozenset[Trip], frozenset[Trip], Trip | None]] = {
+    "the first is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset({Trip.SERVER}), Trip.SERVER),
+    "only the second is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset({Trip.VRAM}), Trip.VRAM),
+    "neither is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset(), None),
+    "the second was not reported": (frozenset({Trip.SERVER}), frozenset({Trip.VRAM}), None),
+}
+
+
+@pytest.mark.parametrize(("reported", "met", "by"), SEVERAL.values(), ids=SEVERAL)
+def test_any_reported_condition_may_confirm_and_names_the_episode(
+    reported: frozenset[Trip], met: frozenset[Trip], by: Trip | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(trip: Trip) -> Callable[[ServerFacts], Finding]:
+        return lambda seen: Finding.of(trip in met, seen.host)
+
+    table = {trip: check(trip) for trip in (Trip.SERVER, Trip.VRAM)}
+    monkeypatch.setattr(container_conditions, "CONDITIONS", table)
+    own, owed = server_episode(trips=reported), server_episode(free(Stage.PLANNED), trips=reported)
+
+    begun, stopped = decide(server_facts(episode=own)), decide(server_facts(episode=owed))
+
+    assert (begun.trip if isinstance(begun, Begin) else None) is by
+    assert isinstance(stopped, Stop if by else Wait)
 
 
 def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -> None:
     figures = {"unanswered_s": 131.0, "gpu_idle_s": 132.0, "ram_still_s": 133.0, "io_still_s": 134.0}
-    message = confirm(server(**figures)).message
+    message = confirm(server(**figures), Trip.SERVER).message
 
     assert [each for each in ("131.0", "132.0", "133.0", "134.0", "120.0", "http") if each not in message] == []
-    assert "cgroup gone" in confirm(server(ram_still_s=None, ram_unknown="cgroup gone")).message
+    assert "cgroup gone" in confirm(server(ram_still_s=None, ram_unknown="cgroup gone"), Trip.SERVER).message
 
 
 # --- before anything is promised
@@ -238,7 +270,7 @@ def test_a_dry_run_says_what_it_would_do() -> None:
     step = decide(server_facts(armed=False))
 
     assert isinstance(step, WouldAct)
-    assert confirm(server()).message in step.message
+    assert confirm(server(), Trip.SERVER).message in step.message
 
 
 # --- once it is promised
