@@ -5,25 +5,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import docker
 import pytest
 
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
-from exporter.sources.containers.docker import EngineContainers
 from gpuwarden import cgroup
-from testbed.check_release import CHECKOUT
-from testbed.docker_engine import Engine
-from testbed.worker_image import worker_image
 from tests.exporter import builders as build
 from tests.exporter.test_sampler import Docker, sampler
-from tests.waiting import eventually
 
 PROGRAM = """
 import os, subprocess, sys
@@ -199,84 +192,3 @@ def test_a_worker_that_was_not_told_apart_for_a_look_starts_anew(shared: Shared)
 
     assert found["w"].gpu_idle_s == 0.0
     assert (found["v"].gpu_idle_s or 0.0) > 0.0
-
-
-IN_A_CONTAINER = """
-import subprocess, sys, time
-from pathlib import Path
-from gpuwarden.reporter import Reporter
-if len(sys.argv) == 1:
-    for name in ("w", "v"):
-        subprocess.Popen([sys.executable, __file__, name])
-    time.sleep(600)
-with Reporter(Path("/run/gpuwarden"), worker=sys.argv[1], queue="gpu", subdirectory="both"):
-    if sys.argv[1] == "v":
-        subprocess.Popen(["sleep", "601"])
-        subprocess.run(["sh", "-c", "sleep 602 &"])
-    time.sleep(600)
-"""
-
-
-@pytest.mark.needs_docker
-def test_orphans_are_not_a_workers(client: docker.DockerClient, engine: Engine, house: Path, tmp_path: Path) -> None:
-    (house / "both").mkdir()
-    (tmp_path / "both.py").write_text(IN_A_CONTAINER)
-    image = worker_image(client, extra={"/app/gpuwarden": CHECKOUT / "gpuwarden", "/app/both.py": tmp_path / "both.py"})
-    mounted = {
-        str(house / "both"): {"bind": "/run/gpuwarden/both"},
-        str(house / "host"): {"bind": "/run/gpuwarden/host"},
-    }
-    real = client.containers.run(
-        image, ["python3", "/app/both.py"], detach=True, network_mode="none", volumes=mounted,
-        environment={"PYTHONPATH": "/app", "NVIDIA_VISIBLE_DEVICES": "all"},
-    )  # fmt: skip
-    source = EngineContainers(engine.base_url)
-    source.start()
-    busy: set[int] = set()
-    alone, either = {"w": True, "v": False}, {"w": False, "v": False}
-    wanted = {
-        "python3 /app/both.py": either,
-        "both.py w": {"w": False, "v": True},
-        "both.py v": alone,
-        "sleep 601": alone,
-        "sleep 602": either,
-        "sleep 603": either,
-    }
-    looks = sampler(
-        house,
-        containers={"docker": source},
-        gpus=lambda: build.gpus(build.gpu(0, *(build.process(pid, 0.95) for pid in busy))),
-    )
-
-    def idle(pid: int | None) -> dict[str, bool]:
-        busy.clear()
-        busy.update(() if pid is None else {pid})
-        looks.sample()
-        return {name: (each.gpu_idle_s or 0.0) > 0 for name, each in looks.sample().apart.items()}
-
-    try:
-        real.reload()
-        group = cgroup.directory(real.attrs["State"]["Pid"], str(real.id))
-        assert group is not None
-        client.api.exec_start(client.api.exec_create(real.id, ["sleep", "603"])["Id"], detach=True)
-        started = eventually(
-            lambda: found if (found := commands(group)).keys() == wanted.keys() else None,  # and no shell any more
-            log=lambda: str(real.logs()),
-        )
-        eventually(lambda: idle(None) == {"w": True, "v": True})
-        found = {what: idle(pid) for what, pid in started.items()}
-    finally:
-        source.close()
-        real.remove(force=True)
-
-    assert found == wanted
-
-
-def commands(group: Path) -> dict[str, int]:
-    """The processes of a control group by the last two words of how each was started."""
-    found = {}
-    for pid in cgroup.processes(group):
-        with suppress(OSError):  # it has ended since
-            words = Path("/proc", str(pid), "cmdline").read_text().rstrip("\0").split("\0")
-            found[" ".join(words[-2:]).removeprefix("/app/")] = pid
-    return found

@@ -10,38 +10,11 @@ from typing import Any
 import yaml
 
 from deploy.standalone import debian_packages, package_data
-from tests.remediator.builders import HOST, KEY
+from tests.remediator.builders import HOST
 from tests.remediator.listening import listening
 
 Series = Mapping[tuple[str, str], float | str]
 """What a host's exporter publishes: name and labels, as they stand on its page, to the value."""
-
-_PLACE = 'container="c1"'
-_SLOT = f'worker="w1",{_PLACE}'
-
-
-def wedge(silent_s: float = 130.0, *, job_id: int = 7, attempt: int = 1, incarnation: str = "i1") -> Series:
-    """Worker w1 in container c1, silent and quiet for so long of 120 s allowed."""
-    return {
-        ("gpuwarden_worker_info", f'{_SLOT},queue="gpu",incarnation="{incarnation}"'): 1,
-        ("gpuwarden_job_overdue_id", f'{_SLOT},attempt="{attempt}",incarnation="{incarnation}"'): job_id,
-        ("gpuwarden_job_beat_age_seconds", _SLOT): silent_s,
-        ("gpuwarden_job_stall_timeout_seconds", _SLOT): 120,
-        ("gpuwarden_job_quiet_seconds", _SLOT): silent_s,
-    }
-
-
-def silent_server(unanswered_s: float = 130.0) -> Series:
-    """The server in container c1, unanswering, idle and still for so long of 120 s allowed."""
-    return {
-        ("gpuwarden_server_info", f'{_PLACE},incarnation="{KEY}",probe="http",image="i"'): 1,
-        ("gpuwarden_server_answered", _PLACE): 1,
-        ("gpuwarden_server_unanswered_seconds", _PLACE): unanswered_s,
-        ("gpuwarden_server_silence_allowed_seconds", _PLACE): 120,
-        ("gpuwarden_container_gpu_idle_seconds", _PLACE): 130,
-        ("gpuwarden_container_ram_still_seconds", _PLACE): 130,
-        ("gpuwarden_container_io_still_seconds", _PLACE): 130,
-    }
 
 
 class Answering:

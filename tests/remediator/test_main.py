@@ -3,12 +3,10 @@
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -16,10 +14,8 @@ import pytest
 
 from gpuwarden import logs
 from gpuwarden.cli.main import main
-from gpuwarden.db.migrate import newest_revision
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
-from remediator.ledger.schema import LEDGER
 from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.waiting import eventually
@@ -112,21 +108,6 @@ def test_execute_beats_and_exits(house: Path, execute: list[str], told_to_end: C
     found = beats(house)
     assert found is not None
     assert found[0] is (armed == "--armed")
-
-
-def test_an_executor_of_older_tables_does_nothing_more_and_says_why(house: Path, execute: list[str]) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden", *execute, "--armed"], stderr=subprocess.PIPE, text=True
-    ) as process:
-        eventually(lambda: beats(house), "it is up")
-        with closing(sqlite3.connect(house / "ledger.db")) as ledger, ledger:
-            ledger.execute("UPDATE gpuwarden_ledger_version SET version_num = '9999'")
-        said = process.communicate(timeout=30)[1]
-
-    assert process.returncode == 1
-    assert said.splitlines()[-1].startswith("gpuwarden remediator: sqlite:///")
-    known = newest_revision(LEDGER)
-    assert f"its ledger tables are of a newer gpuwarden (revision 9999; this one knows {known}): upgrade this" in said
 
 
 def test_an_order_outlives_start_armed(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:

@@ -14,8 +14,6 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.needs_parts
 
-NOBODY = "http://127.0.0.1:9"
-
 
 @pytest.fixture(scope="module")
 def scraped() -> Iterator[Scraped]:
@@ -90,15 +88,3 @@ def test_a_hostile_name_finds_its_own_curve_and_no_other(host: Scraped, asked: C
     eventually(lambda: known(asked, RAM, "other"), "it is scraped")
     assert set(known(asked, RAM, hostile)) == {7.0}
     assert known(asked, RAM, hostile + "\n\ud800") == []
-
-
-def test_of_a_pair_of_which_one_is_stopped_the_other_answers(host: Scraped, running: str) -> None:
-    host.series = {(RAM, 'container="c1"'): 7.0}
-    with closing(Curves([NOBODY, running], around_s=60.0)) as both:
-        eventually(lambda: known(both, RAM, "c1"), "the other one answers")
-
-        found, (note,) = around_now(both, "c1")
-
-    assert {each.source for each in found} == {running}
-    assert f"{NOBODY} does not answer: All connection attempts failed" in note
-    assert "RAM" not in note

@@ -137,7 +137,6 @@ def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
 # From look to look
 
 
-BUSY = build.gpus(build.gpu(0, build.process(4001, 0.5)), build.gpu(1))
 REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
 
 

@@ -31,7 +31,6 @@ from tests.exporter import builders as build
 pytestmark = pytest.mark.pure
 
 MIB = build.MIB
-OTHER_ID = "cd" * 32
 
 TERMS: dict[str, tuple[dict[str, str], Tenancy]] = {
     "nothing is said": ({}, Tenancy()),

@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.evidence import signs_of_life, worker_liveness
-from exporter.evidence.container_history import ContainerHistory
+from exporter.evidence import worker_liveness
 from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
 from exporter.model.container import Container
-from exporter.model.timeouts import Patience
 from exporter.model.worker import CpuUse, WorkerReadings, WorkerSighting
 from tests.exporter import builders as build
-from tests.exporter.evidence.values import THRESHOLDS, ram, use
+from tests.exporter.evidence.values import THRESHOLDS
 
 pytestmark = pytest.mark.pure
 
@@ -191,33 +189,3 @@ def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
 )
 def test_death_needs_no_heartbeat_and_no_cpu_time(sighting: WorkerSighting, still_s: float | None, dead: bool) -> None:
     assert worker_liveness.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
-
-
-@pytest.mark.parametrize(
-    ("awake_s", "wedged", "dead"),
-    [
-        pytest.param(0, False, False, id="right after it: everything is old, and nothing of it was seen"),
-        pytest.param(29, False, False, id="just under the one's silence"),
-        pytest.param(30, False, True, id="the one's whole silence, seen"),
-        pytest.param(119, False, True, id="just under the other's silence"),
-        pytest.param(120, True, True, id="the other's whole silence, seen"),
-    ],
-)
-def test_a_suspended_machine_accuses_after_a_whole_silence(awake_s: int, wedged: bool, dead: bool) -> None:
-    container, cpu = ContainerHistory(THRESHOLDS), CpuHistory(THRESHOLDS)
-    slept_s = 600
-    times = [*range(200), *range(200 + slept_s, 200 + slept_s + awake_s + 1)]
-    for now_s in times:
-        seen = container.observe(build.container(), use(0.0), ram(1), now_s=now_s)
-        still_s = cpu.observe(CpuUse(start_ticks=5, used_ticks=7), now_s=now_s)
-    last_sign = build.ago(0, now_s=199.0)
-    now = build.ago(0, now_s=times[-1])
-    job = build.job_file(beat=last_sign, phase_started=build.ago(0, now_s=0.0))
-    sighting = build.sighting(worker=build.worker_file(heartbeat=last_sign), job=job)
-
-    beat_age_s = last_sign.age_s(now)
-
-    assert beat_age_s is not None
-    assert beat_age_s > slept_s
-    assert (signs_of_life.suspicion(job, seen, Patience(), now=now) is None) is wedged
-    assert worker_liveness.is_dead(sighting, still_s, now=now, dead_after_s=30.0) is dead

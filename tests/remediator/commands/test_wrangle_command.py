@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import ItemState, State
+from gpuwarden.job import State
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.items.failures import HAND_OVER_S
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.plan import BlockRun, LockWorker, Migrate, Wrangle
+from remediator.plan import BlockRun, Migrate, Wrangle
 from remediator.remedies.wrangle import Rules, Verdict, judge
 from tests.conftest import Cli
 from tests.waiting import eventually
@@ -344,27 +344,6 @@ def give_back(store: JobStore) -> None:
     store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
 
 
-@pytest.mark.behaviour("B2")
-def test_a_bad_worker_is_locked_and_replaced_by_good(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
-    start(store)
-    bad, _ = worker("bad", "bad"), worker("good", "good")
-    found(store, LockWorker, tmp_path)
-
-    code, out, err = cli("wrangle", "do", "r1")
-
-    assert code == 0, err
-    assert "worker locked: bad on box1" in out
-    assert bad.wait(30) == 77, "it stops, for the job is not its own any more"
-    give_back(store)
-    again = worker("bad", "bad")
-    eventually(lambda: store.runs.state("r1") == "completed", "the run completes", within_s=60)
-    assert store.items.counts("r1") == {ItemState.DONE: len(ITEMS)}
-    assert {item.worker for item in store.items.of_run("r1")} == {"good"}
-    assert again.poll() is None
-    rows = {each.worker: each for each in store.admin.workers(now=store.now())}
-    assert (rows["bad"].locked_at is not None, rows["good"].locked_at) == (True, None)
-
-
 @pytest.mark.behaviour("B5")
 def test_a_bad_job_is_tried_four_times_and_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
     start(store, jobs=1)
@@ -383,16 +362,3 @@ def test_a_bad_job_is_tried_four_times_and_blocked(store: JobStore, cli: Cli, wo
     assert counts is not None
     assert counts.migrations == 3
     assert [each.worker for each in counts.workers if each.failed >= 6] == ["w1", "w2", "w3", "w4"]
-
-
-@pytest.mark.behaviour("B3")
-def test_a_job_that_fails_everywhere_is_blocked(store: JobStore, cli: Cli, worker: Worker, tmp_path: Path) -> None:
-    start(store)
-    workers = [worker("w1", "bad"), worker("w2", "bad")]
-    found(store, BlockRun, tmp_path)
-
-    assert cli("wrangle", "do", "r1")[0] == 0
-
-    assert [each.wait(30) for each in workers] == [77, 77]
-    assert [job.state for job in store.jobs()] == [State.BLOCKED, State.BLOCKED]
-    assert [each.locked_at for each in store.admin.workers(now=store.now())] == [None, None]

@@ -113,26 +113,6 @@ def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: Job
     assert ledger.captures.of_episode(1) == []
 
 
-def test_a_hanging_capture_ends_at_its_bound(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
-    py_spy = tmp_path / "py-spy"
-    py_spy.write_text("#!/bin/sh\nkill -STOP $PPID; exec sleep 600\n", encoding="ascii")
-    py_spy.chmod(0o755)
-    world, box = wedge(ledger, store, target)
-    works = executor(ledger, store, world, captor(for_s=2.0, py_spy=py_spy))
-    started_s = time.monotonic()
-    stopped_s: list[float] = []
-    world.before_stop = lambda _: stopped_s.append(time.monotonic() - started_s)
-
-    to_the_end(works, ledger)
-
-    assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
-    assert 2.0 <= stopped_s[0] < 6.0
-    (capture,) = ledger.captures.of_episode(1)
-    assert capture.document["cut_short"] == "it was cut short after 2 s"
-    assert capture.document["took_s"] < 3.0
-    assert capture.document["processes"][0]["pid"] == target
-
-
 def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = wedge(ledger, store, target)
     advance = ledger.intents.advance

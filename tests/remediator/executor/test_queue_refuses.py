@@ -20,7 +20,6 @@ from tests.remediator.builders import HOST, alert
 from tests.remediator.executor.builders import (
     LIMITS,
     PACE,
-    arm,
     executor,
     looping,
     running,
@@ -254,52 +253,6 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, mo
     first, second = (each for each, entry in enumerate(account) if entry == "failed quarantine")
     assert first < account.index("saw free: dead") < second
     assert told(ledger).count("did quarantine") == 1
-
-
-def test_a_disarmed_quarantine_waits(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
-    job_id = running(store)
-    ledger.inbox.accept(
-        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
-    )
-    world = World(Box(worker="w1", job_id=job_id, unkillable=True))
-    world.gpu_lost = True
-    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
-    pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
-    with closing(store._engine.connect().execution_options(writes=True)) as its_own:
-
-        def refuses(_: Box) -> None:
-            if not its_own.in_transaction() and not told(ledger).count("failed quarantine"):
-                refuse_all(its_own)
-                time.sleep(pace.limits.settle_bound_s)
-
-        world.before_stop = refuses
-        works = executor(ledger, patient, world, pace=pace)
-
-        def refused() -> bool:
-            turn(works, ledger)
-            return told(ledger).count("failed quarantine") == 1
-
-        eventually(refused, "the queue refuses", within_s=30, log=lambda: str(told(ledger)))
-        refused_while_armed = ledger.reports.totals(HOST).quarantines_refused
-        arm(ledger, armed=False)
-        its_own.rollback()
-        for _ in range(10):
-            turn(works, ledger)
-        while_disarmed = told(ledger), ledger.reports.totals(HOST).quarantines_refused
-        arm(ledger)
-        armed_again = ledger.reports.totals(HOST).quarantines_refused
-
-        def taken() -> bool:
-            turn(works, ledger)
-            return "did quarantine" in told(ledger)
-
-        eventually(taken, "armed again it is taken", within_s=30, log=lambda: str(told(ledger)))
-    patient.close()
-
-    assert (refused_while_armed, while_disarmed[1], armed_again) == (1, 0, 1)
-    assert "did quarantine" not in while_disarmed[0]
-    assert ledger.reports.totals(HOST).quarantines_refused == 0
 
 
 def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:

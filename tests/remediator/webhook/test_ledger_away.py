@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -24,50 +23,11 @@ from testbed.postgres import NoPostgres, Postgres
 from testbed.postgres import postgres as postgres_server
 from tests.asking import PLAIN
 from tests.e2e.faulty import Disk, small_disk
-from tests.remediator.alertmanager import alertmanager, tell
-from tests.remediator.builders import HOST, LABELS, payload, sent
-from tests.remediator.webhook.test_app import ALERTS, TOKEN, Served, served_here, serving, shared
+from tests.remediator.builders import HOST, payload, sent
+from tests.remediator.webhook.test_app import Served, served_here, serving
 from tests.waiting import eventually
 
-__all__ = ["shared"]
-
-AWAY_S = 15.0
-"""Alertmanager gives up one notification after 10 s, and begins with the next flush of its group."""
-
 UNAVAILABLE = (503, {"detail": "the ledger cannot be written; send it again"})
-
-
-@pytest.mark.needs_parts
-@pytest.mark.needs_postgres
-def test_alerts_from_while_postgresql_was_away_come_later(postgres: Postgres, shared: Served, tmp_path: Path) -> None:
-    http = {"authorization": {"credentials": TOKEN}}
-    workers = [{**LABELS, "worker": f"w{number}"} for number in range(3)]
-    with alertmanager(tmp_path / "alertmanager", url=f"{shared.url}{ALERTS}", http_config=http) as its:
-        tell(its, workers[0])
-        delivered_first = partial(shared.count, "alerts_total", outcome="accepted", reason="")
-        eventually(lambda: (delivered_first() or 0) >= 1, "one is delivered, and perhaps again")
-
-        postgres.stop()
-        away_since_s = time.monotonic()
-        tell(its, workers[1])
-        refused = eventually(lambda: shared.count("webhook_rejected_total", reason="ledger"), "it is answered 503")
-        tell(its, workers[2])
-        eventually(
-            lambda: (
-                time.monotonic() - away_since_s > AWAY_S
-                and (shared.count("webhook_rejected_total", reason="ledger") or 0) >= refused + 3
-            ),
-            "it is asked again and again",
-            within_s=3 * AWAY_S,
-        )
-        assert (shared.asked("ready")[0], shared.asked("healthy")[0]) == (503, 200)
-        postgres.start()
-
-        eventually(lambda: taken(shared) == ["w0", "w1", "w2"], "all three are there", within_s=30)
-        delivered = shared.count("alerts_total", outcome="accepted", reason="") or 0
-        assert delivered >= 3
-        eventually(lambda: shared.asked("ready")[0] == 200, "it is ready")
-        assert taken(shared) == ["w0", "w1", "w2"]
 
 
 def taken(served: Served) -> list[str]:
@@ -75,30 +35,6 @@ def taken(served: Served) -> list[str]:
     while served.ledger.inbox.take_new(HOST, now=1.0):
         pass
     return sorted(episode.worker for episode in served.ledger.episodes.list_open())
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="to mount is root's")
-def test_on_a_full_disk_it_says_503_and_why_it_is_not_ready_and_with_room_again_it_accepts(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk" / "run", size="16m") as disk, serving(disk.at) as (served, process):
-        assert served.post(payload(sent("before"))).status_code == 202
-        disk.fill()
-
-        # What the log of the database has had room for before, it may still take.
-        answers = [served.post(payload(*(sent(f"{number}-{each}") for each in range(20)))) for number in range(20)]
-
-        assert (answers[-1].status_code, answers[-1].json()) == UNAVAILABLE
-        accepted = sum(answer.status_code == 202 for answer in answers)
-        assert {answer.status_code for answer in answers} <= {202, 503}
-        assert served.kept() == 1 + 20 * accepted
-        eventually(lambda: served.asked("ready")[0] == 503, "it is not ready")
-        assert "KiB are free on the disk of" in served.asked("ready")[1]
-        assert served.asked("healthy") == (200, "healthy\n")
-        kept = served.kept()
-        disk.free()
-        assert served.post(payload(sent("after"))).json() == {"accepted": 1, "refused": 0}
-        assert served.kept() == kept + 1
-        eventually(lambda: served.asked("ready") == (200, "ready\n"), "it is ready again")
-        assert process.poll() is None
 
 
 @pytest.fixture

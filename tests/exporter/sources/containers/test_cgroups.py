@@ -681,23 +681,6 @@ def test_a_real_container_of_an_unasked_engine_is_seen_by_its_process(client: do
 
 
 @pytest.mark.needs_docker
-def test_a_listed_real_container_keeps_its_name(engine: Engine, client: docker.DockerClient, house: Path) -> None:
-    real = client.containers.run(worker_image(client, extra={}), ["sleep", "600"], detach=True, network_mode="none")
-    source = EngineContainers(engine.base_url)
-    source.start()
-    try:
-        real.reload()
-        sampler = looker(house, real.attrs["State"]["Pid"], docker=source)
-        eventually(lambda: of(real.id, sampler))
-        seen = [of(real.id, sampler) for _ in range(3)]
-    finally:
-        source.close()
-        real.remove(force=True)
-
-    assert {None if each is None else each.container.name for each in seen} == {real.name}
-
-
-@pytest.mark.needs_docker
 def test_a_real_oom_kill_is_counted(engine: Engine, client: docker.DockerClient, house: Path) -> None:
     image = worker_image(client, extra={})
     kills_one = (

@@ -19,15 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import docker
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from exporter.collectors.registry import SNAPSHOT_FRESH_S
 from exporter.sources import processes
 from exporter.sources.gpu.isolated import supervisor
-from gpuwarden import cgroup, procfs
-from testbed.worker_image import worker_image
+from gpuwarden import procfs
 from tests.exporter.conftest import StartWorker
 from tests.nvml.driver import LIBRARY, Card, Driver, Instance, Sample
 from tests.waiting import WITHIN_S, eventually
@@ -211,30 +209,6 @@ def test_hidden_work_leaves_no_zero(program: Exporter, driver: Driver, start_wor
     assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
     assert (hidden("gpu_unattributed_utilization_ratio"), hidden("gpu_unattributed_memory_bytes")) == (0.7, 5 * GIB)
     assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
-
-
-@contextmanager
-def container(client: docker.DockerClient, name: str, *, gpu: str) -> Iterator[frozenset[int]]:
-    """A container of three processes that was given a GPU; their pids as the host numbers them."""
-    started = client.containers.run(
-        worker_image(client, extra={}),
-        ["sh", "-c", "sleep 600 & sleep 600 & wait"],
-        name=name,
-        detach=True,
-        network_mode="none",
-        environment={"NVIDIA_VISIBLE_DEVICES": gpu},
-    )
-
-    def pids() -> frozenset[int] | None:
-        started.reload()
-        group = cgroup.directory(started.attrs["State"]["Pid"], started.attrs["Id"])
-        found = cgroup.processes(group) if group else frozenset()
-        return found if len(found) == 3 else None
-
-    try:
-        yield eventually(pids)
-    finally:
-        started.remove(force=True)
 
 
 @pytest.mark.needs_compiler

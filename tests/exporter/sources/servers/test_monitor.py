@@ -21,7 +21,6 @@ from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from tests.exporter import builders as build
 
-FAILING = build.health(passed=False, newest="2", failing_streak=1)
 OWN_CHECK = build.probe(kind="docker", silence_s=60.0)
 
 
@@ -53,22 +52,6 @@ def test_a_container_that_asks_for_nothing_is_no_server(servers: Servers) -> Non
     assert look(servers, build.container()) == ()
 
 
-def test_a_failing_health_check_is_a_silence_of_one_that_was_healthy(servers: Servers) -> None:
-    look(servers, by_health())
-    look(servers, by_health(passed=False, newest="2", failing_streak=1), now_s=130.0)
-    found = look(servers, by_health(passed=False, newest="3", failing_streak=2), now_s=160.0)
-
-    assert (found.probe, found.workers, found.answered) == (OWN_CHECK, 0, True)
-    assert (found.unanswered_s, found.unknown, found.because) == (30.0, None, "its health check fails")
-
-
-def test_a_new_incarnation_of_its_container_begins_unarmed(servers: Servers) -> None:
-    look(servers, by_health())
-    reborn = replace(by_health(status="starting", newest="1", passed=False), incarnation="another")
-
-    assert look(servers, reborn, now_s=101.0).answered is False
-
-
 def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(servers: Servers) -> None:
     look(servers, by_health())
     for number, now_s in enumerate((130.0, 160.0), start=2):
@@ -80,22 +63,6 @@ def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(serve
 
     assert (before.answered, before.unanswered_s) == (True, 30.0)
     assert (after.answered, after.unanswered_s) == (True, None)
-
-
-def test_a_paused_server_is_unknown(servers: Servers) -> None:
-    look(servers, by_health())
-
-    found = look(servers, replace(by_health(newest="2"), paused=True), now_s=101.0)
-
-    assert (found.answered, found.unanswered_s) == (True, None)
-    assert found.unknown == Unknown(reason="paused", because="the container is paused")
-
-
-def test_one_that_was_not_asked_yet_is_unknown(servers: Servers) -> None:
-    found = look(servers, by_health())
-
-    assert found.unanswered_s is None
-    assert found.unknown == Unknown(reason="not_asked", because="it was not asked lately")
 
 
 @pytest.mark.parametrize("alive", [True, False, None])
