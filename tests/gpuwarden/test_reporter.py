@@ -68,8 +68,9 @@ def seen(directory: Path) -> WorkerSighting:
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Iterator[Reporter]:
-    """A reporter of this process, whose files are looked at and whose lock is not."""
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
+    """A reporter of this process that writes each step. Its files are read here, its lock is not."""
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     with Reporter(tmp_path, worker="w1", queue="gpu", heartbeat_s=0.02) as opened:
         yield opened
 
@@ -354,8 +355,7 @@ def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
     assert job_file(report).beat is not None
 
 
-def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_step_is_a_beat_and_counts(report: Reporter) -> None:
     start_job(report, steps_total=20)
     report.arm()
 
@@ -373,30 +373,8 @@ def test_a_step_is_a_beat_and_counts(report: Reporter, monkeypatch: pytest.Monke
     assert 0 < third.step_mean_s <= third.step_max_s
 
 
-@pytest.mark.parametrize("back", [lambda report: report.phase(Phase.STEP), lambda report: report.arm()])
-def test_an_announced_phase_is_no_part_of_a_step(
-    report: Reporter, monkeypatch: pytest.MonkeyPatch, back: Callable[[Reporter], None]
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
-    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
-    start_job(report)
-    report.arm()
-    report.step()
-
-    now_s += 2.0
-    report.phase(Phase.EVAL)
-    now_s += 300.0
-    back(report)
-    now_s += 1.0
-    report.step()
-
-    assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (3.0, 3.0)
-
-
 def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
     start_job(report)
@@ -412,7 +390,6 @@ def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.Mon
 
 def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, slept_s = 100.0, 5000.0
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
     start_job(report)
@@ -434,7 +411,6 @@ def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: p
 
 def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
     start_job(report)
@@ -461,21 +437,8 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     assert job_file(report).stays == (), "another attempt has been nowhere yet"
 
 
-def test_a_stay_excludes_sleep_and_has_no_start(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, slept_s = 100.0, 5000.0
-    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
-    monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
-    start_job(report)
-    report.arm()
-    report.phase(Phase.SAVE)
-    now_s, slept_s = now_s + 7.0, slept_s + 1800.0
-    report.phase(Phase.STEP)
-    report.phase(Phase.SAVE)
-
-    assert job_file(report).stays == (LongStep(took_s=7.0, began_s=None),)
-
-
 def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 1.0)
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     start_job(report)
@@ -506,8 +469,7 @@ def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -
 
 
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
-def test_a_step_leaves_other_phases(report: Reporter, monkeypatch: pytest.MonkeyPatch, phase: Phase) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
     start_job(report)
     report.phase(phase, patience_s=900)
     before = job_file(report)
@@ -519,24 +481,6 @@ def test_a_step_leaves_other_phases(report: Reporter, monkeypatch: pytest.Monkey
     assert after.step == 2
     assert after.step_max_s is not None
     assert (after.phase, after.phase_started, after.patience_s) == (phase, before.phase_started, 900.0)
-
-
-def test_the_step_that_ends_an_idle_phase_has_no_time(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
-    monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
-    start_job(report)
-    report.arm()
-    for _ in range(2):
-        report.step()
-        now_s += 5.0
-    report.phase(Phase.IDLE)
-    now_s += 300.0
-    report.step()
-    now_s += 7.0
-    report.step()
-
-    assert (job_file(report).step_max_s, job_file(report).step_mean_s) == (7.0, 6.0)
 
 
 def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter) -> None:
@@ -570,8 +514,7 @@ def test_an_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatc
     assert (late_step, job_file(report).phase) == (Phase.IDLE, Phase.STEP)
 
 
-def test_a_warm_up_step_arms_nothing(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_warm_up_step_arms_nothing(report: Reporter) -> None:
     start_job(report)
 
     report.step()
@@ -581,6 +524,7 @@ def test_a_warm_up_step_arms_nothing(report: Reporter, monkeypatch: pytest.Monke
 
 
 def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 1.0)
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     start_job(report)
@@ -596,8 +540,7 @@ def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: 
     assert job_file(report).step == 3
 
 
-def test_a_new_attempt_starts_unarmed_and_from_zero(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_new_attempt_starts_unarmed_and_from_zero(report: Reporter) -> None:
     start_job(report)
     report.step()
     report.step()
@@ -621,8 +564,7 @@ def test_items_are_published_with_the_next_write(report: Reporter) -> None:
     assert (job_file(report).items_done, job_file(report).items_failed) == (3, 1)
 
 
-def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter) -> None:
     start_job(report)
 
     report.end_job()
@@ -637,8 +579,7 @@ def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter, monk
 # --- nothing raises into the job
 
 
-def test_a_vanished_folder_raises_nothing(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_vanished_folder_raises_nothing(report: Reporter) -> None:
     start_job(report)
     away = report.folder.rename(report.folder.with_name("away"))
 
@@ -717,7 +658,6 @@ def test_a_phase_that_is_none_of_ours_changes_nothing_and_is_counted(report: Rep
 
 
 def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     start_job(report)
     replaced = Reporter._replace
 
@@ -756,8 +696,7 @@ def test_a_reader_sees_the_old_state_or_the_new_and_never_half(start: Callable[.
     assert states == sorted(states)
 
 
-def test_threads_that_step_together_never_publish_half(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_threads_that_step_together_never_publish_half(report: Reporter) -> None:
     start_job(report)
     with stepping(report, threads=4):
         for _ in range(1500):
@@ -766,8 +705,7 @@ def test_threads_that_step_together_never_publish_half(report: Reporter, monkeyp
     assert report.write_errors == 0
 
 
-def test_a_thread_that_steps_on_brings_no_ended_job_back(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
+def test_a_thread_that_steps_on_brings_no_ended_job_back(report: Reporter) -> None:
     with stepping(report, threads=2):
         for job_id in range(40):
             start_job(report, job_id=job_id)
