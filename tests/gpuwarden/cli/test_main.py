@@ -183,13 +183,6 @@ def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str],
     assert run(capsys, "job", "list", "--store", url, *options) == (0, "", "")
 
 
-def test_jobs_are_chosen_by_state(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    run(capsys, "job", "submit", "--store", url)
-
-    assert run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "running")[1] == ""
-    assert len(run(capsys, "job", "list", "--store", url, "--json", "--state", "failed", "--state", "queued")[1]) > 1
-
-
 def test_the_store_may_come_from_the_environment(
     capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,14 +143,6 @@ def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
         assert isinstance(added, int | SubmissionError), added
 
 
-def test_threads_that_claim_together_get_a_job_each(store: JobStore) -> None:
-    ids = [submit(store) for _ in range(8)]
-
-    claimed = together(*(partial(claim, store, f"i{n}") for n in range(8)))
-
-    assert sorted(job.job_id for job in claimed) == ids
-
-
 @pytest.mark.needs_postgres
 def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore) -> None:
     first, second = submit(shared_store), submit(shared_store)

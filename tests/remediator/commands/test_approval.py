@@ -15,8 +15,18 @@ from remediator.plan import Outcome, Wait
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.remedies.restart_worker import decide
-from tests.remediator.builders import HOST, NOW, alert
-from tests.remediator.executor.builders import BOUNDLESS, executor, looping, story, to_the_end, told, turn, wedged
+from tests.remediator.builders import NOW, alert
+from tests.remediator.executor.builders import (
+    BOUNDLESS,
+    executor,
+    looping,
+    story,
+    take_up,
+    to_the_end,
+    told,
+    turn,
+    wedged,
+)
 from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
@@ -130,8 +140,7 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
 def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open()
+    episode = take_up(ledger)
     works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
     ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
 

@@ -6,7 +6,7 @@ Only the host's containers and its exporter are fakes: see `world`.
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from remediator.executor.lock import ExecutorLock
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
-from remediator.plan import Limits
+from remediator.plan import Episode, Limits
 from remediator.remedies.guards import Act, Order, Safeguards
 from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST, alert, server_alert
@@ -107,6 +107,35 @@ def wedged(ledger: Ledger, store: JobStore, **submission: Any) -> World:
     job_id = running(store, **submission)
     ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
     return World(Box(worker="w1", job_id=job_id))
+
+
+def on_a_lost_gpu(ledger: Ledger, store: JobStore, *, unkillable: bool = False, **submission: Any) -> World:
+    """A job that runs on w1 and hangs on a GPU that is lost, and its alert in the inbox."""
+    job_id = running(store, **submission)
+    lost = alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")
+    ledger.inbox.accept([lost], [], now=time.time())
+    world = World(Box(worker="w1", job_id=job_id, unkillable=unkillable))
+    world.gpu_lost = True
+    return world
+
+
+def take_up(ledger: Ledger) -> Episode:
+    """Take the alert from the inbox; its episode."""
+    ledger.inbox.take_new(HOST, now=time.time())
+    (episode,) = ledger.episodes.list_open(HOST)
+    return episode
+
+
+def after_begin(ledger: Ledger, happens: Callable[[], object]) -> None:
+    """Have something happen right after a free is promised."""
+    begin = ledger.intents.begin
+
+    def begin_and_then(*promised: Any, **how: Any) -> Any:
+        done = begin(*promised, **how)
+        happens()
+        return done
+
+    ledger.intents.begin = begin_and_then  # type: ignore[method-assign]
 
 
 def silent_server(ledger: Ledger, **box: Any) -> World:

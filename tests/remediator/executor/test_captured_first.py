@@ -25,7 +25,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import PACE, arm, silent_server, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import PACE, after_begin, arm, silent_server, to_the_end, told, turn, wedged
 from tests.remediator.world import Box, World
 
 LOOK = (sys.executable, "-IS", probe.__file__)
@@ -200,14 +200,7 @@ def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, t
 def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
     works = executor(ledger, store, world, captor())
-    begin = ledger.intents.begin
-
-    def begin_and_die(*promised: Any, **how: Any) -> Any:
-        done = begin(*promised, **how)
-        box.running = False
-        return done
-
-    ledger.intents.begin = begin_and_die  # type: ignore[method-assign]
+    after_begin(ledger, lambda: setattr(box, "running", False))
 
     to_the_end(works, ledger)
 

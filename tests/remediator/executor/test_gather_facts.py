@@ -19,7 +19,7 @@ from remediator.plan import ContainerState, Facts, Step
 from remediator.remedies import REMEDIES
 from tests.remediator import builders as build
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import PACE, executor, silent_server, turn, wedged
+from tests.remediator.executor.builders import PACE, executor, silent_server, take_up, turn, wedged
 
 
 class Engine:
@@ -60,8 +60,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
         actuators={kind: Engine(kind, each) for kind, each in says.items() if each},  # type: ignore[misc]
     )
     works = Executor(ledger, host=HOST, hands=hands, pace=PACE)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open(HOST)
+    episode = take_up(ledger)
 
     facts = works.processor.facts.of_container(episode)
 

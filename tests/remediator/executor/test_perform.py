@@ -13,20 +13,19 @@ from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Kind, Stage, Start
 from remediator.reasons import Reason
-from tests.remediator.builders import HOST, alert
+from tests.remediator.builders import alert
 from tests.remediator.executor.builders import (
     LIMITS,
     PACE,
     Crash,
     Crashing,
-    arm,
     assert_mended_once,
     executor,
     story,
+    take_up,
     to_the_end,
     told,
     turn,
@@ -143,15 +142,7 @@ def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, s
             world.boxes["w1"].job_id = None
             return super().fence(job_id, **how)
 
-    arm(ledger)
-    works = Executor(
-        ledger,
-        host=HOST,
-        hands=Hands(witness=world, queue=Finishing(store), actuators={"docker": world}),  # type: ignore[arg-type]
-        pace=PACE,
-    )
-
-    to_the_end(works, ledger)
+    to_the_end(executor(ledger, Finishing(store), world), ledger)
 
     assert store.job(1).state is State.COMPLETED
     assert "did fence" not in told(ledger)
@@ -179,15 +170,7 @@ def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store:
         def retire_worker(self, **_: Any) -> None:
             raise DatabaseError("locked")
 
-    arm(ledger)
-    works = Executor(
-        ledger,
-        host=HOST,
-        hands=Hands(witness=world, queue=Sulking(store), actuators={"docker": world}),  # type: ignore[arg-type]
-        pace=PACE,
-    )
-
-    to_the_end(works, ledger)
+    to_the_end(executor(ledger, Sulking(store), world), ledger)
 
     assert story(ledger).outcome == "mended"
 
@@ -211,8 +194,7 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
 def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open()
+    episode = take_up(ledger)
 
     for step in (
         plan.Fence(message="no settle"),

@@ -26,6 +26,7 @@ from tests.remediator.executor.builders import (
     Crashing,
     claims,
     executor,
+    on_a_lost_gpu,
     running,
     sql,
     story,
@@ -245,12 +246,7 @@ def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: J
 
 
 def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store: JobStore) -> None:
-    job_id = running(store)
-    ledger.inbox.accept(
-        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
-    )
-    world = World(Box(worker="w1", job_id=job_id))
-    world.gpu_lost = True
+    world = on_a_lost_gpu(ledger, store)
 
     to_the_end(executor(ledger, store, world), ledger)
 

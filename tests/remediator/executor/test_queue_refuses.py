@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -16,22 +17,31 @@ from gpuwarden.queue import JobStore
 from gpuwarden.queue.schema import QUEUE
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.ledger.ledger import Ledger
-from tests.remediator.builders import HOST, alert
 from tests.remediator.executor.builders import (
     LIMITS,
     PACE,
     executor,
     looping,
+    on_a_lost_gpu,
     running,
     story,
     story_outcome,
+    take_up,
     to_the_end,
     told,
     turn,
     wedged,
 )
-from tests.remediator.world import Box, World
+from tests.remediator.world import Box
 from tests.waiting import eventually
+
+
+@pytest.fixture
+def impatient(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobStore]:
+    """The same queue, by connections that wait 0.02 s for a lock."""
+    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
+    with closing(JobStore.open(store._engine.url.render_as_string(hide_password=False))) as found:
+        yield found
 
 
 def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,8 +116,7 @@ def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypat
 def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open(HOST)
+    episode = take_up(ledger)
 
     def refuse() -> bool:
         raise DatabaseError("database is locked")
@@ -129,16 +138,12 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
     assert refused() == [True, 2], "and once more, for it had taken it meanwhile"
 
 
-def test_a_failed_stop_is_tried_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_stop_is_tried_again(
+    ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch, impatient: JobStore
+) -> None:
     """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
-    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
-    job_id = running(store)
-    ledger.inbox.accept(
-        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
-    )
-    world = World(Box(worker="w1", job_id=job_id))
-    world.gpu_lost = True
+    world = on_a_lost_gpu(ledger, store)
     with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
         its_own.execute("BEGIN IMMEDIATE")
 
@@ -148,11 +153,9 @@ def test_a_failed_stop_is_tried_again(ledger: Ledger, store: JobStore, monkeypat
                 its_own.rollback()
 
         world.before_stop = fails_once
-        patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
 
-        to_the_end(executor(ledger, patient, world), ledger)
+        to_the_end(executor(ledger, impatient, world), ledger)
 
-    patient.close()
     account = told(ledger)
     assert account.index("did stop") < account.index("did quarantine") < account.index("did requeue")
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
@@ -180,16 +183,10 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     done: str,
     ledger: Ledger,
     store: JobStore,
-    monkeypatch: pytest.MonkeyPatch,
+    impatient: JobStore,
 ) -> None:
     """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
-    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
-    job_id = running(store, **submission)
-    reported: dict[str, Any] = {"alertname": "GpuwardenJobGpuLost", "trip": "health"} if lost else {}
-    ledger.inbox.accept([alert(job_id=str(job_id), **reported)], [], now=time.time())
-    world = World(Box(worker="w1", job_id=job_id))
-    world.gpu_lost = lost
-    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    world = (on_a_lost_gpu if lost else wedged)(ledger, store, **submission)
     pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
@@ -203,27 +200,19 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
 
         world.before_stop = ends_after_the_bound
 
-        to_the_end(executor(ledger, patient, world, pace=pace), ledger)
+        to_the_end(executor(ledger, impatient, world, pace=pace), ledger)
 
-    patient.close()
     account = told(ledger)
     assert account.count(f"failed {refused}") == 1, account
     assert account.index("failed stop") < account.index(f"failed {refused}") < account.index("did stop")
     assert account.index("did stop") < account.index("saw free: dead") < account.index(done)
     assert (account.count(done), story(ledger).outcome) == (1, "mended"), account
-    assert store.job(job_id).state == (State.FAILED if refused == "fail" else State.QUEUED)
+    assert store.job(1).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 
-def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, impatient: JobStore) -> None:
     """What was refused at a stage that is over counts no more; here the queue refuses on."""
-    monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.02)
-    job_id = running(store)
-    ledger.inbox.accept(
-        [alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")], [], now=time.time()
-    )
-    world = World(Box(worker="w1", job_id=job_id))
-    world.gpu_lost = True
-    patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
+    world = on_a_lost_gpu(ledger, store)
     pace = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
@@ -234,7 +223,7 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, mo
                 time.sleep(pace.limits.settle_bound_s)
 
         world.before_stop = stops_at_the_second_try
-        works = executor(ledger, patient, world, pace=pace)
+        works = executor(ledger, impatient, world, pace=pace)
 
         def refused_twice() -> bool:
             turn(works, ledger)
@@ -249,7 +238,6 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, mo
 
         to_the_end(works, ledger)
 
-    patient.close()
     first, second = (each for each, entry in enumerate(account) if entry == "failed quarantine")
     assert first < account.index("saw free: dead") < second
     assert told(ledger).count("did quarantine") == 1

@@ -19,7 +19,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
 from tests.remediator.builders import HOST, run_alert
-from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, story, told, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, story, take_up, told, wedged
 from tests.remediator.world import World
 from tests.waiting import eventually
 
@@ -434,8 +434,7 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
     render(store)
     accuse(ledger)
     accuse(ledger, firing=False)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open(HOST)
+    episode = take_up(ledger)
     accuse(ledger)
     ledger.inbox.take_new(HOST, now=time.time())
 

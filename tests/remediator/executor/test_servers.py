@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -10,7 +9,17 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order, Safeguards
 from tests.remediator.builders import server_alert
-from tests.remediator.executor.builders import LIMITS, PACE, executor, silent_server, story, to_the_end, told, turn
+from tests.remediator.executor.builders import (
+    LIMITS,
+    PACE,
+    after_begin,
+    executor,
+    silent_server,
+    story,
+    to_the_end,
+    told,
+    turn,
+)
 from tests.remediator.world import Box
 
 
@@ -71,14 +80,7 @@ def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, stor
 def test_a_server_that_is_stopped_after_the_promise_is_left_down(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
     works = executor(ledger, store, world)
-    begin = ledger.intents.begin
-
-    def begin_and_stop(*promised: Any, **how: Any) -> Any:
-        done = begin(*promised, **how)
-        world.boxes["w1"].running = False
-        return done
-
-    ledger.intents.begin = begin_and_stop  # type: ignore[method-assign]
+    after_begin(ledger, lambda: setattr(world.boxes["w1"], "running", False))
 
     to_the_end(works, ledger)
 
@@ -91,14 +93,7 @@ def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Le
     world = silent_server(ledger)
     works = executor(ledger, store, world)
     world.before_stop = lambda _: pytest.fail("it was stopped")
-    begin = ledger.intents.begin
-
-    def begin_and_mend(*promised: Any, **how: Any) -> Any:
-        done = begin(*promised, **how)
-        world.boxes["w1"].wedged = False
-        return done
-
-    ledger.intents.begin = begin_and_mend  # type: ignore[method-assign]
+    after_begin(ledger, lambda: setattr(world.boxes["w1"], "wedged", False))
 
     turn(works, ledger)
 

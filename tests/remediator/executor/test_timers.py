@@ -20,7 +20,7 @@ from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import LIMITS, PACE, executor, story, told, turn, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, story, take_up, told, turn, wedged
 from tests.remediator.world import Box, World
 
 BOUND_S = PACE.limits.settle_bound_s
@@ -125,8 +125,7 @@ def test_an_early_thread_has_no_time_left_over(ledger: Ledger, store: JobStore, 
 def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open()
+    episode = take_up(ledger)
     works.processor.performer.perform(episode, _begin(works, episode))
     world.boxes["w1"].wedged = False
     look_on(works, ledger, clocks, for_s=60)
@@ -145,8 +144,7 @@ def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, cl
 def test_a_held_episode_keeps_its_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    ledger.inbox.take_new(HOST, now=time.time())
-    (episode,) = ledger.episodes.list_open()
+    episode = take_up(ledger)
     works.processor.performer.perform(episode, _begin(works, episode))
     held = executor(ledger, store, world, armed=False)
 

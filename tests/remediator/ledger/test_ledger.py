@@ -213,12 +213,6 @@ def test_duplicates_replays_and_a_second_rule_join_the_open_episode(ledger: Ledg
     assert [entry.what for entry in story(ledger).entries] == ["alert: firing"] * 4
 
 
-def test_two_workers_have_two_episodes(ledger: Ledger) -> None:
-    accept(ledger, alert("a"), alert("b", worker="w2"))
-
-    assert [episode.worker for episode in ledger.episodes.list_open()] == ["w1", "w2"]
-
-
 def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) -> None:
     opened(ledger)
 
@@ -237,20 +231,6 @@ def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) 
     assert (worker.subject, worker.worker, worker.incarnation) == (Subject.WORKER, "c1", "i1")
     assert (server.subject, server.worker, server.incarnation) == (Subject.SERVER, "c1", KEY)
     assert (server.remedy, server.trip, server.job_id, server.attempt) == ("restart_container", Trip.SERVER, None, None)
-
-
-def test_a_server_and_a_worker_in_one_container_are_freed_once_between_them(ledger: Ledger) -> None:
-    armed(ledger)
-    accept(ledger, alert(), server_alert(container="c1"))
-    worker, server = ledger.episodes.list_open()
-
-    assert begins(ledger, worker, BEGIN, now=NOW)
-    second = ledger.intents.begin(
-        server, replace(BEGIN, trip=Trip.SERVER, settle_key=None), safeguards=BOUNDLESS, now=NOW
-    )
-
-    assert isinstance(second, Close)
-    assert second.outcome is Outcome.SUPERSEDED
 
 
 def of_gpu(container: str, *gpus: str) -> Begin:
@@ -285,9 +265,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
 
 
-def test_a_server_and_a_tenant_in_one_container_are_freed_once(
-    ledger: Ledger,
-) -> None:
+def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -> None:
     armed(ledger)
     accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
     server, tenant = ledger.episodes.list_open()
@@ -405,40 +383,9 @@ def waits_for_a_lock(url: str) -> bool:
     return found is not None and found[0] > 0
 
 
-def test_after_its_episode_closed_the_next_alert_opens_another(ledger: Ledger) -> None:
-    first = opened(ledger)
-    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
-
-    second = opened(ledger, attempt="2")
-
-    assert second.episode_id != first.episode_id
-
-
-FIRING: dict[str, tuple[list[tuple[str, bool]], bool]] = {
-    "one rule fires": ([("a", True)], True),
-    "its alert ended": ([("a", True), ("a", False)], False),
-    "it fired again": ([("a", True), ("a", False), ("a", True)], True),
-    "two rules fire": ([("a", True), ("b", True)], True),
-    "one of two rules ended": ([("a", True), ("b", True), ("a", False)], True),
-    "both ended": ([("a", True), ("b", True), ("a", False), ("b", False)], False),
-    "an end that was sent twice": ([("a", True), ("a", False), ("a", False)], False),
-    "the end of a rule that never fired here": ([("a", True), ("b", False)], True),
-}
-
-
-@pytest.mark.parametrize(("came", "firing"), FIRING.values(), ids=FIRING)
-def test_an_episode_fires_with_any_series(ledger: Ledger, came: list[tuple[str, bool]], firing: bool) -> None:
-    for fingerprint, fires in came:
-        accept(ledger, alert(fingerprint, firing=fires))
-
-    assert [episode.firing for episode in ledger.episodes.list_open()] == [firing]
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.sampled_from(["w1", "w2"])), max_size=12))
-def test_a_worker_has_at_most_one_open_episode_in_any_order(
-    came: list[tuple[str, bool, str]],
-) -> None:
+def test_a_worker_has_at_most_one_open_episode_in_any_order(came: list[tuple[str, bool, str]]) -> None:
     newest: dict[str, dict[str, bool]] = {}
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.open(f"sqlite:///{folder}/ledger.db", host=HOST)
@@ -694,16 +641,6 @@ def test_the_newest_stories_come_oldest_first(ledger: Ledger) -> None:
         opened(ledger, worker=f"w{number}")
 
     assert [each.worker for each in ledger.reports.newest(last=2)] == ["w2", "w3"]
-
-
-def test_the_executors_beat_is_the_newest_one(ledger: Ledger) -> None:
-    assert ledger.reports.totals(HOST).executor is None
-
-    ledger.executors.beat(host=HOST, pid=1, armed=False, started_at=1.0, errors=0, now=2.0)
-    ledger.executors.beat(host=HOST, pid=2, armed=True, started_at=1.0, errors=3, now=4.0)
-
-    assert ledger.reports.totals(HOST).executor == (True, 4.0, 3)
-    assert ledger.reports.totals("box2").executor is None
 
 
 def test_a_watch_sees_what_another_process_accepted(ledger: Ledger, ledger_url: str) -> None:
