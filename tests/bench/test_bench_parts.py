@@ -68,9 +68,7 @@ def test_who_interrupts_it_ends_every_part(monkeypatch: pytest.MonkeyPatch, caps
     assert "what step measures" not in capsys.readouterr().out
 
 
-def test_rules_come_first_and_long_parts_run_only_by_choice(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_rules_come_first_and_long_parts_run_only_by_choice(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--help"])
 

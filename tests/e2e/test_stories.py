@@ -110,9 +110,7 @@ def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played:
 
 
 @pytest.mark.behaviour("A11")
-def test_a_fenced_worker_ends_before_its_job_is_queued_again(
-    played: Played,
-) -> None:
+def test_a_fenced_worker_ends_before_its_job_is_queued_again(played: Played) -> None:
     for title in ("wedges at step 5", "wedges after its load"):
         steps = [f"{entry.act} {entry.what}" for entry in _entries(played, title)]
 

@@ -319,9 +319,7 @@ def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monke
     assert gone == (0.0, ("GPU-0",))
 
 
-def test_a_container_is_forgotten_by_its_own_engine_alone(
-    house: Path,
-) -> None:
+def test_a_container_is_forgotten_by_its_own_engine_alone(house: Path) -> None:
     docker, podman = Docker(build.container()), Docker()
     look = sampler(house, containers={"docker": docker, "podman": podman})
     look.sample()
@@ -404,9 +402,7 @@ def test_a_container_whose_gpu_was_gone_before_the_exporter_began_is_unknown_and
     assert snapshot.unknown["worker-0", "gpu", "gpu_missing"] == 1
 
 
-def test_a_lost_gpu_counts_for_containers_found_at_the_start_and_not_for_later_ones(
-    house: Path,
-) -> None:
+def test_a_lost_gpu_counts_for_containers_found_at_the_start_and_not_for_later_ones(house: Path) -> None:
     lost = replace(build.gpu(0), utilization_ratio=None, processes=None, lost=True)
     ran = build.container(pid=os.getpid(), gpu_request=("0",))
     docker = Docker(ran, error=GpuwardenError("is being started"))
@@ -645,9 +641,7 @@ def test_when_a_source_last_answered_outlives_its_failure(house: Path) -> None:
     assert answered() == (at, "it hangs again")
 
 
-def test_an_engines_duration_is_of_its_listing_and_not_of_the_reading(
-    house: Path,
-) -> None:
+def test_an_engines_duration_is_of_its_listing_and_not_of_the_reading(house: Path) -> None:
     source = Docker()
     taken_s = time.monotonic() - 6.5
     source.listing = Listing(containers={}, taken_s=taken_s, duration_s=0.25)

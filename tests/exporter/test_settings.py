@@ -66,9 +66,7 @@ def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
         Settings(pegged_ratio=ratio)
 
 
-def test_a_kubernetes_service_variable_is_no_port(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kubernetes_service_variable_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "tcp://10.96.7.1:29835")
 
     assert given(Settings, []).port == Settings.model_fields["port"].default

@@ -20,18 +20,12 @@ FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
         pytest.param(True, FENCED | {"saw free: dead": 0.7}, False, id="nothing of it could run"),
     ],
 )
-def test_a_stop_is_missed_only_after_a_fence(
-    wedge_with_gil: bool,
-    times: dict[str, float],
-    ended: bool,
-) -> None:
+def test_a_stop_is_missed_only_after_a_fence(wedge_with_gil: bool, times: dict[str, float], ended: bool) -> None:
     assert verdict.ended_by_itself(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
 
 
 @pytest.mark.parametrize("outcomes", [[None], ["mended"], ["refused"], ["partly_mended"], ["mended", "mended"]])
-def test_a_short_or_late_alert_adds_no_episode(
-    outcomes: list[str | None],
-) -> None:
+def test_a_short_or_late_alert_adds_no_episode(outcomes: list[str | None]) -> None:
     its = [_story(outcome) for outcome in outcomes]
 
     assert of_consequence([_story("unconfirmed"), *its, _story("superseded")]) == its

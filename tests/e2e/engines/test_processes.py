@@ -18,10 +18,7 @@ WORKER = "gpuwarden-process-a"
 
 
 @pytest.mark.parametrize("with_gil", [True, False], ids=["holding Python's lock", "other threads running on"])
-def test_a_wedged_process_is_restarted_and_its_job_finished(
-    tmp_path: Path,
-    with_gil: bool,
-) -> None:
+def test_a_wedged_process_is_restarted_and_its_job_finished(tmp_path: Path, with_gil: bool) -> None:
     script = Script(
         picture="first",
         load_s=0.3,

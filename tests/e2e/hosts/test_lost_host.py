@@ -191,9 +191,7 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
 
 
 @pytest.mark.behaviour("A14b")
-def test_a_deadlocked_gang_over_two_hosts_is_requeued_as_one_and_a_waiting_one_is_not(
-    hosts: Hosts,
-) -> None:
+def test_a_deadlocked_gang_over_two_hosts_is_requeued_as_one_and_a_waiting_one_is_not(hosts: Hosts) -> None:
     left, right, until = hosts.left, hosts.right, hosts.until
     store, ledger = right.stage.store, right.stage.ledger
 

@@ -147,9 +147,7 @@ def pairs(work: Path, engine: Engine) -> Iterator[Pairs]:
                 its.kill(name)
 
 
-def test_one_wedge_is_freed_once_whatever_dies(
-    pairs: Pairs,
-) -> None:
+def test_one_wedge_is_freed_once_whatever_dies(pairs: Pairs) -> None:
     scene = pairs.scene
     assert isinstance(scene.fleet, DockerFleet)
     scene.ledger.orders.give(_order(scene, Act.PAUSE))

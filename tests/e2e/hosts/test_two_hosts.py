@@ -141,9 +141,7 @@ def waits_for_a_lock(database: Database) -> bool:
         return waiting is not None and waiting[0] > 0
 
 
-def test_the_other_hosts_sweep_queues_a_job_whose_executor_died_after_the_fence(
-    hosts: Hosts,
-) -> None:
+def test_the_other_hosts_sweep_queues_a_job_whose_executor_died_after_the_fence(hosts: Hosts) -> None:
     store = hosts.left.stage.store
     assert store.job(hosts.wedged).state is State.FENCING
 

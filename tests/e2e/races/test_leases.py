@@ -114,9 +114,7 @@ def begin(scene: Scene) -> None:
         scene.fleet.start(second(race))
 
 
-def test_an_alert_after_the_lease_was_reclaimed_restarts_the_container_alone(
-    scene: Scene,
-) -> None:
+def test_an_alert_after_the_lease_was_reclaimed_restarts_the_container_alone(scene: Scene) -> None:
     job_id, worker = scene.jobs["late-alert"], first("late-alert")
     scene.completed(job_id)
     before, other = scene.fleet.incarnation(worker), scene.fleet.incarnation(second("late-alert"))

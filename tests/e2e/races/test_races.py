@@ -131,9 +131,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
     assert [(line["level"], line["job_id"]) for line in its] == [("error", job_id)]
 
 
-def test_a_container_that_docker_restarts_after_the_fence_is_not_stopped(
-    scene: Scene,
-) -> None:
+def test_a_container_that_docker_restarts_after_the_fence_is_not_stopped(scene: Scene) -> None:
     job_id = wedge(scene, "after-fence")
     with busy(queue(scene)):
         scene.until(lambda: _fence_in_hand(scene), "the executor waits for the queue to fence")
@@ -155,9 +153,7 @@ def test_a_container_that_docker_restarts_after_the_fence_is_not_stopped(
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
 
 
-def test_a_container_that_docker_restarts_before_the_fence_is_not_stopped(
-    scene: Scene,
-) -> None:
+def test_a_container_that_docker_restarts_before_the_fence_is_not_stopped(scene: Scene) -> None:
     """The reborn worker registers first, which queues the job that its predecessor held: there is nothing to fence."""
     job_id = wedge(scene, "before-fence")
     with busy(queue(scene)):
@@ -177,9 +173,7 @@ def test_a_container_that_docker_restarts_before_the_fence_is_not_stopped(
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 0, 1)
 
 
-def test_a_worker_that_is_back_before_the_requeue_cannot_claim_the_fenced_job(
-    scene: Scene,
-) -> None:
+def test_a_worker_that_is_back_before_the_requeue_cannot_claim_the_fenced_job(scene: Scene) -> None:
     job_id = wedge(scene, "by-hand")
     scene.until(lambda: "kill" in scene.fleet.history(worker_of("by-hand")), "the engine was asked for the stop")
     scene.stage.chain.signal("execute", signal.SIGSTOP)

@@ -109,11 +109,7 @@ def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_wri
         ),
     ],
 )
-def test_a_bad_alert_is_refused_through_alertmanager(
-    scene: Stage,
-    labels: dict[str, str],
-    reason: str,
-) -> None:
+def test_a_bad_alert_is_refused_through_alertmanager(scene: Stage, labels: dict[str, str], reason: str) -> None:
     before = scene.fleet.incarnation(MANAGED)
     answer = scene.chain.http.post(
         f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": {"alertname": f"Bad_{reason}", **labels}}]

@@ -135,9 +135,7 @@ def test_while_ledger_and_queue_are_locked_it_says_so_and_afterwards_mends(runni
     its.needs_nobody()
 
 
-def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(
-    running: tuple[Host, Disk, Run],
-) -> None:
+def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(running: tuple[Host, Disk, Run]) -> None:
     its, disk, run = running
     refused = not_accepted(run)
     disk.fill()
@@ -152,9 +150,7 @@ def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(
     its.needs_nobody()
 
 
-def test_a_hung_prometheus_or_alertmanager_is_named(
-    running: tuple[Host, Disk, Run],
-) -> None:
+def test_a_hung_prometheus_or_alertmanager_is_named(running: tuple[Host, Disk, Run]) -> None:
     its, _, run = running
     before = run.pids()
     with hung(before["alertmanager"]):
@@ -171,9 +167,7 @@ def test_a_hung_prometheus_or_alertmanager_is_named(
     assert run.pids() == before
 
 
-def test_a_wedge_while_prometheus_and_alertmanager_are_down_is_freed(
-    running: tuple[Host, Disk, Run],
-) -> None:
+def test_a_wedge_while_prometheus_and_alertmanager_are_down_is_freed(running: tuple[Host, Disk, Run]) -> None:
     its, _, run = running
     gone = {part: run.pids()[part] for part in ("prometheus", "alertmanager")}
     job_id = its.submit(KILLED)

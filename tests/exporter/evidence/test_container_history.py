@@ -117,9 +117,7 @@ def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(val
     assert observed(*((1.0, 0.0, value) for value in values)).ram_still_s == still_s
 
 
-def test_creeping_ram_costs_bounded_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_creeping_ram_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "EXTREMES_MAX", 10)
     rising = [(1.0, 0.0, value) for value in range(100)]
     falling = [(1.0, 0.0, value) for value in reversed(range(100))]

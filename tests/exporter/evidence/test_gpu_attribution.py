@@ -439,9 +439,7 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_a_blind_look_proves_no_idleness(
-    between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...],
-) -> None:
+def test_a_blind_look_proves_no_idleness(between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...]) -> None:
     history = ContainerHistory(THRESHOLDS)
     place = build.container(gpu_request=("0",))
     found = []

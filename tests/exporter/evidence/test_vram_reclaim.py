@@ -273,9 +273,7 @@ def test_gpus_are_told_apart() -> None:
         max_size=40,
     )
 )
-def test_returning_memory_is_bounded(
-    played: list[tuple[dict[int, int | None], int, float]],
-) -> None:
+def test_returning_memory_is_bounded(played: list[tuple[dict[int, int | None], int, float]]) -> None:
     looks, left, before = Looks(), [(0.0, 0)], dict[int, int | None]()
     for held, beyond, after_s in played:
         used = beyond + sum(size or 0 for size in held.values())

@@ -46,9 +46,7 @@ def kernel(proc: Path, pid: int, *, io: str | None = IO) -> Path:
     return folder
 
 
-def test_work_is_io_and_faults_and_cpu_time_with_ended_children(
-    tmp_path: Path,
-) -> None:
+def test_work_is_io_and_faults_and_cpu_time_with_ended_children(tmp_path: Path) -> None:
     kernel(tmp_path, 41)
 
     found = Work(proc=tmp_path).read([41])[41]

@@ -185,9 +185,7 @@ def test_a_place_is_free_again_and_no_error_is_logged_where_a_caller(
 # Many callers
 
 
-def test_too_many_connections_are_closed_until_others_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_too_many_connections_are_closed_until_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:
@@ -196,9 +194,7 @@ def test_too_many_connections_are_closed_until_others_end(
         eventually(lambda: answered(port), "two have hung up")
 
 
-def test_one_address_leaves_connections_to_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_address_leaves_connections_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:

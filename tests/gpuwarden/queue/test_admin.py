@@ -171,9 +171,7 @@ def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: J
 
 
 @pytest.mark.behaviour("A14")
-def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(
-    store: JobStore,
-) -> None:
+def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(store: JobStore) -> None:
     register(store)
     job_id = submit(store)
     claim(store)

@@ -156,9 +156,7 @@ def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobSto
     assert takes(store, "i2")
 
 
-def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(
-    store: JobStore,
-) -> None:
+def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(store: JobStore) -> None:
     submit(store)
     for worker in ("w1", "w2"):
         store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=worker, because="D state", now=NOW)

@@ -274,9 +274,7 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
 
 
-def test_a_claim_from_before_the_bar_is_taken_off_without_another_move(
-    store: JobStore,
-) -> None:
+def test_a_claim_from_before_the_bar_is_taken_off_without_another_move(store: JobStore) -> None:
     start(store)
     job = claimed(store, 1)
     fail(store, job, times=6)
@@ -393,9 +391,7 @@ def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_fail
     assert claim(store, 1, now=later) is not None
 
 
-def test_failures_from_before_the_unlock_keep_no_worker_from_the_run(
-    store: JobStore,
-) -> None:
+def test_failures_from_before_the_unlock_keep_no_worker_from_the_run(store: JobStore) -> None:
     start(store, jobs=1)
     fail(store, claimed(store, 1), times=6)
     store.item_failures.lock_faulty("r1", **W1, still=still, **BY)

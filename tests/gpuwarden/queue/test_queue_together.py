@@ -202,9 +202,7 @@ class Together:
 
 
 @pytest.mark.needs_postgres
-def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(
-    shared_store: JobStore,
-) -> None:
+def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(shared_store: JobStore) -> None:
     slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
     for run_id in ("b", "a"):  # so that the consumer comes to them in this order
         failing = shared_store.runs.submit(Submission(queue=run_id, run_id=run_id), now=0)

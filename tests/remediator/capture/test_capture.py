@@ -195,9 +195,7 @@ def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> N
     assert main_thread(captured, pid)["wchan"]
 
 
-def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(tmp_path: Path) -> None:
     hangs = script(tmp_path / "py-spy", f"kill -STOP $PPID; echo $$ >{tmp_path}/pid; exec sleep 600")
     with wedged() as pid:
         captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))

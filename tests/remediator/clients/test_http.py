@@ -124,9 +124,7 @@ def test_the_password_of_an_address_is_told_to_its_server_alone() -> None:
     assert answers.shown(NOBODY) == "http://127.0.0.1:9"
 
 
-def test_a_hanging_look_up_delays_neither_the_answer_nor_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hanging_look_up_delays_neither_the_answer_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = answers.Loop("test")
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(8))
 

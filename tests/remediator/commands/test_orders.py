@@ -371,9 +371,7 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
     assert recent.frees == 1
 
 
-def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(
-    ledger: Ledger,
-) -> None:
+def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
 

@@ -236,9 +236,7 @@ def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, mon
     assert any("not valid for 'box-2.test'" in line for line in named)
 
 
-def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(
-    ask: Callable[..., Said],
-) -> None:
+def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(ask: Callable[..., Said]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         nobody = f"http://127.0.0.1:{probe.getsockname()[1]}"
 

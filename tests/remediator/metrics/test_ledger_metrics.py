@@ -202,9 +202,7 @@ def test_a_quarantine_that_was_refused_at_a_stage_that_is_over_is_wanted_no_more
     assert figure(ledger, "quarantines_refused") == 1
 
 
-def test_a_refused_quarantine_counts_only_while_its_remedy_is_armed(
-    ledger: Ledger,
-) -> None:
+def test_a_refused_quarantine_counts_only_while_its_remedy_is_armed(ledger: Ledger) -> None:
     def refused() -> float | None:
         return figure(ledger, "quarantines_refused")
 

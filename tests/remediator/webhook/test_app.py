@@ -326,9 +326,7 @@ def test_the_scheme_may_be_written_in_any_case(served: Served) -> None:
     assert served.post(payload(), headers={"Authorization": f"bearer {TOKEN}"}).status_code == 202
 
 
-def test_a_second_token_and_a_password_are_accepted_at_run_time(
-    tmp_path: Path,
-) -> None:
+def test_a_second_token_and_a_password_are_accepted_at_run_time(tmp_path: Path) -> None:
     with serving(tmp_path / "run", web=users(ann="0123456789abcdef")) as (served, _):
         new = {"Authorization": f"Bearer new-{TOKEN}"}
         assert (served.post(payload()).status_code, served.post(payload(), headers=new).status_code) == (202, 401)
@@ -377,9 +375,7 @@ def test_a_body_of_exactly_the_limit_is_read(served: Served) -> None:
     assert served.post(content=body + b" " * (BODY_MAX_BYTES - len(body))).status_code == 202
 
 
-def test_a_body_with_too_many_alerts_is_refused_whole(
-    webhook: Served,
-) -> None:
+def test_a_body_with_too_many_alerts_is_refused_whole(webhook: Served) -> None:
     before = webhook.kept(), webhook.count("webhook_rejected_total", reason="too_many")
     many = [sent(f"f{number}") for number in range(ALERTS_MAX + 1)]
 
@@ -511,9 +507,7 @@ def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_proce
     assert served.count("executor_errors_total") == 2
 
 
-def test_metrics_show_what_is_held_and_the_brake_and_a_pause(
-    in_process: Served,
-) -> None:
+def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served) -> None:
     served = in_process
     assert (served.count("brake_latched"), served.count("paused")) == (0, 0)
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))

@@ -266,9 +266,7 @@ def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: 
     assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
 
 
-def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(
-    host: Host,
-) -> None:
+def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(host: Host) -> None:
     host.process(41, scope())
     files = {each: host.top / scope() / each for each in (host.usage, "memory.stat")}
     files["memory.stat"].write_text("anon 1\ntotal_rss 1\n")
@@ -720,9 +718,7 @@ def group_of(real: Any) -> Path:
 
 
 @pytest.mark.needs_docker
-def test_a_later_process_is_seen_between_two_seconds(
-    client: docker.DockerClient,
-) -> None:
+def test_a_later_process_is_seen_between_two_seconds(client: docker.DockerClient) -> None:
     sleeper = ["python3", "-c", "import time; time.sleep(600)"]
     real = client.containers.run(worker_image(client, extra={}), sleeper, detach=True, network_mode="none")
     try:

@@ -836,9 +836,7 @@ def test_each_partition_is_a_gpu_of_its_own(fold: bool, host: Host, cut: Callabl
     assert found["renderD131"].names == (f"{NAME}/renderD131", "renderD131", "amdgpu_xcp_2", "card3")
 
 
-def test_a_lone_partition_has_no_figures_of_the_whole(
-    cut: Callable[..., dict[str, Gpu]],
-) -> None:
+def test_a_lone_partition_has_no_figures_of_the_whole(cut: Callable[..., dict[str, Gpu]]) -> None:
     assert cut("CPX", 1)["renderD128"].unknown == gpus.PARTITIONED
 
 

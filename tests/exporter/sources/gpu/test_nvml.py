@@ -468,9 +468,7 @@ def test_one_that_could_not_tell_whether_it_is_cut_is_asked_again_at_the_next_lo
     assert [gpu.uuid for gpu in source.read().gpus] == ["GPU-0", "MIG-a", "MIG-b"]
 
 
-def test_instances_have_memory_and_processes_and_no_utilisation(
-    driver_here: Driver,
-) -> None:
+def test_instances_have_memory_and_processes_and_no_utilisation(driver_here: Driver) -> None:
     driver_here.answer(CUT, Card(uuid="GPU-1"))
 
     whole, first, second, other = NvmlGpus().read().gpus
