@@ -1,4 +1,4 @@
-"""How the commands word what they found, and read what people write, at a terminal."""
+"""How the commands word their help and what they found, and read what people write, at a terminal."""
 
 import argparse
 import getpass
@@ -7,6 +7,16 @@ import re
 import socket
 import time
 from typing import Final
+
+_NO_DEFAULT: Final = re.compile(r" \(default: (None|\(\)|)\)$")
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the default of each option that has one."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return _NO_DEFAULT.sub("", super()._expand_help(action))
+
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
-from gpuwarden.argparse_help import Help
+from gpuwarden.format import Help
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """The one default that the environment decides, as it is where nobody has set it."""

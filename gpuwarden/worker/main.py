@@ -14,10 +14,10 @@ from typing import Final
 import structlog
 
 from gpuwarden import logs
-from gpuwarden.argparse_help import Help
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
+from gpuwarden.format import Help
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Trip
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
