@@ -155,9 +155,14 @@ def _varies(doing: Doing, still: Thresholds) -> bool:
 
 def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
     """What the remediator of each host tells the rules: that it works, two settings, how the items of runs get on."""
-    yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario")
+    yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario", absent="never")
     yield gauge(
-        "gpuwarden_remediator_node_lost_after_seconds", "", (), [((), Limits.node_lost_after_s)], source="the scenario"
+        "gpuwarden_remediator_node_lost_after_seconds",
+        "",
+        (),
+        [((), Limits.node_lost_after_s)],
+        source="the scenario",
+        absent="never",
     )
     yield gauge(
         "gpuwarden_remediator_wrangle_activation_items",
@@ -165,6 +170,7 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
         (),
         [((), float(Limits.wrangle_activation))],
         source="the scenario",
+        absent="never",
     )
     found = [
         ((life.program.run, host.name, life.program.name), life)
@@ -179,6 +185,7 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
         labels,
         [(key, float(life.failed)) for key, life in found],
         source="the scenario",
+        absent="never",
     )
     yield gauge(
         "gpuwarden_queue_run_items_done",
@@ -186,6 +193,7 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
         labels,
         [(key, float(life.finished)) for key, life in found],
         source="the scenario",
+        absent="never",
     )
 
 

@@ -19,6 +19,11 @@ _IDLE_BY: Final = (
 )
 
 
+_IT_IS_DOWN: Final = "the container does not run"
+_NO_BUDGET: Final = "the container has no label with a VRAM budget, or one that cannot be read"
+_NO_WORK_READ: Final = f"{_IT_IS_DOWN}; NaN while it is paused, its processes cannot be listed or read"
+
+
 def families(snapshot: Snapshot) -> Iterable[Metric]:
     """Series keyed by container name; full id and incarnation on the info series alone."""
     found = snapshot.containers
@@ -34,7 +39,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for each in found
         ),
         source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; of one "
-        "that none of them lists `/proc/PID/cgroup`",
+        "that none of them lists `/proc/PID/cgroup`", absent=_IT_IS_DOWN,
     )  # fmt: skip
     yield gauge(
         "gpuwarden_container_managed",
@@ -45,25 +50,29 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for each in found
         ),
         source="label `gpuwarden.managed`, by its engine's API",
+        absent="kind is neither docker nor podman, whose containers alone have the label",
     )
-    for name, help_text, value, source in (
+    for name, help_text, value, source, absent in (
         (
             "memory_bytes",
             "RAM charged to its cgroup, page cache included; of kind `process` its processes', shared pages for each.",
             "usage_bytes",
             "cgroup `memory.current`, or `memory.usage_in_bytes` of version 1; `/proc/PID/statm` for kind `process`",
+            "no memory controller accounts for it, or it cannot be read",
         ),
         (
             "memory_anon_bytes",
             "Anonymous RAM of the container.",
             "anon_bytes",
             "cgroup `memory.stat`: `anon`, or `total_rss` of version 1",
+            "as `gpuwarden_container_memory_bytes`; always for kind `process`",
         ),
         (
             "memory_working_set_bytes",
             "RAM of the container less its inactive page cache.",
             "working_set_bytes",
             "the cgroup's memory less `inactive_file` of `memory.stat`, or `total_inactive_file` of version 1",
+            "as `gpuwarden_container_memory_bytes`; always for kind `process`",
         ),
     ):
         yield gauge(
@@ -72,6 +81,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             _NAME,
             (((each.container.name,), getattr(each.ram, value)) for each in found),
             source=source,
+            absent=absent,
         )
     yield from _durations(found)
     yield gauge(
@@ -82,6 +92,11 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
         source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: `smUtil`; DRM fdinfo, and for what "
         "an AMD GPU computes its queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
+        absent=(
+            "it has no GPU, or a process of it on this GPU is not measured; where "
+            "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1"
+        ),
+        values="ratio, 0 or more",
     )
     yield gauge(
         "gpuwarden_container_gpu_busiest_engine_ratio",
@@ -96,6 +111,10 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: the greatest of `smUtil`, "
         "`memUtil`, `encUtil`, `decUtil` of each",
+        absent=(
+            "no engine did more for it than its utilisation there says, or "
+            "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already"
+        ),
     )
     yield gauge(
         "gpuwarden_container_gpu_attribution_missing",
@@ -109,6 +128,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             if share.attributed is not None
         ),
         source="the utilisation of the GPU and of its processes, compared at each look",
+        absent="it is on no GPU, or nobody tells just now how busy the GPU is",
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_bytes",
@@ -117,6 +137,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((each.container.name, gpu), or_nan(held)) for each in found for gpu, held in _held(each)),
         source="of the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
         "greater of AMD's `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo; of Intel's DRM fdinfo",
+        absent=(
+            "it is on no GPU; NaN while its processes, or what one of them holds "
+            "there, are unknown, or the GPU is missing; where it would be 0, also while the GPU does more than the "
+            "processes on its list, by more than the idle ratio, and more of its memory than `--vram-tie-mib` is in "
+            "use beyond them, or an unknown amount"
+        ),
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_peak_bytes",
@@ -124,6 +150,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _ON_GPU,
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
         source="the greatest `gpuwarden_container_gpu_memory_bytes` of all looks",
+        absent="its memory on this GPU was never measured",
     )
     yield from _tenancy(snapshot)
     yield from _mishaps(snapshot)
@@ -133,6 +160,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _ON_GPU,
         (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
         source="`gpuwarden_container_gpu_utilization_ratio`, integrated look by look",
+        absent="its share of this GPU was never measured",
     )
     yield counter(
         "gpuwarden_unknown_samples",
@@ -140,71 +168,92 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("container", "what", "reason"),
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
         source="what was unknown at each look, counted",
+        absent="nothing of the container was unknown so far",
     )
 
 
 def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
     """For how long each container has shown no sign of life, by each that there is."""
-    for name, help_text, told, source in (
+    for name, help_text, told, source, absent in (
         (
             "ram_still_seconds",
             "For how long the container's RAM has moved by no more than the delta.",
             lambda each: or_nan(each.ram_still_s),
             "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
+            (f"{_IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, or it is paused"),
         ),
         (
             "gpu_idle_seconds",
             "For how long every GPU of the container has been measured at or under the idle ratio; NaN if unknown.",
             _idle_s,
             f"{_IDLE_BY}, compared at each look with `--idle-ratio`",
+            ("it has no GPU; NaN while any of its GPUs is unknown or used by no listed process, or it is paused"),
         ),
         (
             "gpu_lost_seconds",
             "For how long a GPU of the container has been lost and each other one was lost or idle; NaN if unknown.",
             _lost_s,
             "the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
+            (
+                "it has no GPU, or each is measured; NaN while one is unknown and none is "
+                "lost, or while beside a lost one another is unknown, or it is paused"
+            ),
         ),
         (
             "gpu_pegged_seconds",
             "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
             lambda each: each.gpu_pegged_s,
             "its share of each of its GPUs at each look",
+            ("it has no GPU but lost ones, another of its is unknown or used by no listed process, or it is paused"),
         ),
         (
             "gpu_not_seen_busy_seconds",
             "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
             lambda each: or_nan(each.gpu_not_seen_busy_s),
             "its share of each of its GPUs at each look, compared with `--idle-ratio`",
+            (
+                f"{_IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
+                "does not tell, is paused, or one of its GPUs hangs or its source does not answer, for less than 20 "
+                "minutes"
+            ),
         ),
         (
             "io_still_seconds",
             "For how long its processes have read and written no more than the threshold.",
             lambda each: or_nan(each.io_still_s),
             "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
+            f"{_NO_WORK_READ}, or the kernel does not tell their I/O",
         ),
         (
             "fault_still_seconds",
             "For how long its processes have had no more page faults than the threshold.",
             lambda each: or_nan(each.fault_still_s),
             "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
+            _NO_WORK_READ,
         ),
         (
             "cpu_still_seconds",
             "For how long its processes have used no more CPU time than the threshold.",
             lambda each: or_nan(each.cpu_still_s),
             "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
+            _NO_WORK_READ,
         ),
         (
             "work_still_seconds",
             "For how long I/O, page faults and CPU time of its processes have all been still.",
             lambda each: or_nan(each.work_still_s),
             "the least of the three times for I/O, page faults and CPU time",
+            f"{_IT_IS_DOWN}; NaN while any of the three is",
         ),
         (
             "unmoved_seconds",
             "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
             lambda each: or_nan(each.unmoved_s),
             "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
+            (
+                f"{_IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
+                "with its CPU time, or nobody has been able to look at that for less than 20 minutes"
+            ),
         ),
     ):
         yield gauge(
@@ -213,6 +262,7 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             _NAME,
             (((each.container.name,), told(each)) for each in found),
             source=source,
+            absent=absent,
         )
 
 
@@ -245,6 +295,7 @@ def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
         _NAME,
         (((each.container.name,), each.ram.oom_kills) for each in found),
         source="`oom_kill` in cgroup `memory.events`, or `memory.oom_control` of version 1",
+        absent="no memory controller accounts for it, or the kernel does not count them",
     )
 
 
@@ -257,6 +308,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         _NAME,
         (((each.name,), each.tenancy.budget_bytes) for each in found),
         source="label `gpuwarden.vram-budget-mib`, by its engine's API; of a pod the limit of `--budget-resource`",
+        absent=_NO_BUDGET,
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_over_budget_bytes",
@@ -270,6 +322,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
             if held is not None and held > budget
         ),
         source="`gpuwarden_container_gpu_memory_bytes` less `gpuwarden_container_gpu_memory_budget_bytes`",
+        absent=("it holds no more than its budget, has none, or what it holds is unknown"),
     )
     yield gauge(
         "gpuwarden_container_recyclable",
@@ -283,6 +336,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         source="labels `gpuwarden.managed` and `gpuwarden.vram-protected`, AutoRemove and state, by its engine's API; "
         "worker files",
+        absent=_NO_BUDGET,
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_invalid",
@@ -290,4 +344,5 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         ("container", "reason"),
         (((each.name, each.tenancy.invalid.reason), 1.0) for each in found if each.tenancy.invalid is not None),
         source="as `gpuwarden_container_gpu_memory_budget_bytes`",
+        absent="its budget can be read, or it has none",
     )

@@ -5,9 +5,9 @@ is left out Prometheus notes at the next scrape; but one that was down meanwhile
 value for five minutes: an idleness from before would accuse who is busy by now. NaN takes its place, compares with
 nothing, and beside a number `min` and `max` do not see it.
 
-A family says where its figures come from, which stands in docs/metrics.md and is not sent with every scrape. It keeps
-its rows as they are: what renders a scrape reads these; the samples of Prometheus' own library, an object and a
-dictionary each, are made only for who asks for them.
+A family says where its figures come from and when they are missing. docs/metrics.md lists both, and no scrape sends
+them. It keeps its rows as they are: what renders a scrape reads these. The samples of Prometheus' own library, an
+object and a dictionary each, are made only when they are asked for.
 """
 
 import math
@@ -23,11 +23,21 @@ Row = tuple[Sequence[str], float | None]
 class Family(Metric):
     """A gauge, or a counter, whose name is without `_total`: label names, and rows of label values and a value.
 
-    `source` is where its figures come from: who is asked, by which call or file.
+    `source` is where its figures come from: who is asked, by which call or file. `absent` is when a series does not
+    exist, or is NaN. `values` is the unit where the name does not tell it.
     """
 
     def __init__(
-        self, name: str, help_text: str, kind: str, labels: Sequence[str], rows: Iterable[Row], *, source: str
+        self,
+        name: str,
+        help_text: str,
+        kind: str,
+        labels: Sequence[str],
+        rows: Iterable[Row],
+        *,
+        source: str,
+        absent: str,
+        values: str = "",
     ) -> None:
         super().__init__(name, help_text, kind)
         del self.samples  # so that they are made, by `__getattr__`, once they are asked for
@@ -35,6 +45,8 @@ class Family(Metric):
         self.labels = tuple(labels)
         self.rows = [(tuple(values), value) for values, value in rows if value is not None]
         self.source = source
+        self.absent = absent
+        self.values = values
 
     def __getattr__(self, name: str) -> Any:
         """The rows as samples of Prometheus' library."""
@@ -51,11 +63,29 @@ def or_nan(figure: float | None) -> float:
     return math.nan if figure is None else figure
 
 
-def gauge(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Family:
+def gauge(
+    name: str,
+    help_text: str,
+    labels: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    source: str,
+    absent: str,
+    values: str = "",
+) -> Family:
     """A gauge family of the rows whose value is known."""
-    return Family(name, help_text, "gauge", labels, rows, source=source)
+    return Family(name, help_text, "gauge", labels, rows, source=source, absent=absent, values=values)
 
 
-def counter(name: str, help_text: str, labels: Sequence[str], rows: Iterable[Row], *, source: str) -> Family:
+def counter(
+    name: str,
+    help_text: str,
+    labels: Sequence[str],
+    rows: Iterable[Row],
+    *,
+    source: str,
+    absent: str,
+    values: str = "",
+) -> Family:
     """A counter family, its name without `_total`, of the rows whose value is known."""
-    return Family(name, help_text, "counter", labels, rows, source=source)
+    return Family(name, help_text, "counter", labels, rows, source=source, absent=absent, values=values)

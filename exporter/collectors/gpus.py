@@ -1,6 +1,7 @@
 """GPUs as a whole, and what on them no listed process accounts for: the parts add up."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -15,6 +16,12 @@ _XIDS = (13, 31, 43, 45, 46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 1
 """NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
 of a counter that is born with it. 13 to 45 are mostly the program's; then the GPU, its memory, NVLink, the bus and the
 firmware. All that are fatal unless set otherwise (`Thresholds.xids_fatal`) are among them."""
+
+
+_NO_GPUS: Final = "there is no GPU source, or it failed"
+_NOT_MEASURED: Final = "the driver does not say"
+_NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
+_NO_DRIVER: Final = "no driver of the source's is asked"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -33,6 +40,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("gpu", "index", "name", "source", "attribution"),
         (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
         source="NVML `nvmlDeviceGetUUID`, `nvmlDeviceGetName`; `/sys/class/drm` and `/sys/class/kfd/kfd/topology`",
+        absent=_NO_GPUS,
     )
     yield gauge(
         "gpuwarden_gpu_mig_info",
@@ -45,6 +53,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         source="NVML `nvmlDeviceGetMigDeviceHandleByIndex`, `nvmlDeviceGetGpuInstanceId`, "
         "`nvmlDeviceGetComputeInstanceId`",
+        absent="it is a whole GPU",
     )
     yield gauge(
         "gpuwarden_gpu_utilization_ratio",
@@ -52,6 +61,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu.utilization_ratio) for gpu in gpus),
         source="NVML `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; of Intel's DRM fdinfo of all clients",
+        absent=_NOT_MEASURED,
     )
     yield gauge(
         "gpuwarden_gpu_memory_used_bytes",
@@ -59,6 +69,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu.memory_used_bytes) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_used`",
+        absent=_NOT_MEASURED,
     )
     yield gauge(
         "gpuwarden_gpu_memory_size_bytes",
@@ -66,6 +77,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu.memory_size_bytes) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total`",
+        absent=_NOT_MEASURED,
     )
     yield gauge(
         "gpuwarden_gpu_memory_free_bytes",
@@ -73,6 +85,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), or_nan(gpu.memory_free_bytes)) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total` less `mem_info_vram_used`",
+        absent=f"{_NO_GPUS}; NaN while the driver does not say",
     )
     yield gauge(
         "gpuwarden_gpu_memory_floor_bytes",
@@ -84,6 +97,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             if vram_budgets.has_floor(gpu, snapshot.thresholds.vram_floor_bytes)
         ),
         source="`--vram-floor-mib`",
+        absent=f"{_NO_GPUS}, or the GPU has no more memory than that in all",
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_utilization_ratio",
@@ -93,6 +107,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
         source="the GPU's utilisation less that of all its listed processes, at each look",
+        absent=_NO_PARTS,
+        values="ratio, 1 or less",
     )
     yield gauge(
         "gpuwarden_gpu_unattributed_memory_bytes",
@@ -101,6 +117,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu_attribution.unattributed_bytes(gpu)) for gpu in gpus),
         source="the GPU's memory in use less that of all its listed processes, at each look",
+        absent=_NO_PARTS,
     )
     yield gauge(
         "gpuwarden_gpu_memory_returning_bytes",
@@ -109,6 +126,11 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (((gpu.uuid,), or_nan(snapshot.returning_bytes.get(gpu.uuid))) for gpu in gpus),
         source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
         "much greater than before, where that is known, and for `--vram-return-s` at most",
+        absent=(
+            f"{_NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "
+            "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one of "
+            "unknown size has left"
+        ),
     )
     yield gauge(
         "gpuwarden_gpu_unplaced_utilization_ratio",
@@ -116,6 +138,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
         source="as `gpuwarden_container_gpu_utilization_ratio`, of the pids in none of their cgroups and trees",
+        absent=(
+            "the GPU's processes are not listed, or such a one is not measured; or "
+            "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its "
+            "processes are unknown"
+        ),
+        values="ratio, 0 or more",
     )
     yield gauge(
         "gpuwarden_gpu_unplaced_memory_bytes",
@@ -123,6 +151,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
         source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
+        absent="as `gpuwarden_gpu_unplaced_utilization_ratio`",
     )
     yield gauge(
         "gpuwarden_gpu_lost_seconds",
@@ -130,6 +159,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _GPU,
         (((uuid,), lost_s) for uuid, lost_s in snapshot.gpu_lost_s.items()),
         source="the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
+        absent="its driver does not answer, or says nothing of it for another reason",
     )
     yield from _counted(snapshot.gpu_totals)
     yield from _sensors(gpus)
@@ -143,6 +173,7 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
         _GPU,
         (((uuid,), found.busy_s) for uuid, found in totals.items()),
         source="`gpuwarden_gpu_utilization_ratio`, integrated look by look",
+        absent="its utilisation was never measured",
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
@@ -156,6 +187,7 @@ def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
             for (figure, reason), count in sorted(found.unknown.items())
         ),
         source="what was unknown at each look, counted",
+        absent="none of them was unknown so far",
     )
 
 
@@ -185,6 +217,7 @@ def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
             _GPU,
             (((gpu.uuid,), getattr(gpu.figures, figure)) for gpu in gpus),
             source=source,
+            absent=_NOT_MEASURED,
         )
     yield gauge(
         "gpuwarden_gpu_throttled",
@@ -197,28 +230,32 @@ def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
             for reason in THROTTLE_REASONS
         ),
         source="NVML `nvmlDeviceGetCurrentClocksThrottleReasons`",
+        absent=_NOT_MEASURED,
     )
 
 
 def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
-    for name, help_text, figure, source in (
+    for name, help_text, figure, source, absent in (
         (
             "ecc_errors",
             "Memory errors that ECC found since the driver was loaded.",
             "ecc",
             "NVML `nvmlDeviceGetTotalEccErrors`, volatile",
+            f"{_NOT_MEASURED}, or ECC is off",
         ),
         (
             "ecc_lifetime_errors",
             "Memory errors that ECC found in the GPU's whole life.",
             "ecc_lifetime",
             "NVML `nvmlDeviceGetTotalEccErrors`, aggregate",
+            f"{_NOT_MEASURED}, or ECC is off",
         ),
         (
             "remapped_rows",
             "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
             "remapped_rows",
             "NVML `nvmlDeviceGetRemappedRows`",
+            f"{_NOT_MEASURED}, or the GPU replaces no rows",
         ),
     ):
         yield counter(
@@ -231,6 +268,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
                 for error in ("corrected", "uncorrected")
             ),
             source=source,
+            absent=absent,
         )
     for name, help_text in (
         ("row_remap_pending", "1 while a row waits to be replaced at the GPU's next reset."),
@@ -242,6 +280,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
             _GPU,
             (((gpu.uuid,), getattr(gpu.figures, name)) for gpu in gpus),
             source="NVML `nvmlDeviceGetRemappedRows`",
+            absent="as `gpuwarden_gpu_remapped_rows_total`",
         )
     yield counter(
         "gpuwarden_gpu_pcie_replays",
@@ -249,6 +288,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         _GPU,
         (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
         source="NVML `nvmlDeviceGetPcieReplayCounter`",
+        absent=_NOT_MEASURED,
     )
     yield counter(
         "gpuwarden_gpu_pcie_errors",
@@ -256,6 +296,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         (*_GPU, "kind"),
         (((gpu.uuid, kind), float(count)) for gpu in gpus for kind, count in (gpu.figures.pcie_errors or {}).items()),
         source="NVML `nvmlDeviceGetFieldValues`, `NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS` and such",
+        absent=f"{_NOT_MEASURED}, of that kind",
     )
 
 
@@ -267,6 +308,7 @@ def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:
         ("collector",),
         (((f"source_{source}",), float(health.killed)) for source, health in asked.items()),
         source="counted by the exporter, which starts these processes",
+        absent=_NO_DRIVER,
     )
     yield gauge(
         "gpuwarden_driver_processes_abandoned",
@@ -274,6 +316,7 @@ def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:
         ("collector",),
         (((f"source_{source}",), float(health.abandoned)) for source, health in asked.items()),
         source="counted by the exporter, which starts these processes",
+        absent=_NO_DRIVER,
     )
 
 
@@ -289,4 +332,5 @@ def _xids(snapshot: Snapshot) -> Metric:
         (*_GPU, "xid"),
         (((uuid, str(code)), float(count)) for (uuid, code), count in sorted(counts.items())),
         source="NVML `nvmlEventSetWait_v2`, counted as they come",
+        absent="its reports are not waited for, and none came before; rare numbers: none so far",
     )

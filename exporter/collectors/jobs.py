@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -10,12 +11,19 @@ from exporter.collectors.family import Row, gauge, or_nan
 from exporter.evidence import signs_of_life
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
-from exporter.model.timeouts import Patience, Pauses, is_rank
+from exporter.model.timeouts import STAYS_MIN, STEPS_MIN, Patience, Pauses, is_rank
 from exporter.model.worker import WorkerSighting
 from gpuwarden import conditions
 from gpuwarden.state_file import JobFile
 
 _SLOT = ("worker", "container")
+
+
+_NO_JOB: Final = "the worker runs no job"
+_UNKNOWN_AGE: Final = "it was stamped before the last reboot"
+_DEAD: Final = "its worker is dead"
+_NOT_SHARED: Final = "no other live worker is in its container"
+_NO_RANK: Final = f"{_NO_JOB}, or no rank of a gang, is dead, or is older than the exporter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +132,8 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "attempt", "incarnation"),
         (_named(row) for row in rows),
         source="job file",
+        absent=_NO_JOB,
+        values="an id",
     )
     yield gauge(
         "gpuwarden_job_overdue_id",
@@ -132,6 +142,8 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "attempt", "incarnation"),
         (_named(row) for row in rows if _is_overdue(row, snapshot)),
         source="job file, and of what the rules compare each age with its limit",
+        absent=f"{_NO_JOB}, or nothing of it has lasted as long as it may",
+        values="an id",
     )
     yield gauge(
         "gpuwarden_job_info",
@@ -139,6 +151,7 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "job_class", "model"),
         (((*row.key, row.job.job_class, row.job.model or ""), 1.0) for row in rows),
         source="job file",
+        absent=_NO_JOB,
     )
     yield gauge(
         "gpuwarden_job_elapsed_seconds",
@@ -146,6 +159,7 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((row.key, row.elapsed_s) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
+        absent=f"{_NO_JOB}, or {_UNKNOWN_AGE}",
     )
     yield gauge(
         "gpuwarden_job_phase",
@@ -153,6 +167,7 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "phase"),
         (((*row.key, row.job.phase), 1.0) for row in rows),
         source="job file",
+        absent=_NO_JOB,
     )
     yield gauge(
         "gpuwarden_job_phase_age_seconds",
@@ -160,6 +175,7 @@ def _identity(rows: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((row.key, row.job.phase_started.age_s(snapshot.taken)) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
+        absent=f"{_NO_JOB}, or {_UNKNOWN_AGE}",
     )
 
 
@@ -191,6 +207,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
         _SLOT,
         ((row.key, float(row.job.step)) for row in rows),
         source="job file",
+        absent=_NO_JOB,
     )
     yield gauge(
         "gpuwarden_job_steps_planned",
@@ -198,6 +215,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
         _SLOT,
         ((row.key, None if row.job.steps_total is None else float(row.job.steps_total)) for row in rows),
         source="job file",
+        absent=f"{_NO_JOB}, or the job does not say",
     )
     yield gauge(
         "gpuwarden_job_step_mean_seconds",
@@ -206,6 +224,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
         _SLOT,
         ((row.key, row.job.step_mean_s) for row in rows),
         source="job file",
+        absent=f"{_NO_JOB}, or it has done fewer than two steps",
     )
     yield gauge(
         "gpuwarden_job_step_max_seconds",
@@ -213,6 +232,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
         _SLOT,
         ((row.key, row.job.step_max_s) for row in rows),
         source="job file",
+        absent=f"{_NO_JOB}, or it has done fewer than two steps",
     )
     yield gauge(
         "gpuwarden_job_items",
@@ -224,6 +244,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
             for outcome, count in (("done", row.job.items_done), ("failed", row.job.items_failed))
         ),
         source="job file",
+        absent=_NO_JOB,
     )
 
 
@@ -236,6 +257,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         _SLOT,
         ((row.key, or_nan(row.beat_age_s)) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
+        absent=f"{_NO_JOB}; NaN while it is not armed yet, or {_UNKNOWN_AGE}",
     )
     yield gauge(
         "gpuwarden_job_beat_timestamp_seconds",
@@ -243,6 +265,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         _SLOT,
         ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
         source="job file",
+        absent=f"{_NO_JOB}, or it is not armed yet",
     )
     yield gauge(
         "gpuwarden_job_stall_suspected",
@@ -257,6 +280,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
             if patience.silence_s(row.job) and row.policed
         ),
         source="computed at each look from the job file and its container's GPU, RAM and work",
+        absent=f"{_NO_JOB}, the stall condition does not police it, or {_DEAD}",
     )
     yield gauge(
         "gpuwarden_job_quiet_seconds",
@@ -267,6 +291,10 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         (*((row.key, or_nan(row.quiet_s)) for row in rows), *((key, math.nan) for key in waiting)),
         source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
         "the times for its GPU, its RAM and, where it counts, its work",
+        absent=(
+            "as `gpuwarden_worker_info`; NaN where the worker runs no job, while any of these "
+            f"is unknown that counts, or {_DEAD}"
+        ),
     )
     yield gauge(
         "gpuwarden_job_quiet_gpu_lost_seconds",
@@ -275,6 +303,10 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         _SLOT,
         ((row.key, or_nan(row.quiet_gpu_lost_s)) for row in rows if row.may_have_lost_gpu),
         source="as `gpuwarden_job_quiet_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
+        absent=(
+            f"{_NO_JOB}, its class uses no GPU, or every GPU of its container is "
+            f"measured; NaN while none of them is lost, any of these is unknown that counts, or {_DEAD}"
+        ),
     )
     yield gauge(
         "gpuwarden_job_quiet_apart_seconds",
@@ -288,6 +320,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds`, "
         "`gpuwarden_worker_gpu_idle_seconds`, `gpuwarden_worker_ram_still_seconds`, "
         "`gpuwarden_worker_io_still_seconds` and, where it counts, `gpuwarden_worker_work_still_seconds`",
+        absent=f"{_NOT_SHARED}; NaN as `gpuwarden_job_quiet_seconds`",
     )
 
 
@@ -310,6 +343,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         limits(lambda job, _: job.budget_s),
         source="job file",
+        absent=(f"as `gpuwarden_worker_info`; NaN where the worker runs no job, or one without a budget, or {_DEAD}"),
     )
     yield gauge(
         "gpuwarden_job_stall_timeout_seconds",
@@ -317,6 +351,10 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         limits(lambda job, _: patience.silence_s(job)),
         source="job file, and for its phase `--load-patience-s` and its like",
+        absent=(
+            f"as `gpuwarden_worker_info`; NaN where the worker runs no job, while the "
+            f"stall condition does not police it, or {_DEAD}"
+        ),
     )
     yield gauge(
         "gpuwarden_job_stuck_after_seconds",
@@ -325,6 +363,12 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         limits(patience.stuck_after_s),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
+        absent=(
+            "as `gpuwarden_worker_info`; NaN while "
+            "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-steps` is 0, it has done "
+            f"fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been "
+            f"there fewer than {STAYS_MIN} times before, however many steps it has done"
+        ),
     )
     yield gauge(
         "gpuwarden_job_stuck_still_seconds",
@@ -333,6 +377,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         limits(patience.stuck_still_s),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`; the job's own silence",
+        absent="absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     )
     yield gauge(
         "gpuwarden_job_health_window_seconds",
@@ -341,6 +386,10 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         limits(lambda job, _: patience.window_s(job, snapshot.thresholds.health_window_s)),
         source="`--health-window-s`, and the job's patience where that is longer",
+        absent=(
+            "as `gpuwarden_worker_info`; NaN where the worker runs no job, "
+            f"while its class uses no GPU or it says that it is idle, or {_DEAD}"
+        ),
     )
     yield gauge(
         "gpuwarden_job_health_grace_seconds",
@@ -349,6 +398,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         _SLOT,
         ((row.key, snapshot.grace_s(row.job)) for row in on_gpu),
         source="`--health-grace-s`, by the job's phase and whether it has stepped",
+        absent=f"{_NO_JOB}, its class uses no GPU, or {_DEAD}",
     )
 
 
@@ -370,6 +420,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "gang", "rank"),
         (((*row.key, gang, str(row.job.rank)), float(row.job.attempt)) for row, _, _, gang in told),
         source="job file",
+        absent=_NO_RANK,
     )
     yield gauge(
         "gpuwarden_gang_rank_overdue_attempt",
@@ -391,6 +442,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
             for row, gang in overdue
         ),
         source="job file, and of what the rule compares each rank's spinning with its limit",
+        absent=f"{_NO_RANK}, or it has not been spinning for so long",
     )
     yield gauge(
         "gpuwarden_gang_overdue_ranks",
@@ -398,6 +450,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         (*_SLOT, "gang"),
         (((*row.key, gang), float(row.job.ranks)) for row, gang in overdue),
         source="job file",
+        absent="as `gpuwarden_gang_rank_overdue_attempt`",
     )
     yield gauge(
         "gpuwarden_gang_rank_spinning_seconds",
@@ -406,6 +459,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((row.key, or_nan(spinning_s)) for row, spinning_s, _, _ in told),
         source="job file, and its container's GPU, RAM, I/O and page faults",
+        absent=(f"{_NO_RANK}; NaN while it is not armed yet, or its GPU, RAM, I/O or faults are unknown"),
     )
     yield gauge(
         "gpuwarden_gang_rank_stuck_after_seconds",
@@ -414,6 +468,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((row.key, or_nan(limit_s)) for row, _, limit_s, _ in told),
         source="job file; `--stuck-floor-s`, `--stuck-steps`",
+        absent=f"{_NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",
     )
 
 

@@ -95,6 +95,7 @@ class SnapshotCollector(Collector):
             ("nodename", "version"),
             [((self._host, __version__), 1.0)],
             source="`$GPUWARDEN_DIR/host`; this package",
+            absent="never",
         )
         yield gauge(
             "gpuwarden_build_info",
@@ -102,6 +103,7 @@ class SnapshotCollector(Collector):
             ("version", "revision", "python"),
             [((its.version, its.revision, its.python), 1.0)],
             source="this package; `$GPUWARDEN_REVISION`, or pip's `direct_url.json`; its Python",
+            absent="never",
         )
         yield gauge(
             "gpuwarden_collector_success",
@@ -109,6 +111,7 @@ class SnapshotCollector(Collector):
             ("collector",),
             [((each.name,), float(each.success)) for each in outcomes],
             source="the exporter itself",
+            absent="the source is not configured, or the newest look is stale (but for `sampler`)",
         )
         yield gauge(
             "gpuwarden_collector_duration_seconds",
@@ -117,6 +120,7 @@ class SnapshotCollector(Collector):
             ("collector",),
             [((each.name,), each.duration_s) for each in outcomes],
             source="the exporter itself, CLOCK_MONOTONIC",
+            absent="as `gpuwarden_collector_success`; for `sampler` before the first look",
         )
         yield gauge(
             "gpuwarden_collector_last_success_timestamp_seconds",
@@ -125,6 +129,7 @@ class SnapshotCollector(Collector):
             ("collector",),
             [((each.name,), each.succeeded_unix_s) for each in outcomes],
             source="the exporter itself, CLOCK_REALTIME",
+            absent="as `gpuwarden_collector_success`, or it never did its work",
         )
         yield gauge(
             "gpuwarden_sample_age_seconds",
@@ -132,6 +137,7 @@ class SnapshotCollector(Collector):
             (),
             [((), age_s)],
             source="CLOCK_BOOTTIME at the scrape and at the look",
+            absent="before the first look",
         )
         yield from thresholds.families(self._thresholds)
 

@@ -1,6 +1,7 @@
 """Servers: containers that opted in to be asked, for how long they have not answered, and what they are allowed."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -9,6 +10,9 @@ from exporter.model.container import Probe
 from exporter.model.snapshot import Snapshot
 
 _NAME = ("container",)
+
+
+_NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -24,6 +28,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for each, probe in asked
         ),
         source="the container's labels, by its engine's API",
+        absent=_NOT_ASKED,
     )
     yield gauge(
         "gpuwarden_server_answered",
@@ -31,6 +36,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _NAME,
         (((each.container.name,), or_nan(each.answered)) for each, _ in asked),
         source="its answers over HTTP, or the log of Docker's health check",
+        absent=f"{_NOT_ASKED}; NaN while that is unknown",
     )
     yield gauge(
         "gpuwarden_server_unanswered_seconds",
@@ -38,6 +44,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _NAME,
         (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in asked),
         source="its answers over HTTP, or the log of Docker's health check",
+        absent=f"{_NOT_ASKED}; NaN while it was not asked lately, or is paused",
     )
     yield gauge(
         "gpuwarden_server_silence_allowed_seconds",
@@ -45,6 +52,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _NAME,
         (((each.container.name,), probe.silence_s) for each, probe in asked),
         source="the container's labels, by its engine's API",
+        absent="as `gpuwarden_server_info`",
     )
     yield gauge(
         "gpuwarden_server_invalid",
@@ -52,4 +60,5 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("container", "reason"),
         (((each.container.name, each.probe.reason), 1.0) for each in found if not isinstance(each.probe, Probe)),
         source="the container's labels, network and health check, by its engine's API",
+        absent="what the container asks for can be done, or it asks for nothing",
     )

@@ -1,6 +1,7 @@
 """Tasks of other runners: which there are, since when, and whether their processes are there (D1)."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -8,6 +9,9 @@ from exporter.collectors.family import gauge
 from exporter.model.snapshot import Snapshot
 
 _TASK = ("task",)
+
+
+_NO_TASKS: Final = "no `--task-dir` is given or can be read"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -20,6 +24,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("task", "pid", "pgid"),
         (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid)), 1.0) for each in found),
         source="task file",
+        absent=f"its file is gone, or cannot be trusted, or {_NO_TASKS}",
     )
     yield gauge(
         "gpuwarden_task_alive",
@@ -27,6 +32,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _TASK,
         (((str(each.task.task_id),), None if each.alive is None else float(each.alive)) for each in found),
         source="`/proc/PID` of the pid in the task file",
+        absent="as `gpuwarden_task_info`, or its process cannot be looked at",
     )
     yield gauge(
         "gpuwarden_task_start_timestamp_seconds",
@@ -34,6 +40,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _TASK,
         (((str(each.task.task_id),), each.task.started_unix_s) for each in found),
         source="task file",
+        absent="as `gpuwarden_task_info`",
     )
     yield gauge(
         "gpuwarden_taskfiles_invalid",
@@ -41,4 +48,5 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("reason",),
         () if readings is None else (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
         source="the folders of `--task-dir`",
+        absent=f"nothing is wrong with any file, or {_NO_TASKS}",
     )

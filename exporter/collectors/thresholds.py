@@ -16,6 +16,7 @@ class Limit(NamedTuple):
     help_text: str
     field: str
     option: str
+    values: str = ""
 
 
 GAUGES: Final = (
@@ -66,12 +67,14 @@ GAUGES: Final = (
         "People are told of a server that has not answered for so many times the silence that its owner allows.",
         "server_silent_times",
         "--server-silent-times",
+        "ratio, 1 or more",
     ),
     Limit(
         "gpuwarden_job_slowed_threshold_ratio",
         "People are told of a job each step of which takes so many times as long as its own mean.",
         "slowed_ratio",
         "--slowed-ratio",
+        "ratio, more than 1",
     ),
 )
 
@@ -80,11 +83,13 @@ def families(thresholds: Thresholds) -> Iterable[Metric]:
     """One gauge a row, and an info series for each fatal XID."""
     for row in GAUGES:
         value = float(getattr(thresholds, row.field))
-        yield gauge(row.name, row.help_text, (), [((), value)], source=f"`{row.option}`")
+        rows = [((), value)]
+        yield gauge(row.name, row.help_text, (), rows, source=f"`{row.option}`", absent="never", values=row.values)
     yield gauge(
         "gpuwarden_gpu_xid_fatal_info",
         "People are told of an error of a GPU that has this number; always 1.",
         ("xid",),
         [((str(xid),), 1.0) for xid in thresholds.xids_fatal],
         source="`--xids-fatal`",
+        absent="of numbers that are not named there",
     )

@@ -1,6 +1,7 @@
 """Workers: who they are, whether they live, when they last beat."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from prometheus_client.core import Metric
 
@@ -8,6 +9,11 @@ from exporter.collectors.family import gauge, or_nan
 from exporter.model.snapshot import Snapshot
 
 _SLOT = ("worker", "container")
+
+
+_UNKNOWN_AGE: Final = "it was stamped before the last reboot"
+_NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
+_NOT_SHARED: Final = "no other live worker is in its container"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
@@ -36,6 +42,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for sighting, place in rows
         ),
         source="worker file; the cgroup of its lock's holder, and who lists that container",
+        absent="the worker ended cleanly, or its file cannot be trusted",
     )
     yield gauge(
         "gpuwarden_worker_alive",
@@ -43,6 +50,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, None if sighting.alive is None else float(sighting.alive)) for key, sighting in keyed),
         source="the kernel's lock on the worker's lock file (`F_GETLK`)",
+        absent="the lock cannot be tested",
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_age_seconds",
@@ -50,6 +58,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, sighting.worker.heartbeat.age_s(snapshot.taken)) for key, sighting in keyed),
         source="worker file, against CLOCK_BOOTTIME at the look",
+        absent=_UNKNOWN_AGE,
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_other_boot",
@@ -57,6 +66,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, float(sighting.worker.heartbeat.age_s(snapshot.taken) is None)) for key, sighting in keyed),
         source="boot id in the worker file, against `/proc/sys/kernel/random/boot_id`",
+        absent="as `gpuwarden_worker_info`",
     )
     yield gauge(
         "gpuwarden_worker_heartbeat_timestamp_seconds",
@@ -64,6 +74,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, sighting.worker.heartbeat.unix_s) for key, sighting in keyed),
         source="worker file",
+        absent="as `gpuwarden_worker_info`",
     )
     yield gauge(
         "gpuwarden_worker_cpu_still_seconds",
@@ -71,31 +82,38 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, or_nan(snapshot.cpu_still_of(sighting))) for key, sighting in keyed),
         source="`/proc/PID/stat`, compared at each look; anew while it is in state D in `load`, `save` or `checkpoint`",
+        absent=(
+            "as `gpuwarden_worker_info`; NaN while its lock is not held, its process cannot be read, or it is paused"
+        ),
     )
-    for name, help_text, value, source in (
+    for name, help_text, value, source, absent in (
         (
             "gpu_idle_seconds",
             "For how long a worker that shares its container has itself left every GPU of it idle.",
             "gpu_idle_s",
             "as `gpuwarden_container_gpu_idle_seconds`, of what `/proc/PID/stat` tells to be its processes",
+            f"{_NOT_SHARED}; NaN while any GPU of that is unknown",
         ),
         (
             "ram_still_seconds",
             "For how long the RAM of a worker that shares its container, less page cache, has kept within the delta.",
             "ram_still_s",
             "`/proc/PID/statm` of its processes, compared at each look with `--ram-delta-mib`",
+            f"{_NOT_SHARED}; NaN while its processes cannot be read",
         ),
         (
             "io_still_seconds",
             "For how long a worker that shares its container has read and written no more than the threshold.",
             "io_still_s",
             "`/proc/PID/io` of its processes, compared at each look with `--io-still-kib-per-s`",
+            f"{_NOT_SHARED}; NaN while the kernel does not tell",
         ),
         (
             "work_still_seconds",
             "For how long I/O, page faults and CPU time of a worker that shares its container have all been still.",
             "work_still_s",
             "`/proc/PID/io` and `/proc/PID/stat` of its processes, as `gpuwarden_container_work_still_seconds`",
+            f"{_NOT_SHARED}; NaN while any of the three is unknown",
         ),
     ):
         yield gauge(
@@ -108,6 +126,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
                 if (own := snapshot.apart.get(sighting.worker.worker)) is not None
             ),
             source=source,
+            absent=absent,
         )
     yield gauge(
         "gpuwarden_worker_dead_seconds",
@@ -115,6 +134,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, snapshot.dead_s.get(sighting.worker.worker)) for key, sighting in keyed),
         source="lock and worker file, compared at each look",
+        absent="its lock is held, or cannot be tested, or its container is paused",
     )
     yield gauge(
         "gpuwarden_worker_dead_after_seconds",
@@ -122,6 +142,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, snapshot.thresholds.dead_after_s) for key, _ in keyed),
         source="`--dead-after-s`",
+        absent="as `gpuwarden_worker_info`",
     )
     yield gauge(
         "gpuwarden_worker_loop_age_seconds",
@@ -129,6 +150,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         _SLOT,
         ((key, sighting.worker.loop.age_s(snapshot.taken)) for key, sighting in keyed),
         source="worker file, against CLOCK_BOOTTIME at the look",
+        absent=_UNKNOWN_AGE,
     )
     yield gauge(
         "gpuwarden_statefiles_invalid",
@@ -136,6 +158,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ("reason",),
         (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
         source="files in `$GPUWARDEN_DIR`",
+        absent="nothing is wrong with any file",
     )
     yield gauge(
         "gpuwarden_workers_duplicate",
@@ -143,4 +166,5 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         (),
         (((), float(readings.duplicates)),),
         source="files in `$GPUWARDEN_DIR`",
+        absent=_NO_WORKERS,
     )

@@ -28,7 +28,7 @@ IDENTITIES: Final = (
     "gpuwarden_container_info",
     "gpuwarden_server_info",
 )
-NAN: Final = {name for name, when in reference.ABSENT.items() if "NaN" in when}
+NAN: Final = {name for name, when in reference.absent().items() if "NaN" in when}
 """The series that are NaN while they are unknown."""
 
 REPEATS_ARE_NO_LONGER: Final = {

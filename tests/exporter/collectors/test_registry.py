@@ -174,7 +174,7 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
         )
     )  # fmt: skip
 
-    assert found == {name for name, when in reference.ABSENT.items() if "NaN" in when}
+    assert found == {name for name, when in reference.absent().items() if "NaN" in when}
     share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0)
     known = build.evidence(gpu_not_seen_busy_s=1.0, shares=(share,))
     well = build.snapshot(

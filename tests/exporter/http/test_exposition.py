@@ -127,7 +127,9 @@ def test_families_with_the_same_values_and_other_names_are_told_apart() -> None:
 @given(st.lists(st.tuples(anything, anything, values | st.none()), max_size=5, unique_by=lambda row: row[:2]), anything)
 def test_our_families_are_rendered_as_their_samples(rows: list[tuple[str, str, float | None]], about: str) -> None:
     for make in (gauge, family_counter):
-        ours = make("a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="nobody")
+        ours = make(
+            "a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="nobody", absent="never"
+        )
         plain = Metric(ours.name, ours.documentation, ours.type)
         plain.samples = ours.samples
 
@@ -137,4 +139,4 @@ def test_our_families_are_rendered_as_their_samples(rows: list[tuple[str, str, f
 
 def test_a_family_with_another_number_of_values_than_labels_is_refused() -> None:
     with pytest.raises(ValueError, match="argument"):
-        render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody")])
+        render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody", absent="never")])
