@@ -316,3 +316,8 @@ def facts(free: Intent | None = None, settle: Intent | None = None, **changed: A
         container_known=True, job=job(), job_known=True, quiet_for_s=3600.0, runs_for_s=3600.0,
     )  # fmt: skip
     return replace(default, **changed)
+
+
+def missing(text: str, *words: str) -> list[str]:
+    """Which of these words a text lacks. A test of a message names its figures, names and commands, no sentence."""
+    return [each for each in words if each not in text]

@@ -13,7 +13,7 @@ from remediator.ledger.captures import Captured
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
-from tests.remediator.builders import HOST, NOW, alert
+from tests.remediator.builders import HOST, NOW, alert, missing
 
 
 def filled(ledger: Ledger, **labels: str) -> None:
@@ -100,7 +100,7 @@ def test_refused_alerts_have_a_reason(ledger: Ledger, ledger_url: str, capsys: p
     (line,) = said(capsys, "--ledger", ledger_url, "refused")
     (found,) = said(capsys, "--ledger", ledger_url, "refused", "--json")
 
-    assert line.endswith("  no_host        it names no host")
+    assert missing(line, " no_host ", "it names no host") == []
     assert json.loads(found) == {
         "at": NOW, "reason": "no_host", "message": "it names no host", "labels": {"worker": "w1"},
     }  # fmt: skip
@@ -111,8 +111,7 @@ def test_an_unknown_episode_exits_1(ledger: Ledger, ledger_url: str, capsys: pyt
 
     assert main(["ledger", "--ledger", ledger_url, "show", "99"]) == 1
 
-    said_of_it = capsys.readouterr().err
-    assert said_of_it == "gpuwarden ledger: the ledger has no episode 99: `gpuwarden ledger list` names them\n"
+    assert missing(capsys.readouterr().err, "gpuwarden ledger: ", "episode 99", "`gpuwarden ledger list`") == []
 
 
 def test_the_ledger_may_come_from_the_environment(
@@ -127,7 +126,7 @@ def test_the_ledger_may_come_from_the_environment(
 def test_a_mistyped_ledger_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ledger", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "list"]) == 1
 
-    assert "there is no ledger at" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, f"{tmp_path}/ledgr.db") == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -199,8 +198,8 @@ def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys:
 
     told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
 
-    assert told[0].endswith("captured in dry run, where no stop followed:")
-    assert told[-1] == "    and 24 threads more: `gpuwarden ledger evidence` has them"
+    assert missing(told[0], "dry run") == []
+    assert missing(told[-1], "24 threads", "`gpuwarden ledger evidence`") == []
     assert len(told) == 18
 
 

@@ -11,7 +11,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order
-from tests.remediator.builders import HOST
+from tests.remediator.builders import HOST, missing
 from tests.remediator.executor.builders import executor, story, to_the_end, told, turn, wedged
 from tests.remediator.ledger.test_ledger import rows
 from tests.waiting import eventually
@@ -85,12 +85,12 @@ def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: 
     capsys.readouterr()
 
     assert cli("maintenance", "end", "2", "--because", "postponed") == 0
-    assert capsys.readouterr().out.startswith("ended: maintenance 2 on box1 from ")
+    assert missing(capsys.readouterr().out, "ended", "maintenance 2 on box1") == []
 
     assert cli("maintenance", "list") == 0
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "1"]
     assert cli("maintenance", "end", "2") == 1
-    assert "no maintenance 2 runs or is planned: `gpuwarden maintenance list` names" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "maintenance 2 ", "`gpuwarden maintenance list`") == []
     cli("ledger", "orders")
     audit = capsys.readouterr().out.splitlines()
     assert "  maintained maintenance 2 on box1 until " in audit[-1]
@@ -106,17 +106,17 @@ def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "says"),
+    ("argv", "code", "words"),
     [
-        (("start",), 2, "one of the arguments --for --until is required"),
-        (("start", "--for", "0s"), 2, "not before it began"),
-        (("start", "--for", "32d"), 2, "a maintenance ends within 31 days"),
-        (("start", "--for", "1h", "--from", "2001-01-01T00:00"), 2, "a maintenance begins now or later"),
-        (("start", "--for", "1h", "--from", local(367 * 86400)), 2, "within 366 days"),
-        (("start", "--until", "2001-01-01T00:00"), 2, "not before it began"),
-        (("start", "--for", "1h", "--host", "bxo1"), 1, "no executor of a host 'bxo1' has ever worked this ledger"),
-        (("end", "1"), 1, "no maintenance 1 runs or is planned"),
-        ((), 2, "the following arguments are required: start|end|list"),
+        (("start",), 2, ("--for", "--until")),
+        (("start", "--for", "0s"), 2, ("before",)),
+        (("start", "--for", "32d"), 2, ("31 days",)),
+        (("start", "--for", "1h", "--from", "2001-01-01T00:00"), 2, ("now or later",)),
+        (("start", "--for", "1h", "--from", local(367 * 86400)), 2, ("366 days",)),
+        (("start", "--until", "2001-01-01T00:00"), 2, ("before",)),
+        (("start", "--for", "1h", "--host", "bxo1"), 1, ("'bxo1'", HOST)),
+        (("end", "1"), 1, ("maintenance 1 ",)),
+        ((), 2, ("start|end|list",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(
@@ -125,11 +125,11 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     capsys: pytest.CaptureFixture[str],
     argv: tuple[str, ...],
     code: int,
-    says: str,
+    words: tuple[str, ...],
 ) -> None:
     assert cli("maintenance", *argv) == code
 
-    assert says in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, *words) == []
     assert ledger.orders.current().given == ()
 
 
@@ -141,7 +141,7 @@ def test_so_many_may_be_planned_and_no_more(
 
     assert cli("maintenance", "start", "--for", "2h") == 1
 
-    assert "1 are planned already: `gpuwarden maintenance list` names them" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "1 ", "`gpuwarden maintenance list`") == []
 
 
 def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,4 +151,4 @@ def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: 
 
     cli("arm", "--yes")
 
-    assert f"maintenance 1 on every host from {when(window.at)}" in capsys.readouterr().out
+    assert missing(capsys.readouterr().out, "maintenance 1 on every host", when(window.at)) == []

@@ -21,7 +21,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
-from tests.remediator.builders import HOST, NOW, alert, wish
+from tests.remediator.builders import HOST, NOW, alert, missing, wish
 from tests.remediator.executor.builders import (
     BOUNDLESS,
     executor,
@@ -79,9 +79,9 @@ def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
 
     said = capsys.readouterr()
     first, second = said.out.splitlines()[:2]
-    assert first == "1 open episodes wait for every remedy on every host to be armed:"
-    assert second.startswith("  episode 1: w1 on box1: would fence job 1, stop w1, settle and start: silent 130.0 s")
-    assert "arm every remedy on every host? [y/N]" in said.out
+    assert (first.split()[0], missing(first, "every remedy", "every host")) == ("1", [])
+    assert missing(second, "episode 1", "w1 on box1", "job 1", "silent 130.0 s") == []
+    assert missing(said.out, "every remedy on every host", "[y/N]") == []
     assert not ledger.orders.current().armed(host=HOST, remedy=REMEDY)
 
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
@@ -97,11 +97,12 @@ def test_arm_without_a_terminal_wants_a_yes(
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
 
     assert cli("arm") == 1
-    assert "say --yes" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "--yes") == []
     assert ledger.orders.current().given == ()
 
     assert cli("arm", "--yes") == 0
-    assert capsys.readouterr().out.startswith("0 open episodes wait for every remedy on every host to be armed\narmed:")
+    waits, armed = capsys.readouterr().out.splitlines()
+    assert (waits.split()[0], armed.split(":")[0]) == ("0", "armed")
 
 
 def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Callable[..., int]) -> None:
@@ -113,28 +114,33 @@ def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Calla
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "says"),
+    ("argv", "code", "words"),
     [
-        (("arm", "--yes", "--remedy", "pray"), 2, "invalid choice: 'pray'"),
-        (("disarm", "--host", "bxo1"), 1, "no executor of a host 'bxo1' has ever worked this ledger; known: box1"),
-        (("pause",), 2, "one of the arguments --for --until is required"),
-        (("pause", "--for", "soon"), 2, "'soon' is no duration"),
-        (("pause", "--for", "0s"), 2, "not before it began"),
-        (("pause", "--for", "32d"), 2, "a pause ends within 31 days"),
-        (("pause", "--until", "noon"), 2, "'noon' is no time"),
-        (("pause", "--until", "2001-01-01T00:00"), 2, "not before it began"),
-        (("pause", "--until", "25:99"), 2, "'25:99' is no time"),
-        (("resume",), 1, "no host is not paused by itself"),
-        (("brake", "release"), 1, "it is not latched"),
-        (("brake",), 2, "the following arguments are required: release"),
+        (("arm", "--yes", "--remedy", "pray"), 2, ("'pray'",)),
+        (("disarm", "--host", "bxo1"), 1, ("'bxo1'", "box1")),
+        (("pause",), 2, ("--for", "--until")),
+        (("pause", "--for", "soon"), 2, ("'soon'",)),
+        (("pause", "--for", "0s"), 2, ("before",)),
+        (("pause", "--for", "32d"), 2, ("31 days",)),
+        (("pause", "--until", "noon"), 2, ("'noon'",)),
+        (("pause", "--until", "2001-01-01T00:00"), 2, ("before",)),
+        (("pause", "--until", "25:99"), 2, ("'25:99'",)),
+        (("resume",), 1, ("not paused",)),
+        (("brake", "release"), 1, ("not latched",)),
+        (("brake",), 2, ("release",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(
-    ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str], argv: list[str], code: int, says: str
+    ledger: Ledger,
+    cli: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    argv: list[str],
+    code: int,
+    words: tuple[str, ...],
 ) -> None:
     assert cli(*argv) == code
 
-    assert says in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, *words) == []
     assert ledger.orders.current().given == ()
 
 
@@ -211,7 +217,7 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
     to_the_end(executor(ledger, store, world), ledger)
 
     assert story_outcome(ledger) == "mended"
-    assert "episode 1 of w1 on box1 was begun and is finished" in capsys.readouterr().out
+    assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "finished") == []
 
 
 def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:
@@ -246,7 +252,7 @@ def test_a_time_of_day_is_local_time(ledger: Ledger, cli: Callable[..., int], mo
 def test_resume_ends_pauses(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     cli("pause", "--for", "1h30m")
     assert cli("resume", "--host", HOST) == 1
-    assert "every host is paused: resume without --host" in capsys.readouterr().err
+    assert missing(capsys.readouterr().err, "every host", "--host") == []
     assert cli("resume") == 0
     assert ledger.orders.current().pauses(host=HOST, now=time.time()) == []
 
@@ -375,23 +381,28 @@ def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledge
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
 
-    def begin(life: int, *, now: float) -> str:
+    def begin(life: int, *, now: float) -> Reason | None:
         accept(ledger, alert(f"f{life}", attempt=str(life)))
         episode = ledger.episodes.list_open()[-1]
         step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
         found = ledger.intents.begin(episode, step, safeguards=safeguards, now=now)
         ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
-        return found.message if isinstance(found, Wait) else "begun"
+        return found.reason if isinstance(found, Wait) else None
 
-    assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == ["begun", "begun"]
-    assert begin(3, now=NOW + 1800).startswith("the brake was latched here: 3 frees within 3600 s")
-    assert begin(4, now=NOW + 9000).startswith("the brake is latched: 3 frees"), "it stays so, however long"
+    def latched() -> list[str]:
+        return [each.because for each in ledger.orders.given_since(since=0.0) if each.act is Act.BRAKE]
+
+    assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == [None, None]
+    assert begin(3, now=NOW + 1800) is Reason.CIRCUIT_BREAKER
+    assert [missing(each, "3 frees", "3600 s") for each in latched()] == [[]]
+    assert begin(4, now=NOW + 9000) is Reason.CIRCUIT_BREAKER, "it stays so, however long"
+    assert len(latched()) == 1
 
     ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1801, who="ann", because=""))
-    assert [begin(life, now=NOW + 1802) for life in (5, 6)] == ["begun", "begun"]
-    assert begin(7, now=NOW + 1803).startswith("the brake was latched here")
+    assert [begin(life, now=NOW + 1802) for life in (5, 6)] == [None, None]
+    assert (begin(7, now=NOW + 1803), len(latched())) == (Reason.CIRCUIT_BREAKER, 2)
     ledger.orders.give(Order(act=Act.RELEASE, at=NOW + 1, who="ann", because="of before the clock was set"))
-    assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == ["begun", "begun"], "the hour is over"
+    assert [begin(life, now=NOW + 1802 + 3600) for life in (8, 9)] == [None, None], "the hour is over"
 
 
 # --- words

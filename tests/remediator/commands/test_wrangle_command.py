@@ -19,6 +19,7 @@ from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.plan import BlockRun, Migrate, Wrangle
 from remediator.remedies.wrangle import Rules, Verdict, judge
 from tests.conftest import Cli
+from tests.remediator.builders import missing
 from tests.waiting import eventually
 
 NOW = 1_000_000.0
@@ -95,44 +96,40 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     code, out, _ = cli("wrangle", "do", "r1")
 
     assert code == 0
-    assert out.startswith("r1: worker locked: bad on box1 has failed 6 items")
+    assert missing(out, "r1: ", "locked", "bad on box1", "failed 6") == []
     (row,) = (each for each in store.admin.workers(now=NOW) if each.worker == "bad")
     assert row.locked_by is not None
     assert row.locked_by.startswith("ann@")
     assert row.locked_because is not None
-    assert row.locked_because.startswith("wrangled, run r1: bad on box1 has failed 6 items and finished none")
+    assert missing(row.locked_because, "run r1", "bad on box1", "failed 6") == []
     code, out, err = cli("wrangle", "do", "r1")
     assert (code, out) == (1, "")
-    assert err.startswith("gpuwarden wrangle: nothing is done: no worker has failed more than 5 of its items")
+    assert missing(err, "gpuwarden wrangle: ", "more than 5") == []
 
 
 def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     start(store, jobs=1)
     job = claim(store, "w1")
     end(store, job, failed=6)
-    assert cli("wrangle", "do", "r1")[1].startswith("r1: moved: nobody has finished any, and w1 on box1, alone with it")
+    assert missing(cli("wrangle", "do", "r1")[1], "r1: moved", "w1 on box1") == []
     assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
-    at_the_cap = "; moved 1 times of at most 1: instead of the next move it is blocked\n"
-    assert cli("wrangle", "list", "--migrations-max", "1")[1].endswith(at_the_cap)
+    assert missing(cli("wrangle", "list", "--migrations-max", "1")[1], "1 times of at most 1", "blocked") == []
     store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
     end(store, claim(store, "w2"), failed=6)
 
     code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
 
-    assert "alone with it, has failed 6 items, after 1 moves of at most 1: it is the job" in out
-    assert (code, "r1: blocked: " in out, "the submitter is to be told" in out) == (0, True, True)
+    assert (code, missing(out, "r1: blocked", "failed 6", "1 moves of at most 1", "submitter")) == (0, [])
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
     assert blocked.because is not None
     assert re.search(r"\(blocked by ann@[^ ,]+, \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\)$", blocked.because)
     for refused in (cli("wrangle", "forgive", "r1"), cli("job", "unblock", str(job.job_id))):
         assert refused[0] == 1
-        assert f"job {job.job_id} stays blocked: the worker that it was taken from may still run it" in refused[2]
+        assert missing(refused[2], f"job {job.job_id} ", "stays blocked") == []
     now, taken = JobStore.now, HAND_OVER_S + 1
     monkeypatch.setattr(JobStore, "now", lambda its: now(its) + taken)
-    assert cli("wrangle", "forgive", "r1")[1] == (
-        "r1: 1 jobs unblocked, its failures forgotten, its workers free to claim it\n"
-    )
+    assert missing(cli("wrangle", "forgive", "r1")[1], "r1: 1 jobs unblocked") == []
     assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).because or "")
     assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("run", "show", "r1")[1])
     assert claim(store, "w1").job_id == job.job_id
@@ -148,13 +145,9 @@ def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, c
     code, out, err = cli("wrangle", "do", "r1")
 
     assert (code, out) == (1, "")
-    found = (
-        "nobody has finished any, and w1 on box1, alone with it, has failed 6 items; move 1 of 3, to a worker that has"
-    )
-    said = f"{found} not had it; but job {job.job_id} has no attempt or reclaim left (attempt 1 of 1, reclaimed 0 times"
-    assert listed.startswith(f"r1: waits: {said}")
-    assert err.startswith(f"gpuwarden wrangle: nothing is done: {said}")
-    assert "`gpuwarden worker lock w1 --host box1` lets the worker finish it" in listed
+    figures = ("w1 on box1", "failed 6", "move 1 of 3", f"job {job.job_id} ", "attempt 1 of 1", "reclaimed 0 times")
+    assert missing(listed, "r1: waits", "`gpuwarden worker lock w1 --host box1`", *figures) == []
+    assert missing(err, "gpuwarden wrangle: ", *figures) == []
     assert store.job(job.job_id).state is State.RUNNING
 
 
@@ -165,7 +158,7 @@ def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli
     code, _, err = cli("wrangle", "do", "r1")
 
     assert code == 1
-    assert err == "gpuwarden wrangle: nothing is done: nobody asked for it: `gpuwarden wrangle on r1` does\n"
+    assert missing(err, "gpuwarden wrangle: ", "`gpuwarden wrangle on r1`") == []
     assert cli("wrangle", "on", "r1") == (0, "", "")
     assert cli("wrangle", "do", "r1")[0] == 0
     assert cli("wrangle", "off", "r1") == (0, "", "")
