@@ -5,7 +5,7 @@ from typing import Final
 
 import structlog
 
-from exporter.evidence import signs_of_life, worker_liveness
+from exporter.evidence import activity, worker_liveness
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.model.worker import WorkerReadings
@@ -31,21 +31,21 @@ class ChangeLog:
     def log_changes(self, snapshot: Snapshot) -> None:
         """Log what is not as it was in the snapshot before."""
         if snapshot.tasks is not None:
-            self._log_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.such_as)
+            self._log_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.first_errors)
         if snapshot.workers is None:
             return
         invalid = dict(snapshot.workers.errors)
         if snapshot.workers.duplicates:
             invalid["duplicate"] = snapshot.workers.duplicates
-        self._log_invalid("workers", invalid, snapshot.workers.such_as)
+        self._log_invalid("workers", invalid, snapshot.workers.first_errors)
         self._log_suspected(snapshot.workers, snapshot)
         self._log_dead(snapshot.workers, snapshot)
 
-    def _log_invalid(self, whose: str, invalid: dict[str, int], such_as: Mapping[str, str]) -> None:
+    def _log_invalid(self, whose: str, invalid: dict[str, int], first_errors: Mapping[str, str]) -> None:
         if invalid != self._invalid.get(whose, {}):
             bad, good = _TRUSTED[whose]
             if invalid:
-                log.warning(bad, invalid=invalid, such_as=dict(such_as))
+                log.warning(bad, invalid=invalid, first_errors=dict(first_errors))
             else:
                 log.info(good)
             self._invalid[whose] = invalid
@@ -56,7 +56,7 @@ class ChangeLog:
             job = sighting.job
             if job is not None:
                 place = snapshot.container_of(sighting)
-                because = signs_of_life.suspicion(job, place, self._thresholds.patience, now=snapshot.taken)
+                because = activity.not_stalled_reason(job, place, self._thresholds.timeouts, now=snapshot.taken)
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:

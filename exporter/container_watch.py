@@ -7,15 +7,15 @@ from typing import Final, NamedTuple
 
 from exporter.evidence import gpu_attribution, process_ownership, work_history
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import GpuUse
+from exporter.evidence.gpu_attribution import GpuAttribution
 from exporter.evidence.unknown import UnknownCounter
-from exporter.evidence.work_history import WorkUse
+from exporter.evidence.work_history import ContainerWork
 from exporter.gpu_watch import GpuView
 from exporter.model.container import Container, ContainerEvidence, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
-from exporter.model.worker import WorkerSighting
+from exporter.model.worker import WorkerReading
 from exporter.sources import processes
 from exporter.sources.containers.cgroups import Places
 from exporter.sources.containers.directory import HOLDING, Placement, Running
@@ -27,23 +27,25 @@ BEGINNING_TOLD: Final = HOLDING | {"kubernetes", "systemd"}
 
 @dataclass(frozen=True, kw_only=True)
 class ContainersSeen:
-    """The evidence of each container; and, by worker, of those that share one: `Snapshot.apart`."""
+    """The evidence of each container; and, by worker, of those that share one: `Snapshot.worker_evidence`."""
 
     containers: tuple[ContainerEvidence, ...]
-    apart: Mapping[str, ContainerEvidence]
+    worker_evidence: Mapping[str, ContainerEvidence]
 
 
 class ContainerWatch:
     """Keeps the history of each container, by incarnation.
 
-    `asks` says whether there is any source of GPUs.
+    `has_gpu_source` says whether there is any source of GPUs.
     """
 
-    def __init__(self, thresholds: Thresholds, *, places: Places, unknown: UnknownCounter, asks: bool) -> None:
+    def __init__(
+        self, thresholds: Thresholds, *, places: Places, unknown: UnknownCounter, has_gpu_source: bool
+    ) -> None:
         self._thresholds = thresholds
         self._places = places
         self._unknown = unknown
-        self._asks = asks
+        self._has_gpu_source = has_gpu_source
         self._histories: dict[str, ContainerHistory] = {}
         self._apart_histories: dict[_Own, ContainerHistory] = {}
         self._told_apart: set[_Own] = set()
@@ -55,7 +57,7 @@ class ContainerWatch:
         running: Running,
         placement: Placement,
         gpus: GpuView,
-        sharing: Mapping[str, Sequence[WorkerSighting]],
+        sharing: Mapping[str, Sequence[WorkerReading]],
         *,
         now_s: float,
     ) -> ContainersSeen:
@@ -77,12 +79,12 @@ class ContainerWatch:
         self._work.let_go(placement.pids)
         return ContainersSeen(
             containers=tuple(each for each, _ in looked),
-            apart={name: own for _, each in looked for name, own in each.items()},
+            worker_evidence={name: own for _, each in looked for name, own in each.items()},
         )
 
     def _new_history(self, container: Container) -> ContainerHistory:
         found = container.kind not in self._kinds
-        return ContainerHistory(self._thresholds, asks=self._asks, found=found)
+        return ContainerHistory(self._thresholds, has_gpu_source=self._has_gpu_source, ran_before=found)
 
     def _look_at(
         self,
@@ -90,7 +92,7 @@ class ContainerWatch:
         look: tuple[frozenset[int] | None, RamUse],
         view: GpuView,
         now_s: float,
-        sharing: Sequence[WorkerSighting],
+        sharing: Sequence[WorkerReading],
     ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
         """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
 
@@ -102,10 +104,10 @@ class ContainerWatch:
         if history is None:
             history = self._new_history(container)
             self._histories[container.incarnation] = history
-        use = history.use(container, pids, gpus)
+        use = history.attribute(container, pids, gpus)
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
         # That the processes are unknown is counted already, as the unknown GPU or RAM.
-        work = WorkUse(processes=None) if pids is None else self._work_read(pids)
+        work = ContainerWork(processes=None) if pids is None else self._work_read(pids)
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=lost, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
@@ -114,7 +116,7 @@ class ContainerWatch:
             return found, _NONE_APART
         own = {
             each.worker: each.history.observe(
-                container, each.use, _ram_of(each.pids), work_history.work_of(work, each.pids), now_s=now_s
+                container, each.use, _ram_of(each.pids), work_history.select_work(work, each.pids), now_s=now_s
             )
             for each in members
         }
@@ -134,14 +136,14 @@ class ContainerWatch:
         pids: frozenset[int],
         gpus: GpuReadings | None,
         history: ContainerHistory,
-        sharing: Sequence[WorkerSighting],
+        sharing: Sequence[WorkerReading],
     ) -> Sequence["_Member"]:
         """The workers that share a container, with what counts as each one's own of its processes."""
         if len(pids) > processes.PROCESSES_MAX:  # which is counted with their work
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
         first = container.pid if container.kind in BEGINNING_TOLD else None
-        own = process_ownership.own(pids, processes.born(pids), workers, first=first)
+        own = process_ownership.pids_by_worker(pids, processes.born(pids), workers, first=first)
         members = []
         for each in sharing:
             name, pid = each.worker.worker, each.pid
@@ -151,22 +153,24 @@ class ContainerWatch:
             if key not in self._apart_histories:
                 self._apart_histories[key] = self._new_history(container)
             self._told_apart.add(key)
-            use = gpu_attribution.gpu_use(container, own[name], gpus, self._thresholds, history.gpus, history.there)
+            use = gpu_attribution.attribute_gpus(
+                container, own[name], gpus, self._thresholds, history.gpus, history.seen_present
+            )
             members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
         return members
 
-    def _work_read(self, pids: frozenset[int]) -> WorkUse:
+    def _work_read(self, pids: frozenset[int]) -> ContainerWork:
         if len(pids) > processes.PROCESSES_MAX:
             because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
-            return WorkUse(processes=None, unknown=Unknown(reason="too_many", because=because))
+            return ContainerWork(processes=None, unknown=Unknown(reason="too_many", because=because))
         try:
             found = self._work.read(pids)
         except (OSError, ValueError, KeyError) as error:
-            return WorkUse(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
+            return ContainerWork(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
         if any(each.io_bytes is None for each in found.values()):
             because = "the kernel does not tell us the I/O of its processes"
-            return WorkUse(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
-        return WorkUse(processes=found)
+            return ContainerWork(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
+        return ContainerWork(processes=found)
 
 
 class _Own(NamedTuple):
@@ -185,7 +189,7 @@ class _Member:
     worker: str
     history: ContainerHistory
     pids: frozenset[int]
-    use: GpuUse
+    use: GpuAttribution
 
 
 _NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from exporter.evidence import gpu_attribution
 from exporter.evidence.gpu_history import GpuHistory
-from exporter.evidence.gpu_loss import Losses, LossHistory
-from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.evidence.gpu_loss import GpuLossState, GpuLossTracker
+from exporter.evidence.vram_reclaim import VramReclaimTracker
 from exporter.model.container import GpuShare
 from exporter.model.gpu import GpuReadings, GpuTotals
 from exporter.model.thresholds import Thresholds
@@ -20,7 +20,7 @@ class GpuView:
     """The GPUs of all sources at one look, and which of them are lost."""
 
     readings: GpuReadings | None
-    losses: Losses
+    losses: GpuLossState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +39,8 @@ class GpuWatch:
         self._nvidia = nvidia
         self._nodes: dict[str, str] = {}
         self._gpu_history = GpuHistory(thresholds)
-        self._loss_history = LossHistory(gap_max_s=thresholds.gap_max_s)
-        self._return_history = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
+        self._loss_history = GpuLossTracker(gap_max_s=thresholds.gap_max_s)
+        self._return_history = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 
     def merge(self, answers: Mapping[str, GpuReadings | None], *, now_s: float) -> GpuView:
         """Take in what each source has answered, `None` where it has not."""

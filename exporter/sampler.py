@@ -72,7 +72,7 @@ class Sampler:
         )
         self._gpus = GpuWatch(thresholds, nvidia or NvidiaHost())
         self._directory = ContainerDirectory(units=units, places=places, unlisted=unlisted, met=met, unknown=unknown)
-        self._containers = ContainerWatch(thresholds, places=places, unknown=unknown, asks=bool(read_gpus))
+        self._containers = ContainerWatch(thresholds, places=places, unknown=unknown, has_gpu_source=bool(read_gpus))
         self._workers = WorkerWatch(thresholds, units=units, unknown=unknown)
         self._servers = servers
         self._changes = ChangeLog(thresholds)
@@ -126,7 +126,7 @@ class Sampler:
             containers=seen.containers,
             sources=self._runner.health,
             thresholds=self._thresholds,
-            ended=tuple(container_history.without_figures(each) for each in found.ended),
+            ended=tuple(container_history.stopped_container_evidence(each) for each in found.ended),
             cpu_still_s=found.cpu_still_s,
             dead_s=found.dead_s,
             servers=servers,
@@ -138,7 +138,7 @@ class Sampler:
             gpu_lost_s=gpus.losses.seconds,
             lost_gpus=gpus.losses.named,
             unseen=tuple(sorted(unseen(answers.listings, running))),
-            apart=seen.apart,
+            worker_evidence=seen.worker_evidence,
             unknown=self._unknown.counts,
             took_s=time.monotonic() - began_s,
         )

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from exporter.model.thresholds import Thresholds
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 from gpuwarden.fields import made_from
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
@@ -168,7 +168,7 @@ class Settings(BaseSettings):
         description="time from an attempt's start that is left to its load and first step, seconds",
     )
     load_patience_s: float = Field(
-        default=Patience.load_s,
+        default=PhaseTimeouts.load_s,
         ge=0,
         le=86400,
         description="a job that loads, evaluates, writes a checkpoint or saves may show no sign of life for this long, "
@@ -176,19 +176,19 @@ class Settings(BaseSettings):
         "seconds. This one is for the phase load",
     )
     eval_patience_s: float = Field(
-        default=Patience.eval_s, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
+        default=PhaseTimeouts.eval_s, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
     )
     checkpoint_patience_s: float = Field(
-        default=Patience.checkpoint_s,
+        default=PhaseTimeouts.checkpoint_s,
         ge=0,
         le=86400,
         description="as --load-patience-s, in the phase checkpoint, seconds",
     )
     save_patience_s: float = Field(
-        default=Patience.save_s, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
+        default=PhaseTimeouts.save_s, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
     )
     stuck_floor_s: float = Field(
-        default=Patience.stuck_floor_s,
+        default=PhaseTimeouts.stuck_floor_s,
         gt=0,
         le=86400,
         description="a job that has steps behind it and takes none for this long is stuck, seconds, where its "
@@ -196,7 +196,7 @@ class Settings(BaseSettings):
         "processes use no CPU time",
     )
     stuck_steps: float = Field(
-        default=Patience.stuck_steps,
+        default=PhaseTimeouts.stuck_steps,
         ge=0,
         le=1000,
         description="nor is a job stuck sooner than after so many times the longest step it has taken in the attempt, "
@@ -289,7 +289,7 @@ class Settings(BaseSettings):
             io_still_bytes_per_s=self.io_still_kib_per_s * KIB,
             vram_floor_bytes=self.vram_floor_mib * MIB,
             vram_tie_bytes=self.vram_tie_mib * MIB,
-            patience=Patience(
+            timeouts=PhaseTimeouts(
                 load_s=self.load_patience_s,
                 eval_s=self.eval_patience_s,
                 checkpoint_s=self.checkpoint_patience_s,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from exporter.evidence import container_history
 from exporter.evidence.unknown import UnknownCounter
-from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
+from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
 from exporter.model.container import Container
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sources import processes
 from exporter.sources.containers.directory import Listings, Running, holding
 from exporter.sources.containers.systemd import Units
@@ -34,8 +34,8 @@ class WorkerWatch:
         self._thresholds = thresholds
         self._units = units
         self._unknown = unknown
-        self._cpu_histories: dict[tuple[int, int], CpuHistory] = {}
-        self._deaths: dict[tuple[str, str], DeathHistory] = {}
+        self._cpu_histories: dict[tuple[int, int], CpuIdleTracker] = {}
+        self._deaths: dict[tuple[str, str], DeathTracker] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
 
     def look(self, found: WorkerReadings | None, running: Running, listings: Listings, *, now_s: float) -> WorkersSeen:
@@ -58,7 +58,7 @@ class WorkerWatch:
         """
         trees = {each.pid: each for each in by_id.values() if each.kind == "process"}
         remembered: dict[tuple[str, str], Container] = {}
-        sightings: list[WorkerSighting] = []
+        sightings: list[WorkerReading] = []
         for sighting in found.workers:
             key = sighting.worker.worker, sighting.worker.incarnation
             place = self._last_places.get(key)
@@ -82,7 +82,7 @@ class WorkerWatch:
 
     def _dead_for(self, found: WorkerReadings | None, places: dict[str, Container], now_s: float) -> dict[str, float]:
         """For how long each dead worker has been seen dead, by name."""
-        histories: dict[tuple[str, str], DeathHistory] = {}
+        histories: dict[tuple[str, str], DeathTracker] = {}
         dead_s: dict[str, float] = {}
         for sighting in () if found is None else found.workers:
             if sighting.alive is not False:
@@ -92,7 +92,7 @@ class WorkerWatch:
             if place is not None and place.paused:  # its time starts anew when the container goes on
                 self._unknown.add(place.name, "death", container_history.PAUSED.reason)
                 continue
-            histories[key] = self._deaths.get(key) or DeathHistory(self._thresholds)
+            histories[key] = self._deaths.get(key) or DeathTracker(self._thresholds)
             dead_s[sighting.worker.worker] = histories[key].observe(
                 None if place is None else place.incarnation, sighting.worker.heartbeat, now_s=now_s
             )
@@ -103,10 +103,12 @@ class WorkerWatch:
         self, found: WorkerReadings | None, by_id: Mapping[str, Container], now_s: float
     ) -> dict[int, float]:
         """For how long the process of each live worker has used no CPU time, nor waited for storage, by pid."""
-        histories: dict[tuple[int, int], CpuHistory] = {}
+        histories: dict[tuple[int, int], CpuIdleTracker] = {}
         workers_found = () if found is None else found.workers
         stores = {
-            each.pid for each in workers_found if each.job is not None and each.job.phase in container_history.STORES
+            each.pid
+            for each in workers_found
+            if each.job is not None and each.job.phase in container_history.STORAGE_PHASES
         }
         still_s: dict[int, float] = {}
         for sighting in workers_found:
@@ -127,16 +129,16 @@ class WorkerWatch:
                 self._unknown.add(name, "cpu", "unreadable")
                 continue
             process = (pid, use.start_ticks)
-            histories[process] = self._cpu_histories.get(process) or CpuHistory(self._thresholds)
+            histories[process] = self._cpu_histories.get(process) or CpuIdleTracker(self._thresholds)
             still_s[pid] = histories[process].observe(use, now_s=now_s, stores=pid in stores)
         # What was not read in this look starts anew, as after a gap.
         self._cpu_histories = histories
         return still_s
 
 
-def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerSighting]]:
+def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerReading]]:
     """The live workers of each container, by its id."""
-    found_in: dict[str, list[WorkerSighting]] = {}
+    found_in: dict[str, list[WorkerReading]] = {}
     for each in () if found is None else found.workers:
         if each.alive and each.pid is not None and each.container_id is not None:
             found_in.setdefault(each.container_id, []).append(each)

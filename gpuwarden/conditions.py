@@ -36,7 +36,7 @@ def least(*ages_s: float | None) -> float | None:
     return min(known_s) if len(known_s) == len(ages_s) else None
 
 
-def signs_of_life(
+def activity(
     phase: str | None,
     *,
     has_beaten: bool,
@@ -74,7 +74,7 @@ def signs_of_life(
     return signs
 
 
-def unmoved_s(
+def no_progress_s(
     *,
     gpu_pegged_s: float | None,
     gpu_not_seen_busy_s: float | None,
@@ -105,7 +105,7 @@ def is_stuck(beat_age_s: float | None, after_s: float | None, rest_s: float | No
     Args:
         beat_age_s: time since the last beat.
         after_s: time without a beat after which it is stuck.
-        rest_s: of a job that is alone its `unmoved_s`, of a rank of a gang its `spinning_s`.
+        rest_s: of a job that is alone its `no_progress_s`, of a rank of a gang its `spinning_s`.
         still_s: for how long it must have been at rest.
     """
     return reached(beat_age_s, after_s) and reached(rest_s, still_s)

@@ -7,7 +7,7 @@ from typing import Final
 
 from bench.corpus.life import MIB, Life
 from bench.corpus.scenario import GpuHealth, Process, Scenario, at, gpus_of
-from exporter.model.gpu import NUMBERED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import NO_ATTRIBUTION, NUMBERED, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.model.snapshot import DriverHealth
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.process_samples import Cursor, Listed
@@ -96,7 +96,8 @@ class Driver:
             for each in parts
         )
         return replace(
-            self._gpu(number, state), figures=figures, utilization_ratio=None, processes=None, attribution=UNTOLD,
+            self._gpu(number, state), figures=figures, utilization_ratio=None, processes=None,
+            attribution=NO_ATTRIBUTION,
             memory_used_bytes=None if state == "lost" else int(used_mib * MIB),
             memory_free_bytes=None if state == "lost" else int((GPU_MIB - used_mib) * MIB),
         )  # fmt: skip
@@ -112,7 +113,8 @@ class Driver:
             uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
             memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
             processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()),
-            attribution=UNTOLD,
+
+            attribution=NO_ATTRIBUTION,
             mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),
         )  # fmt: skip
 

@@ -10,19 +10,19 @@ from bench.corpus.scenario import Process
 from exporter.collectors.registry import SnapshotCollector
 from exporter.evidence import container_history, gpu_attribution, process_ownership, work_history
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import GpuUse
-from exporter.evidence.gpu_loss import LossHistory
-from exporter.evidence.server_health import Asking
-from exporter.evidence.vram_reclaim import ReturnHistory
-from exporter.evidence.work_history import WorkUse
-from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
-from exporter.model.container import Container, ContainerEvidence, Probe, RamUse, ServerEvidence, Tenancy
+from exporter.evidence.gpu_attribution import GpuAttribution
+from exporter.evidence.gpu_loss import GpuLossTracker
+from exporter.evidence.server_health import ProbeState
+from exporter.evidence.vram_reclaim import VramReclaimTracker
+from exporter.evidence.work_history import ContainerWork
+from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
+from exporter.model.container import Container, ContainerEvidence, Probe, RamUse, ServerEvidence, VramBudget
 from exporter.model.gpu import NUMBERED, GpuReadings
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import CpuUse, WorkerReadings, WorkerSighting
+from exporter.model.worker import CpuUse, WorkerReading, WorkerReadings
 from exporter.state import answered_servers
-from exporter.state.file import KeptError
+from exporter.state.file import PersistedFileError
 from gpuwarden.state_file import Stamp
 
 ASKED_EVERY_S: Final = 10
@@ -42,7 +42,7 @@ class _Member:
     worker: str
     history: ContainerHistory
     pids: frozenset[int]
-    use: GpuUse
+    use: GpuAttribution
 
 
 class Containers:
@@ -97,16 +97,16 @@ class Containers:
             ram = RamUse(usage_bytes=None)
         history = self._containers.get(container.incarnation)
         if history is None:
-            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, found=found)
-        use = history.use(container, pids, gpus)
+            history = self._containers[container.incarnation] = ContainerHistory(self._thresholds, ran_before=found)
+        use = history.attribute(container, pids, gpus)
         members = self._members(container, inside, gpus, history, found=found)
-        work = WorkUse(processes={each.works_in: each.work for each in inside} | asked)
+        work = ContainerWork(processes={each.works_in: each.work for each in inside} | asked)
         if "work" in unread:
-            work = work_history.NOT_LOOKED_AT
+            work = work_history.NOT_SAMPLED
         for each in members:
             own_ram = sum(life.ram_now_mib(second) for life in inside if life.works_in in each.pids)
             self.apart[each.worker] = each.history.observe(
-                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.work_of(work, each.pids),
+                container, each.use, RamUse(usage_bytes=int(own_ram * MIB)), work_history.select_work(work, each.pids),
                 now_s=now.boottime_s,
             )  # fmt: skip
         return history.observe(
@@ -134,12 +134,14 @@ class Containers:
             return []
         born = {pid: each for life in inside for pid, each in life.born.items()}
         members = []
-        for name, pids in process_ownership.own(born.keys(), born, workers, first=container.pid).items():
+        for name, pids in process_ownership.pids_by_worker(born.keys(), born, workers, first=container.pid).items():
             key = (container.incarnation, name, workers[name])
             own = self._told_apart[key] = self._apart_histories.get(key) or ContainerHistory(
-                self._thresholds, found=found
+                self._thresholds, ran_before=found
             )
-            use = gpu_attribution.gpu_use(container, pids, gpus, self._thresholds, history.gpus, history.there)
+            use = gpu_attribution.attribute_gpus(
+                container, pids, gpus, self._thresholds, history.gpus, history.seen_present
+            )
             members.append(_Member(worker=name, history=own, pids=pids, use=use))
         return members
 
@@ -150,7 +152,7 @@ class Servers:
     def __init__(self, lives: Sequence[Life], file: AnsweredFile) -> None:
         self._lives = lives
         self._file = file
-        self._askings: dict[str, Asking] = {}
+        self._askings: dict[str, ProbeState] = {}
         self._answered: set[str] | None = None
 
     def look(self, running: Mapping[str, Container], second: int, now: Stamp) -> Iterator[ServerEvidence]:
@@ -161,7 +163,7 @@ class Servers:
             key = f"{life.program.container}@{life.lives}"
             if life.program.kind != "server" or key not in running:
                 continue
-            asking = self._askings.get(key, Asking())
+            asking = self._askings.get(key, ProbeState())
             if running[key].paused:
                 asking = asking.forgotten()
             elif second % ASKED_EVERY_S == 0:
@@ -173,7 +175,7 @@ class Servers:
                 self._file.content = answered_servers.render(self._answered, now=now)
             yield ServerEvidence(
                 container=running[key],
-                probe=Probe(kind="http", silence_s=life.program.silence_s, port=80, target="/"),
+                probe=Probe(kind="http", restart_after_s=life.program.silence_s, port=80, target="/"),
                 workers=0,
                 answered=key in self._answered,
                 unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
@@ -182,7 +184,7 @@ class Servers:
     def _kept(self, now: Stamp) -> tuple[str, ...]:
         try:
             return answered_servers.parse(self._file.content, now=now)
-        except KeptError:
+        except PersistedFileError:
             return ()
 
 
@@ -217,10 +219,10 @@ class Exporter:
         self._succeeded_unix_s: dict[str, float] = {}
         self._containers = Containers(thresholds, lives)
         self._servers = Servers(lives, answered)
-        self._cpu: dict[int, CpuHistory] = {}
-        self._deaths: dict[str, DeathHistory] = {}
-        self._losses = LossHistory(gap_max_s=thresholds.gap_max_s)
-        self._returns = ReturnHistory(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
+        self._cpu: dict[int, CpuIdleTracker] = {}
+        self._deaths: dict[str, DeathTracker] = {}
+        self._losses = GpuLossTracker(gap_max_s=thresholds.gap_max_s)
+        self._returns = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 
     def look(self, second: int, now: Stamp) -> None:
         """See what there is at this second."""
@@ -238,25 +240,25 @@ class Exporter:
             # What is down is paused no more.
             self._places[key] = replace(place, paused=False) if place.paused else place
             sightings.append(
-                WorkerSighting(
+                WorkerReading(
                     worker=life.files.worker, job=life.files.job, alive=life.runs, pid=life.pid if life.runs else None,
                     container_id=key, folder=life.program.name,
                 )
             )  # fmt: skip
             if place.incarnation not in running:
-                ended[key] = container_history.without_figures(replace(place, pid=0))
+                ended[key] = container_history.stopped_container_evidence(replace(place, pid=0))
             if place.paused or (life.runs and "cpu" in life.doing.unread):
                 self._cpu.pop(life.pid, None)
             elif life.runs:
                 self._deaths.pop(life.program.name, None)
-                history = self._cpu.setdefault(life.pid, CpuHistory(self._thresholds))
+                history = self._cpu.setdefault(life.pid, CpuIdleTracker(self._thresholds))
                 use = CpuUse(
                     start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
                 )
-                stores = life.files.job is not None and life.files.job.phase in container_history.STORES
+                stores = life.files.job is not None and life.files.job.phase in container_history.STORAGE_PHASES
                 cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
             else:
-                death = self._deaths.setdefault(life.program.name, DeathHistory(self._thresholds))
+                death = self._deaths.setdefault(life.program.name, DeathTracker(self._thresholds))
                 dead_s[life.program.name] = death.observe(
                     place.incarnation, life.files.worker.heartbeat, now_s=now.boottime_s
                 )
@@ -265,7 +267,7 @@ class Exporter:
             containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
             ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
             servers=tuple(self._servers.look(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
-            drivers=self._driver.health(second), apart=self._containers.apart,
+            drivers=self._driver.health(second), worker_evidence=self._containers.apart,
             returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
 
@@ -295,6 +297,6 @@ class Exporter:
                 kind="docker", id=program.container, name=program.container,
                 incarnation=f"{program.container}@{life.lives}", pid=SUPERVISOR if shared else life.pid,
                 gpu_request=program.gpus or None, image="worker",
-                tenancy=Tenancy(budget_bytes=budget, recyclable=program.managed and not program.protected),
+                vram_budget=VramBudget(budget_bytes=budget, recyclable=program.managed and not program.protected),
                 paused=life.doing.process is Process.PAUSED,
             )  # fmt: skip

@@ -249,7 +249,7 @@ def recycled(scenario: Scenario, container: str, seconds: Sequence[int]) -> int 
         if box.finds_more(second) or second in asked:
             box.play(second)
         if second in asked and box.snapshot is not None:
-            cards = vram_budgets.cards(box.snapshot, container) or []
+            cards = vram_budgets.gpu_memory(box.snapshot, container) or []
             incarnations = {
                 tenant.incarnation for card in cards for tenant in card.tenants if tenant.container == container
             }

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from bench.corpus.scenario import Doing, Process, Program
-from exporter.evidence.process_ownership import Born
+from exporter.evidence.process_ownership import ProcessOrigin
 from exporter.model.worker import ProcessWork
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.state_file import JobFile, LongStep, Stamp, WorkerFile
@@ -163,12 +163,12 @@ class Life:
         return self.pid + HELPER if self.program.works_in else self.pid
 
     @property
-    def born(self) -> dict[int, Born]:
+    def born(self) -> dict[int, ProcessOrigin]:
         """Its processes."""
         parent = self.pid if self.program.works_in == "child" else SUPERVISOR
         return {
-            self.works_in: Born(parent=parent, start_ticks=self.lives),
-            self.pid: Born(parent=SUPERVISOR, start_ticks=self.lives),
+            self.works_in: ProcessOrigin(parent=parent, start_ticks=self.lives),
+            self.pid: ProcessOrigin(parent=SUPERVISOR, start_ticks=self.lives),
         }
 
     @property

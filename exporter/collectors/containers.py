@@ -248,7 +248,7 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
         (
             "unmoved_seconds",
             "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
-            lambda each: or_nan(each.unmoved_s),
+            lambda each: or_nan(each.no_progress_s),
             "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
             (
                 f"{_IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
@@ -306,7 +306,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_gpu_memory_budget_bytes",
         "How much memory of each of its GPUs the container may hold, as its owner says.",
         _NAME,
-        (((each.name,), each.tenancy.budget_bytes) for each in found),
+        (((each.name,), each.vram_budget.budget_bytes) for each in found),
         source="label `gpuwarden.vram-budget-mib`, by its engine's API; of a pod the limit of `--budget-resource`",
         absent=_NO_BUDGET,
     )
@@ -317,7 +317,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         (
             ((each.container.name, gpu), float(held - budget))
             for each in snapshot.containers
-            if (budget := each.container.tenancy.budget_bytes) is not None
+            if (budget := each.container.vram_budget.budget_bytes) is not None
             for gpu, held in _held(each)
             if held is not None and held > budget
         ),
@@ -330,9 +330,9 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         "that did not opt in, is paused, holds workers, or is removed when it ends.",
         _NAME,
         (
-            ((each.container.name,), float(vram_budgets.may_go(each, snapshot)))
+            ((each.container.name,), float(vram_budgets.may_recycle(each, snapshot)))
             for each in snapshot.containers
-            if each.container.tenancy.budget_bytes is not None
+            if each.container.vram_budget.budget_bytes is not None
         ),
         source="labels `gpuwarden.managed` and `gpuwarden.vram-protected`, AutoRemove and state, by its engine's API; "
         "worker files",
@@ -342,7 +342,7 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_container_gpu_memory_budget_invalid",
         "1 for a container whose budget cannot be read, by the reason: it has none.",
         ("container", "reason"),
-        (((each.name, each.tenancy.invalid.reason), 1.0) for each in found if each.tenancy.invalid is not None),
+        (((each.name, each.vram_budget.invalid.reason), 1.0) for each in found if each.vram_budget.invalid is not None),
         source="as `gpuwarden_container_gpu_memory_budget_bytes`",
         absent="its budget can be read, or it has none",
     )

@@ -8,11 +8,11 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from exporter.collectors.family import Row, gauge, or_nan
-from exporter.evidence import signs_of_life
+from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
 from exporter.model.snapshot import Snapshot
-from exporter.model.timeouts import STAYS_MIN, STEPS_MIN, Patience, Pauses, is_rank
-from exporter.model.worker import WorkerSighting
+from exporter.model.timeouts import MIN_PHASE_VISITS, MIN_STEPS, Pauses, PhaseTimeouts, is_gang_rank
+from exporter.model.worker import WorkerReading
 from gpuwarden import conditions
 from gpuwarden.state_file import JobFile
 
@@ -74,14 +74,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield from _silence(rows, waiting, snapshot)
     yield from _limits(rows, waiting, snapshot)
     # The file of a dead worker stays, and its rank may long be another's.
-    yield from _ranks([row for row in rows if is_rank(row.job) and row.policed], snapshot)
+    yield from _ranks([row for row in rows if is_gang_rank(row.job) and row.policed], snapshot)
 
 
 def _row(
-    key: tuple[str, str], sighting: WorkerSighting, job: JobFile, place: ContainerEvidence | None, snapshot: Snapshot
+    key: tuple[str, str], sighting: WorkerReading, job: JobFile, place: ContainerEvidence | None, snapshot: Snapshot
 ) -> _Row:
     now, policed = snapshot.taken, sighting.alive is not False
-    own = snapshot.apart.get(sighting.worker.worker)
+    own = snapshot.worker_evidence.get(sighting.worker.worker)
     may_have_lost_gpu = job.job_class.uses_gpu and (place is None or place.gpu_idle_s is None)
     lost = policed and may_have_lost_gpu
     return _Row(
@@ -93,9 +93,9 @@ def _row(
         policed=policed,
         elapsed_s=job.started.age_s(now),
         beat_age_s=job.beat.age_s(now) if job.beat else None,
-        quiet_s=signs_of_life.quiet_s(job, place, now=now) if policed else None,
-        quiet_gpu_lost_s=signs_of_life.quiet_s(job, place, now=now, gpu_lost=True) if lost else None,
-        quiet_apart_s=signs_of_life.quiet_s(job, own, now=now, apart=True) if policed and own else None,
+        quiet_s=activity.inactive_s(job, place, now=now) if policed else None,
+        quiet_gpu_lost_s=activity.inactive_s(job, place, now=now, gpu_lost=True) if lost else None,
+        quiet_apart_s=activity.inactive_s(job, own, now=now, shared_container=True) if policed and own else None,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
         dead_s=snapshot.dead_s.get(sighting.worker.worker),
     )
@@ -190,10 +190,10 @@ def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
         elapsed_s=row.elapsed_s,
         budget_s=job.budget_s,
         beat_age_s=row.beat_age_s,
-        silence_s=thresholds.patience.silence_s(job),
+        silence_s=thresholds.timeouts.stall_after_s(job),
         quiet_s=row.quiet_s,
         quiet_gpu_lost_s=row.quiet_gpu_lost_s,
-        window_s=thresholds.patience.window_s(job, thresholds.health_window_s),
+        window_s=thresholds.timeouts.health_window_s(job, thresholds.health_window_s),
         heartbeat_age_s=row.heartbeat_age_s,
         dead_s=row.dead_s,
         dead_after_s=thresholds.dead_after_s,
@@ -250,7 +250,7 @@ def _progress(rows: list[_Row]) -> Iterable[Metric]:
 
 def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot) -> Iterable[Metric]:
     """For how long each attempt was silent, and showed no other sign of life either."""
-    patience = snapshot.thresholds.patience
+    timeouts = snapshot.thresholds.timeouts
     yield gauge(
         "gpuwarden_job_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; NaN until it is armed.",
@@ -274,10 +274,10 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         (
             (
                 row.key,
-                float(signs_of_life.suspicion(row.job, row.place, patience, now=snapshot.taken) is not None),
+                float(activity.not_stalled_reason(row.job, row.place, timeouts, now=snapshot.taken) is not None),
             )
             for row in rows
-            if patience.silence_s(row.job) and row.policed
+            if timeouts.stall_after_s(row.job) and row.policed
         ),
         source="computed at each look from the job file and its container's GPU, RAM and work",
         absent=f"{_NO_JOB}, the stall condition does not police it, or {_DEAD}",
@@ -315,7 +315,7 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         _SLOT,
         (
             *((row.key, or_nan(row.quiet_apart_s)) for row in rows if row.own),
-            *((key, math.nan) for key in waiting if key[0] in snapshot.apart),
+            *((key, math.nan) for key in waiting if key[0] in snapshot.worker_evidence),
         ),
         source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds`, "
         "`gpuwarden_worker_gpu_idle_seconds`, `gpuwarden_worker_ram_still_seconds`, "
@@ -335,7 +335,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
             yield row.key, or_nan(limit_s(row.job, row.pauses) or None if row.policed else None)
         yield from ((key, math.nan) for key in waiting)
 
-    patience = snapshot.thresholds.patience
+    timeouts = snapshot.thresholds.timeouts
     on_gpu = [row for row in rows if row.policed and row.job.job_class.uses_gpu]
     yield gauge(
         "gpuwarden_job_budget_seconds",
@@ -349,7 +349,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "gpuwarden_job_stall_timeout_seconds",
         "Silence the job is allowed in its phase once armed; NaN while the stall condition does not police the job.",
         _SLOT,
-        limits(lambda job, _: patience.silence_s(job)),
+        limits(lambda job, _: timeouts.stall_after_s(job)),
         source="job file, and for its phase `--load-patience-s` and its like",
         absent=(
             f"as `gpuwarden_worker_info`; NaN where the worker runs no job, while the "
@@ -361,13 +361,13 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "Time without a beat after which the job is stuck though its GPU is unknown or reads busy: far longer than any "
         "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
-        limits(patience.stuck_after_s),
+        limits(timeouts.stuck_after_s),
         source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
         absent=(
             "as `gpuwarden_worker_info`; NaN while "
             "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-steps` is 0, it has done "
-            f"fewer than {STEPS_MIN} steps, or, in another phase than `step` for which it asked no patience, has been "
-            f"there fewer than {STAYS_MIN} times before, however many steps it has done"
+            f"fewer than {MIN_STEPS} steps, or, in another phase than `step` for which it asked no patience, has been "
+            f"there fewer than {MIN_PHASE_VISITS} times before, however many steps it has done"
         ),
     )
     yield gauge(
@@ -375,7 +375,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late, and never less than the silence the job is allowed.",
         _SLOT,
-        limits(patience.stuck_still_s),
+        limits(timeouts.stuck_inactive_s),
         source="20 s less than `gpuwarden_job_stuck_after_seconds`; the job's own silence",
         absent="absent, or NaN, as `gpuwarden_job_stuck_after_seconds`",
     )
@@ -384,7 +384,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long a GPU job and its container may stay without a sign of life, never less than the silence the job is "
         "allowed; NaN for jobs of other classes, and while the job says that it is idle.",
         _SLOT,
-        limits(lambda job, _: patience.window_s(job, snapshot.thresholds.health_window_s)),
+        limits(lambda job, _: timeouts.health_window_s(job, snapshot.thresholds.health_window_s)),
         source="`--health-window-s`, and the job's patience where that is longer",
         absent=(
             "as `gpuwarden_worker_info`; NaN where the worker runs no job, "
@@ -396,7 +396,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "How long after the start of a GPU job's attempt the window without a sign of life begins at the soonest: what "
         "is left to its load and its first step; after that step less the window, which then ends no sooner.",
         _SLOT,
-        ((row.key, snapshot.grace_s(row.job)) for row in on_gpu),
+        ((row.key, snapshot.health_grace_s(row.job)) for row in on_gpu),
         source="`--health-grace-s`, by the job's phase and whether it has stepped",
         absent=f"{_NO_JOB}, its class uses no GPU, or {_DEAD}",
     )
@@ -408,9 +408,9 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     A gang is a label only of what each rank needs to be known by, and of those that are overdue, of which a fleet in
     health has none: its name is another for each of its jobs.
     """
-    patience = snapshot.thresholds.patience
+    timeouts = snapshot.thresholds.timeouts
     told = [
-        (row, _spinning_s(row, patience), patience.gang_stuck_after_s(row.job, row.pauses), row.job.gang or "")
+        (row, _spinning_s(row, timeouts), timeouts.gang_stuck_after_s(row.job, row.pauses), row.job.gang or "")
         for row in ranks
     ]
     overdue = [(row, gang) for row, spinning_s, limit_s, gang in told if conditions.reached(spinning_s, limit_s)]
@@ -472,7 +472,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
     )
 
 
-def _spinning_s(row: _Row, patience: Patience) -> float | None:
+def _spinning_s(row: _Row, timeouts: PhaseTimeouts) -> float | None:
     spinning_s = row.place.spinning_s if row.place else None
-    late_s = patience.gang_stuck_late_s(row.job, row.pauses)
+    late_s = timeouts.gang_activity_lag_s(row.job, row.pauses)
     return conditions.rank_spinning_s(row.beat_age_s, spinning_s, late_s)

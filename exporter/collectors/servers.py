@@ -50,7 +50,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_server_silence_allowed_seconds",
         "For how long the server may leave askings unanswered, as its owner says.",
         _NAME,
-        (((each.container.name,), probe.silence_s) for each, probe in asked),
+        (((each.container.name,), probe.restart_after_s) for each, probe in asked),
         source="the container's labels, by its engine's API",
         absent="as `gpuwarden_server_info`",
     )

@@ -123,7 +123,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             (
                 (key, or_nan(getattr(own, value)))
                 for key, sighting in keyed
-                if (own := snapshot.apart.get(sighting.worker.worker)) is not None
+                if (own := snapshot.worker_evidence.get(sighting.worker.worker)) is not None
             ),
             source=source,
             absent=absent,

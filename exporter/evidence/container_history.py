@@ -1,19 +1,16 @@
-"""From one sample a second to durations: how long GPUs have been idle, RAM still, and processes without work.
+"""Durations of idle GPUs, idle RAM and missing work, from one sample a second.
 
-A duration is published instead of raw samples so that a rule compares instants and works at any scrape interval. Each
-counts only what was seen: it starts at the first sample, starts anew after a gap in the samples (a suspended machine, a
-stalled exporter), and does not exist while anything it needs is unknown. Pure: times are arguments, CLOCK_BOOTTIME
-seconds.
+A duration restarts after a gap in the samples, and is unknown while an input is. Pure. Times: CLOCK_BOOTTIME seconds.
 """
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from exporter.evidence.gpu_attribution import GpuUse, gpu_use
+from exporter.evidence.gpu_attribution import GpuAttribution, attribute_gpus
 from exporter.evidence.gpu_trackers import GpuIdleTracker, GpuLostTracker, GpuSaturatedTracker
-from exporter.evidence.windows import StillWindow
-from exporter.evidence.work_history import NOT_LOOKED_AT, WorkTracker, WorkUse
+from exporter.evidence.windows import IdleWindow
+from exporter.evidence.work_history import NOT_SAMPLED, ContainerWork, WorkTracker
 from exporter.model.container import Container, ContainerEvidence, GpuShare, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.thresholds import Thresholds
@@ -21,15 +18,14 @@ from exporter.model.unknown import Unknown
 from gpuwarden.job import Phase
 
 PAUSES_MAX: Final = 64
-"""Pauses of a container that are remembered; past them the oldest go, and the steps they fell into count whole."""
+"""Pauses remembered per container."""
 
 
 PAUSED: Final = Unknown(reason="paused", because="the container is paused")
-"""What is paused shows no sign of life, and owes none: its durations start anew when it goes on."""
 
 
-def without_figures(container: Container) -> ContainerEvidence:
-    """What is known of a container that does not run: who it is."""
+def stopped_container_evidence(container: Container) -> ContainerEvidence:
+    """Return the evidence of a stopped container: its identity alone."""
     because = "the container does not run"
     down = Unknown(reason="down", because=because)
     return ContainerEvidence(
@@ -38,39 +34,39 @@ def without_figures(container: Container) -> ContainerEvidence:
     )  # fmt: skip
 
 
-STORES: Final = frozenset({Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
-"""The phases of a job that waits for storage: how long it may is its patience in them, which the stall rules know."""
+STORAGE_PHASES: Final = frozenset({Phase.LOAD, Phase.SAVE, Phase.CHECKPOINT})
+"""Phases that may wait for storage."""
 
 
 class RamTracker:
-    """For how long the RAM has been still."""
+    """Measure how long the RAM has been idle."""
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self._window = StillWindow(thresholds.ram_delta_bytes)
+        self._window = IdleWindow(thresholds.ram_delta_bytes)
 
     def observe(self, usage_bytes: int | None, *, now_s: float) -> float | None:
-        """Take in one look; `None` where it is unknown."""
+        """Add one sample; returns seconds."""
         if usage_bytes is None:
             self._window.forget()
             return None
         return self._window.add(now_s, usage_bytes)
 
     def forget(self) -> None:
-        """Begin again, as at the first look."""
+        """Restart."""
         self._window.forget()
 
 
 class UsageCounters:
-    """How long each GPU was busy for a container, and the most memory that it had there, by UUID."""
+    """Busy seconds and peak memory by GPU UUID."""
 
     def __init__(self) -> None:
         self._busy_s: dict[str, float] = {}
         self._peak_bytes: dict[str, int] = {}
 
     def observe(self, shares: Sequence[GpuShare], gap_s: float) -> tuple[Mapping[str, float], Mapping[str, int]]:
-        """Add up how long each GPU was busy, and note the most memory."""
+        """Add one sample; returns both."""
         for gpu, ratio, size, _, _ in shares:
-            # From 0 at the first sample: a counter that is born later hides its first increase from `increase()`.
+            # From 0 at the first sample: `increase()` cannot see the first increase of a counter that appears later.
             if ratio is not None:
                 self._busy_s[gpu] = self._busy_s.get(gpu, 0.0) + gap_s * ratio
             if size is not None:
@@ -79,7 +75,7 @@ class UsageCounters:
 
 
 class PauseTracker:
-    """The pauses of a container that were seen, from when to when each."""
+    """Observed pauses of a container."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._gap_max_s = thresholds.gap_max_s
@@ -87,10 +83,7 @@ class PauseTracker:
         self._pauses: deque[tuple[float, float]] = deque(maxlen=PAUSES_MAX)
 
     def observe(self, frozen_s: float | None) -> tuple[tuple[float, float], ...]:
-        """Take in when all of it was frozen, `None` where it was not.
-
-        A pause is as long as it was seen for sure: from one look that saw all of it frozen to the next.
-        """
+        """Add the time at which the whole container was seen frozen, or `None`; returns the pauses so far."""
         before_s, self._frozen_s = self._frozen_s, frozen_s
         if frozen_s is not None and before_s is not None and 0 < frozen_s - before_s <= self._gap_max_s:
             goes_on = self._pauses and self._pauses[-1][1] == before_s
@@ -98,64 +91,70 @@ class PauseTracker:
         return tuple(self._pauses)
 
     def forget(self) -> None:
-        """End the pause that was seen last; those that were seen stay."""
+        """End the current pause."""
         self._frozen_s = None
 
 
 class ContainerHistory:
-    """What has been seen of one container incarnation, one sample after another.
+    """The samples of one container incarnation so far.
 
-    `gpus` are its GPUs, by UUID, at the last look at which any was known; `there` each that was seen there while it was
-    its own. `kind` is the container's, once it was seen.
-    `asks` says whether there is any source of GPUs on this host: where none is, none fails. It was `found` where it ran
-    already as the exporter began to look: what it was given by name it is then taken to have had.
+    Args:
+        thresholds: the host's limits.
+        has_gpu_source: whether this host has a source of GPUs.
+        ran_before: whether the container ran before the exporter started, which then takes its assigned GPUs as seen.
+
+    Attributes:
+        gpus: UUIDs of its GPUs, as last known.
+        seen_present: UUIDs of its GPUs that were seen present.
+        kind: the container's kind.
     """
 
     def __init__(
         self,
         thresholds: Thresholds,
         *,
-        asks: bool = True,
-        found: bool = False,
+        has_gpu_source: bool = True,
+        ran_before: bool = False,
     ) -> None:
         self.gpus: tuple[str, ...] = ()
-        self.there: frozenset[str] = frozenset()
+        self.seen_present: frozenset[str] = frozenset()
         self.kind = ""
         self._thresholds = thresholds
-        self._found = found
+        self._ran_before = ran_before
         self._last_s: float | None = None
         self._ram = RamTracker(thresholds)
-        self._idle = GpuIdleTracker(thresholds, asks=asks)
+        self._idle = GpuIdleTracker(thresholds, has_gpu_source=has_gpu_source)
         self._saturated = GpuSaturatedTracker(thresholds)
         self._lost = GpuLostTracker(thresholds)
         self._work = WorkTracker(thresholds)
         self._usage = UsageCounters()
         self._pauses = PauseTracker(thresholds)
 
-    def use(self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None) -> GpuUse:
-        """`gpu_use` with what has been seen of it so far."""
-        return gpu_use(container, pids, readings, self._thresholds, self.gpus, self.there)
+    def attribute(
+        self, container: Container, pids: frozenset[int] | None, readings: GpuReadings | None
+    ) -> GpuAttribution:
+        """Attribute GPUs to the container."""
+        return attribute_gpus(container, pids, readings, self._thresholds, self.gpus, self.seen_present)
 
     def observe(
         self,
         container: Container,
-        gpu: GpuUse,
+        gpu: GpuAttribution,
         ram: RamUse,
-        work: WorkUse = NOT_LOOKED_AT,
+        work: ContainerWork = NOT_SAMPLED,
         *,
         now_s: float,
         lost: Collection[str] = (),
         frozen_s: float | None = None,
     ) -> ContainerEvidence:
-        """Take in one sample and return the evidence as it stands now.
+        """Add one sample and return the evidence.
 
-        `lost` are the host's GPUs that are; it has lost only those of them that it was seen to have, or was found with.
-        `frozen_s` is when the kernel said at this look that all of it is frozen; `None` where it is not, or unasked.
+        `lost` are the host's lost GPUs. `frozen_s` is when the kernel reported the whole container frozen.
         """
         self.gpus = gpu.gpus or self.gpus
-        self.there = self.there.union(gpu.there)
-        if lost:  # who was given every GPU has none among its own that was lost before
-            lost = (self.there.union(gpu.gpus) if self._found else self.there).intersection(lost)
+        self.seen_present = self.seen_present.union(gpu.present)
+        if lost:  # with every GPU it never had one that was lost before
+            lost = (self.seen_present.union(gpu.gpus) if self._ran_before else self.seen_present).intersection(lost)
         self.kind = container.kind
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -167,7 +166,7 @@ class ContainerHistory:
         unknown = PAUSED if container.paused else None
         seen = None if unknown else gpu
         idle_s, not_seen_busy_s = self._idle.observe(seen, now_s=now_s)
-        still = self._work.observe(NOT_LOOKED_AT if unknown else work, now_s=now_s)
+        still = self._work.observe(NOT_SAMPLED if unknown else work, now_s=now_s)
         return ContainerEvidence(
             container=container,
             shares=gpu.shares,

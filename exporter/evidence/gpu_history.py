@@ -1,4 +1,4 @@
-"""What each GPU did over time, whichever container used it. Pure."""
+"""Totals of each GPU over time. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from exporter.model.thresholds import Thresholds
 
 
 class GpuHistory:
-    """What has been counted of every GPU of this host, one look after another."""
+    """Busy seconds and unknown samples of every GPU of this host."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._gap_max_s = thresholds.gap_max_s
@@ -19,12 +19,9 @@ class GpuHistory:
     def observe(
         self, readings: GpuReadings | None, *, now_s: float, returning_unknown: Mapping[str, str] | None = None
     ) -> Mapping[str, GpuTotals]:
-        """Take in one look; returns what has been counted so far of the GPUs that are there, by UUID.
+        """Add one sample; returns the totals of the listed GPUs, by UUID.
 
-        `returning_unknown` is why it is unknown what of a GPU's memory is on its way back, by UUID.
-
-        A look that measured a GPU stands for the time since the look before it; one that did not, or that comes after a
-        gap, adds nothing.
+        `returning_unknown` says by UUID why the memory that is being freed is unknown.
         """
         gap_s = 0.0 if self._last_s is None else now_s - self._last_s
         self._last_s = now_s
@@ -32,14 +29,13 @@ class GpuHistory:
             gap_s = 0.0
         if readings is None:
             return {}
-        if not readings.failed:  # otherwise those that are missing may be of a source that does not answer
-            there = {gpu.uuid for gpu in readings.gpus}
-            # Instances are made and unmade under new names for ever.
-            self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in there}
-            self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in there}
+        if not readings.failed:  # a missing GPU may belong to the failed source
+            present = {gpu.uuid for gpu in readings.gpus}
+            # MIG instances come and go under new names without end.
+            self._busy_s = {uuid: busy_s for uuid, busy_s in self._busy_s.items() if uuid in present}
+            self._unknown = {uuid: counts for uuid, counts in self._unknown.items() if uuid in present}
         for gpu in readings.gpus:
             if gpu.utilization_ratio is not None:
-                # From 0 at the first look: a counter that is born later hides its first increase from `increase()`.
                 added_s = gap_s * gpu.utilization_ratio if gpu.uuid in self._busy_s else 0.0
                 self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
             self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())

@@ -1,14 +1,7 @@
-"""Whose the processes of a container are in which several workers live. Pure: what the kernel told in, pids out.
+"""Assign the processes of a shared container to its workers. Pure.
 
-A worker has its own process and all below it. What cannot be put to exactly one for sure counts against every worker of
-the container: whoever computes by it is then never taken for idle, and at worst nobody is accused. That is
-- what has no worker among those that it descends from: the container's own first process, what was started into it from
-  outside, and an orphan, which the kernel gives to another parent than the one that had it (prctl(2),
-  PR_SET_CHILD_SUBREAPER);
-- what is below a worker that gets the orphans of others: the container's first process, and one that another worker
-  descends from; where nobody tells which process the container began with, also one that was started from outside;
-- what descends from a process of which nothing could be read, or that started later than its child: its pid is
-  somebody else's by now.
+A worker owns its process and its descendants. A process without one certain owner counts for every worker: any worker
+may have inherited an orphan (prctl(2), PR_SET_CHILD_SUBREAPER).
 """
 
 from collections.abc import Mapping
@@ -17,28 +10,21 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Born:
-    """Who a process is the child of, and when it was started, clock ticks since boot."""
+class ProcessOrigin:
+    """The parent of a process, and its start, clock ticks since boot."""
 
     parent: int
     start_ticks: int
 
 
-def own(
-    pids: AbstractSet[int], born: Mapping[int, Born], workers: Mapping[str, int], *, first: int | None
+def pids_by_worker(
+    pids: AbstractSet[int], born: Mapping[int, ProcessOrigin], workers: Mapping[str, int], *, first: int | None
 ) -> Mapping[str, frozenset[int]]:
-    """What counts as each worker's, of a container's processes: its own, and those that could be anyone's.
-
-    Args:
-        pids: the processes of the container.
-        born: what was read of them; one that is not here could not be read.
-        workers: the process of each worker. One that is none of the container's any more is left out of the answer.
-        first: the process that the container began with, `None` where nobody tells.
-    """
+    """Assign the container's processes `pids` to each worker in it; `first` is its first process."""
     found = {name: pid for name, pid in workers.items() if pid in pids}
     holders = frozenset(found.values())
     above = _descent(pids, born, holders)
-    if not all(pid in above for pid in holders):  # who gets whose orphans is not known either
+    if not all(pid in above for pid in holders):  # unknown who inherits orphans
         return dict.fromkeys(found, frozenset(pids))
     heirs: set[int] = set()
     for pid in holders:
@@ -60,36 +46,33 @@ def own(
 
 
 def _descent(
-    pids: AbstractSet[int], born: Mapping[int, Born], holders: AbstractSet[int]
+    pids: AbstractSet[int], born: Mapping[int, ProcessOrigin], holders: AbstractSet[int]
 ) -> Mapping[int, tuple[int, ...]]:
-    """Of each process whose descent is in no doubt, the workers among itself and those above it, the nearest first.
-
-    Each is looked at once: a chain of thousands must not hold up the look at everybody else.
-    """
-    told: dict[int, tuple[int, ...] | None] = {}
+    """The workers among each process and its ancestors, the nearest first. Visits each process once."""
+    found: dict[int, tuple[int, ...] | None] = {}
     for start in pids:
         line: list[int] = []
         pid = start
         above: tuple[int, ...] | None = ()
         while True:
-            if pid in told:
-                above = told[pid]
+            if pid in found:
+                above = found[pid]
                 break
             its = born.get(pid)
             if its is None:
                 above = None
                 break
-            told[pid] = None  # as long as it is gone through: whoever descends from itself was read amiss
+            found[pid] = None  # a process that is its own ancestor was misread
             line.append(pid)
             if its.parent not in pids:
                 break
             elder = born.get(its.parent)
-            if elder is not None and elder.start_ticks > its.start_ticks:
+            if elder is not None and elder.start_ticks > its.start_ticks:  # its pid was reused
                 above = None
                 break
             pid = its.parent
         for each in reversed(line):
             if above is not None and each in holders:
                 above = (each, *above)
-            told[each] = above
-    return {pid: above for pid, above in told.items() if above is not None}
+            found[each] = above
+    return {pid: above for pid, above in found.items() if above is not None}

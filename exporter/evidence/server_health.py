@@ -1,14 +1,9 @@
-"""Servers: what a container's labels ask for, and for how long one that is asked has not answered.
+"""Servers: their probe labels, and how long each probe has failed. Pure. Times: CLOCK_BOOTTIME seconds.
 
-    gpuwarden.probe          `docker`, its own health check, or `http://localhost:PORT/PATH`: asked from its host
-    gpuwarden.probe-timeout  silence allowed, seconds, 10 to 86400; 120 when not given
+    gpuwarden.probe          `docker`, its health check, or `http://localhost:PORT/PATH`
+    gpuwarden.probe-timeout  seconds the probe may fail before a restart, 10 to 86400; default 120
 
-`localhost` is the container itself, whatever its network: a label can make nobody call any other place. What cannot be
-used is told with its reason, and accuses nobody.
-
-A silence lasts from the beginning of the first asking without an answer to the end of the newest one: it grows only
-when one was asked again and again did not answer. It starts anew after a gap in the asking, and does not exist while
-nobody asked lately. Pure: times are arguments, CLOCK_BOOTTIME seconds.
+`localhost` is the container itself.
 """
 
 import re
@@ -17,20 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from exporter.model.container import Health, Probe
+from exporter.model.container import HealthCheck, Probe
 from exporter.model.unknown import Unknown
 
 PROBE_LABEL: Final = "gpuwarden.probe"
 TIMEOUT_LABEL: Final = "gpuwarden.probe-timeout"
 
-SILENCE_S: Final = 120.0
-"""Silence that a server is allowed whose owner does not say, seconds."""
+RESTART_AFTER_S: Final = 120.0
 
-SILENCE_MIN_S: Final = 10.0
-"""The least silence that can be allowed, seconds: one lost answer must not be enough to accuse anybody."""
+RESTART_AFTER_MIN_S: Final = 10.0
+"""One lost answer must not cause a restart."""
 
-SILENCE_MAX_S: Final = 86400.0
-"""The greatest, seconds."""
+RESTART_AFTER_MAX_S: Final = 86400.0
 
 _URL = re.compile(r"[!-~]{1,256}")
 _SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]{1,3})?")
@@ -38,62 +31,57 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([1-9]\d\d)[ \r\n]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
-    """What has come of asking one server, in one incarnation of its container.
+class ProbeState:
+    """The probe results of one server, in one incarnation of its container.
 
     Args:
-        answered: whether it has ever answered. Until then it accuses itself of nothing: it may still load.
-        silent_since_s: when the first asking began since which none was answered.
-        told_s: when the newest asking ended.
-        because: why the newest one counts as no answer.
+        answered: whether it has ever answered. Before that it may still load.
+        failing_since_s: start of the first failed probe.
+        last_probe_s: end of the newest probe.
+        because: why the newest probe failed.
     """
 
     answered: bool = False
-    silent_since_s: float | None = None
-    told_s: float | None = None
+    failing_since_s: float | None = None
+    last_probe_s: float | None = None
     because: str = ""
 
-    def then(self, answered: bool, *, began_s: float, ended_s: float, gap_max_s: float, because: str = "") -> "Asking":
-        """One asking more. What lies further back than `gap_max_s` proves nothing about the time between."""
+    def then(
+        self, answered: bool, *, began_s: float, ended_s: float, gap_max_s: float, because: str = ""
+    ) -> "ProbeState":
+        """Return the state after one more probe. A gap ends a failure."""
         if answered:
-            return Asking(answered=True, told_s=ended_s)
-        unbroken = self.told_s is not None and 0 <= began_s - self.told_s <= gap_max_s
-        since_s = self.silent_since_s if unbroken and self.silent_since_s is not None else began_s
-        return replace(self, silent_since_s=since_s, told_s=ended_s, because=because)
+            return ProbeState(answered=True, last_probe_s=ended_s)
+        unbroken = self.last_probe_s is not None and 0 <= began_s - self.last_probe_s <= gap_max_s
+        since_s = self.failing_since_s if unbroken and self.failing_since_s is not None else began_s
+        return replace(self, failing_since_s=since_s, last_probe_s=ended_s, because=because)
 
-    def forgotten(self) -> "Asking":
-        """After a time in which it could not be asked: all that is left is whether it ever answered."""
-        return Asking(answered=self.answered)
+    def forgotten(self) -> "ProbeState":
+        """Return the state after a time without probes."""
+        return ProbeState(answered=self.answered)
 
     def unanswered_s(self, *, now_s: float, fresh_s: float) -> float | None:
-        """For how long it has been asked without an answer, 0 while it answers; `None` when it was not asked lately.
-
-        An asking may end between the look at the clock and the one at it: that is not the future.
-        """
-        if self.told_s is None or now_s - self.told_s > fresh_s:
+        """Seconds for which probes have failed; `None` without a recent one."""
+        if self.last_probe_s is None or now_s - self.last_probe_s > fresh_s:
             return None
-        return 0.0 if self.silent_since_s is None else self.told_s - self.silent_since_s
+        return 0.0 if self.failing_since_s is None else self.last_probe_s - self.failing_since_s
 
 
-class HealthWatch:
-    """What Docker's own health check of one container has told, one look at it after another.
-
-    The engine stamps its results by the wall clock, and keeps the last five, some of an earlier incarnation. So they
-    are timed by when they were first seen here, and what was there at the first look only tells whether it is healthy.
-    """
+class HealthCheckTracker:
+    """Results of Docker's health check, timed when seen. The first ones may be of an earlier incarnation."""
 
     def __init__(self) -> None:
-        self.asking = Asking()
-        self._seen: Health | None = None
+        self.asking = ProbeState()
+        self._seen: HealthCheck | None = None
 
-    def observe(self, health: Health, *, paused: bool, now_s: float) -> Asking:
-        """Take in one look."""
+    def observe(self, health: HealthCheck, *, paused: bool, now_s: float) -> ProbeState:
+        """Add one sample."""
         before, self._seen = self._seen, health
-        if paused:  # what fails meanwhile is the asking
+        if paused:  # a paused container fails its check
             self.asking = self.asking.forgotten()
         elif before is not None and health.newest not in ("", before.newest):
             asking = self.asking
-            if health.failing_streak <= before.failing_streak:  # it answered between the two looks
+            if health.failing_streak <= before.failing_streak:  # it passed in between
                 asking = asking.forgotten()
             self.asking = asking.then(
                 health.passed, began_s=now_s, ended_s=now_s, gap_max_s=health.fresh_s, because="its health check fails"
@@ -103,46 +91,45 @@ class HealthWatch:
         return self.asking
 
 
-def asked_for(labels: Mapping[str, str]) -> Probe | Unknown | None:
-    """How a container's labels want it to be asked, or why that cannot be; `None` where they want nothing."""
-    wanted = labels.get(PROBE_LABEL)
-    if wanted is None:
+def parse_probe_labels(labels: Mapping[str, str]) -> Probe | Unknown | None:
+    """Parse a container's probe labels; returns why they are invalid, or `None` without one."""
+    label = labels.get(PROBE_LABEL)
+    if label is None:
         return None
-    silence = labels.get(TIMEOUT_LABEL)
-    silence_s = SILENCE_S if silence is None else float(silence) if _SECONDS.fullmatch(silence) else 0.0
-    if not SILENCE_MIN_S <= silence_s <= SILENCE_MAX_S:
-        because = (
-            f"{TIMEOUT_LABEL} is {ascii(silence)[:40]}; wanted: seconds, {SILENCE_MIN_S:.0f} to {SILENCE_MAX_S:.0f}"
-        )
+    given = labels.get(TIMEOUT_LABEL)
+    restart_after_s = RESTART_AFTER_S if given is None else float(given) if _SECONDS.fullmatch(given) else 0.0
+    if not RESTART_AFTER_MIN_S <= restart_after_s <= RESTART_AFTER_MAX_S:
+        limits = f"{RESTART_AFTER_MIN_S:.0f} to {RESTART_AFTER_MAX_S:.0f}"
+        because = f"{TIMEOUT_LABEL} is {ascii(given)[:40]}; expected seconds, {limits}"
         return Unknown(reason="bad_timeout", because=because)
-    if wanted == "docker":
-        return Probe(kind="docker", silence_s=silence_s)
-    return _http(wanted, silence_s)
+    if label == "docker":
+        return Probe(kind="docker", restart_after_s=restart_after_s)
+    return _http(label, restart_after_s)
 
 
-def _http(wanted: str, silence_s: float) -> Probe | Unknown:
-    said = f"{PROBE_LABEL} is {ascii(wanted)[:80]}"
-    bad = Unknown(reason="bad_probe", because=f"{said}; wanted: docker, or http://localhost:PORT/PATH")
-    if not _URL.fullmatch(wanted):
+def _http(label: str, restart_after_s: float) -> Probe | Unknown:
+    said = f"{PROBE_LABEL} is {ascii(label)[:80]}"
+    bad = Unknown(reason="bad_probe", because=f"{said}; expected docker, or http://localhost:PORT/PATH")
+    if not _URL.fullmatch(label):
         return bad
     try:
-        url = urlsplit(wanted)
+        url = urlsplit(label)
         port = 80 if url.port is None else url.port
     except ValueError:
         return bad
     if url.scheme != "http" or url.fragment or not port > 0:
         return bad
     if url.hostname != "localhost" or "@" in url.netloc:
-        because = f"{said}; its host must be localhost, which means the container itself: no other place is called"
+        because = f"{said}; its host must be localhost, which means the container itself"
         return Unknown(reason="other_host", because=because)
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-    return Probe(kind="http", silence_s=silence_s, port=port, target=target)
+    return Probe(kind="http", restart_after_s=restart_after_s, port=port, target=target)
 
 
-def judge(first_line: bytes) -> tuple[bool, str]:
-    """Whether the first line of what a server sent is an answer: any HTTP status below 500; and what it is instead."""
+def check_status_line(first_line: bytes) -> tuple[bool, str]:
+    """Whether a response's first line is an HTTP status below 500; if not, why."""
     found = _STATUS.match(first_line)
     if found is None:
-        return False, "what it sends is not HTTP/1" if first_line else "it closed the connection without a word"
+        return False, "the response is not HTTP/1" if first_line else "the connection closed without a response"
     status = int(found[1])
-    return status < 500, "" if status < 500 else f"it answers {status}"
+    return status < 500, "" if status < 500 else f"HTTP status {status}"

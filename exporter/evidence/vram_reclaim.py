@@ -1,8 +1,6 @@
-"""GPU memory that ended processes still hold until the driver frees it. Pure: times are CLOCK_BOOTTIME seconds.
+"""GPU memory of ended processes that the driver has not freed yet. Pure. Times: CLOCK_BOOTTIME seconds.
 
-A process leaves the driver's list before its memory is free again: by milliseconds or, where there is much of it, by
-seconds. Meanwhile the GPU looks short of memory, and another container looks to blame. So what a process held counts as
-returning for a bound after it has left, and never more than no listed process holds beyond what none held before.
+A driver drops a process from its list up to seconds before it frees the memory. Until then the GPU looks full.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,28 +11,25 @@ from typing import Final
 from exporter.model.gpu import Gpu, GpuReadings
 
 NOT_YET: Final = "not_yet"
-"""Why it is unknown: the GPU has not been looked at for as long as the bound, so that more may have left before."""
+"""Reason: the GPU has not been sampled for the whole bound."""
 
 NOT_MEASURED: Final = "not_measured"
-"""Or a process of unknown size has left."""
+"""Reason: a process of unknown size ended."""
 
 
-class ReturnHistory:
-    """The returning memory of every GPU, one look after another; `unknown` has the reason where there is none."""
+class VramReclaimTracker:
+    """The returning memory of every GPU; `unknown` has the reasons."""
 
     def __init__(self, *, bound_s: float, gap_max_s: float) -> None:
         self._bound_s = bound_s
         self._gap_max_s = gap_max_s
-        self._cards: dict[str, _Card] = {}
+        self._cards: dict[str, _GpuMemory] = {}
         self.unknown: dict[str, str] = {}
 
     def observe(
         self, readings: GpuReadings | None, *, ended: AbstractSet[int] = frozenset(), now_s: float
     ) -> Mapping[str, int]:
-        """Take in one look, and return the bytes by UUID; a GPU that is not in it is unknown.
-
-        `ended` are pids that a driver lists although no process has them any more.
-        """
+        """Add one sample; returns bytes by UUID, if known. `ended` are listed pids of ended processes."""
         kept_s = max(self._bound_s, self._gap_max_s)
         self._cards = {uuid: card for uuid, card in self._cards.items() if 0 <= now_s - card.at_s <= kept_s}
         self.unknown = {}
@@ -43,8 +38,8 @@ class ReturnHistory:
         for gpu in () if readings is None else readings.gpus:
             if gpu.processes is None or gpu.memory_used_bytes is None or (gpu.mig and gpu.mig.shares_memory):
                 continue
-            card = self._cards.setdefault(gpu.uuid, _Card(unknown_until_s=until_s))
-            returning_bytes = card.look(gpu.memory_used_bytes, _held(gpu, ended), now_s=now_s, until_s=until_s)
+            card = self._cards.setdefault(gpu.uuid, _GpuMemory(unknown_until_s=until_s))
+            returning_bytes = card.look(gpu.memory_used_bytes, _memory_by_pid(gpu, ended), now_s=now_s, until_s=until_s)
             if now_s < card.unknown_until_s:
                 self.unknown[gpu.uuid] = card.why
             else:
@@ -53,8 +48,8 @@ class ReturnHistory:
 
 
 @dataclass(kw_only=True)
-class _Card:
-    """One GPU at its last look: `held` by each listed process, `rest_bytes` by none, `due` of those that left."""
+class _GpuMemory:
+    """One GPU at its last sample: bytes by process, of no process (`rest`), and of ended ones (`due`)."""
 
     unknown_until_s: float
     why: str = NOT_YET
@@ -75,9 +70,9 @@ class _Card:
         self.stays_bytes = min(self.stays_bytes, rest_bytes)
         back_bytes = max(0, _sum(due) - (rest_bytes - self.stays_bytes))
         self.due = [each for each in due if each[0] > now_s]
-        # What is not back after the bound is taken to stay; what is back is the oldest.
+        # Memory not freed within the bound stays.
         self.stays_bytes += max(0, _sum(due) - _sum(self.due) - back_bytes)
-        # While it is not known what none holds, it counts as nothing: to count too much as returning only delays.
+        # Unknown counts as 0: too much returning memory only delays a recycling.
         self.rest_bytes = 0 if None in held.values() or now_s < self.unknown_until_s else rest_bytes
         self.at_s, self.held = now_s, held
         return min(_sum(self.due), rest_bytes - self.stays_bytes)
@@ -87,8 +82,8 @@ def _sum(due: Iterable[tuple[float, int]]) -> int:
     return sum(size for _, size in due)
 
 
-def _held(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
-    """What each listed process holds that has not ended; `None` is unknown. One can be on a list twice."""
+def _memory_by_pid(gpu: Gpu, ended: AbstractSet[int]) -> dict[int, int | None]:
+    """Bytes of each listed process; a pid can be listed twice."""
     held: dict[int, int | None] = {}
     for pid, _, size, *_ in gpu.processes or ():
         if pid not in ended:

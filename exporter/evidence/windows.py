@@ -1,55 +1,44 @@
-"""How long a measured figure has been still: extremes and rates over a window. Pure."""
+"""How long a value or a rate has been idle, over a window. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
 EXTREMES_MAX: Final = 14_400
-"""Samples kept to tell for how long RAM is still; past them the oldest go, and the time told is too short."""
 
 WORK_WINDOW_S: Final = 10.0
-"""Rates of work are averages over this long, seconds: what a worker does beside its job, such as its heartbeat and a
-look at the queue, comes in bursts."""
+"""Work rates are averages over this time: heartbeats come in bursts."""
 
 STARTS_OFTEN: Final = 0.5
-"""In which share of the looks of `WORK_WINDOW_S` processes may start of whose start nothing counts. A health check
-makes two at most each time, of its shell and of what that runs, and is asked every 10 s (Kubernetes) or 30 s (Docker)
-unless told otherwise; who has each item done by a process of its own, and does not wait for them, starts some in most.
-Sources: https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#Probe,
-https://docs.docker.com/reference/dockerfile/#healthcheck"""
+"""Share of samples with process starts up to which these are not work. A health check starts two per 10 s."""
 
 
 @dataclass(slots=True)
 class Extreme:
-    """A sample that is the greatest or least from its time on, and when the sample after it was taken."""
+    """A greatest or least sample, and the next sample's time."""
 
     at_s: float
     value: int
     next_s: float
 
 
-class StillWindow:
-    """The longest time up to now within which the values lie at most `delta` apart: greatest less least.
-
-    Two monotonic queues hold the window's greatest and least, so that a sample costs constant time on average and a
-    still container costs a handful of entries, whatever the window's length.
-    """
+class IdleWindow:
+    """The longest time up to now in which all values lie within `delta`."""
 
     def __init__(self, delta: int) -> None:
         self._delta = delta
         self.forget()
 
     def forget(self) -> None:
-        """Start over, as at the first sample."""
+        """Restart."""
         self._start_s: float | None = None
         self._value: int | None = None
         self._greatest: deque[Extreme] = deque()
         self._least: deque[Extreme] = deque()
 
     def add(self, now_s: float, value: int) -> float:
-        """Take in one value; returns the window's length, seconds."""
+        """Add one value; returns seconds."""
         if self._start_s is not None and value == self._value:
-            # The same as the sample before, which stands for both.
             return now_s - self._start_s
         self._value = value
         for queue in (self._greatest, self._least):
@@ -66,17 +55,16 @@ class StillWindow:
             older = self._greatest if self._greatest[0].at_s < self._least[0].at_s else self._least
             start_s = max(start_s, older.popleft().next_s)
         for queue in (self._greatest, self._least):
-            if len(queue) > EXTREMES_MAX:  # RAM that creeps the same way at every sample
+            if len(queue) > EXTREMES_MAX:  # RAM that creeps steadily
                 start_s = max(start_s, queue.popleft().next_s)
         self._start_s = start_s
         return now_s - start_s
 
 
-class StillRate:
-    """Since when something has been done at no more than a rate, on average over any `WORK_WINDOW_S`.
+class IdleRate:
+    """Since when a rate has been within a limit, as an average over `WORK_WINDOW_S`.
 
-    Once the average is within the rate again, it has been kept since the last look that was over it, and not only since
-    that is known.
+    Once it is within the limit again, the time counts from the last sample over it.
     """
 
     def __init__(self, rate_max: float) -> None:
@@ -84,13 +72,13 @@ class StillRate:
         self.forget()
 
     def forget(self) -> None:
-        """Start over, as at the first sample."""
+        """Restart."""
         self._totals: deque[tuple[float, float]] = deque()
         self._since_s = self._over_s = 0.0
         self._exceeded = False
 
     def add(self, now_s: float, amount: float) -> float:
-        """Take in what was done since the last sample; returns for how long the rate has been kept, seconds."""
+        """Add the amount since the last sample; returns seconds."""
         if not self._totals:
             self._totals.append((now_s, 0.0))
             self._since_s = self._over_s = now_s
@@ -100,44 +88,40 @@ class StillRate:
         if amount > self._rate_max * (now_s - before_s):
             self._over_s = now_s
         if len(self._totals) > 1 and total == self._totals[-2][1]:
-            self._totals[-1] = now_s, total  # as long as nothing is done its begin and its end say all
+            self._totals[-1] = now_s, total
         else:
             self._totals.append((now_s, total))
         while now_s - self._totals[1][0] >= WORK_WINDOW_S:
             self._totals.popleft()
         first_s, first = self._totals[0]
-        # Looks that are seconds apart make it longer than that, in which a greater burst would be none.
+        # Sparse samples make the window longer, and a burst would average out.
         if total - first > self._rate_max * min(now_s - first_s, WORK_WINDOW_S):
             self._since_s, self._exceeded = now_s, True
             if self._over_s <= first_s:
-                self._over_s = now_s  # no look of these was over it, and all were together
+                self._over_s = now_s  # only together over the limit
         elif self._exceeded:
-            self._since_s, self._exceeded = self._over_s, False  # each look since then was within the rate
+            self._since_s, self._exceeded = self._over_s, False
         return now_s - self._since_s
 
 
 class ProcessStarts:
-    """Which processes of one container start, up to the second look at each: nothing that they do until then counts.
+    """Leave out what a starting process does, up to its second sample.
 
-    A container's health check is none of its job's work, and to link and import what it asks with costs it 600 page
-    faults (curl) to thousands (Python). Its engine starts it and waits for it, from outside. Whoever starts processes
-    for the job itself waits for them, and then all that they did is in his own figures (proc_pid_stat(5): cutime).
-    Where some start in a greater share of the looks than `STARTS_OFTEN` nobody may wait for them, and all counts.
+    A health check costs 600 (curl) to thousands (Python) of page faults.
     """
 
     def __init__(self) -> None:
         self._new: frozenset[int] = frozenset()
-        self._looks: deque[tuple[float, bool]] = deque()
+        self._samples: deque[tuple[float, bool]] = deque()
 
-    def left_out(self, new: frozenset[int], now_s: float) -> frozenset[int]:
-        """Those of whom nothing counts that they have done by this look, of which some are `new`."""
+    def skip_starting(self, new: frozenset[int], now_s: float) -> frozenset[int]:
+        """Return the pids whose work does not count in this sample."""
         starting, self._new = (self._new | new if new else self._new), new
-        self._looks.append((now_s, bool(new)))
-        while now_s - self._looks[0][0] >= WORK_WINDOW_S:
-            self._looks.popleft()
-        often = sum(some for _, some in self._looks) > STARTS_OFTEN * max(len(self._looks), LOOKS_MIN)
+        self._samples.append((now_s, bool(new)))
+        while now_s - self._samples[0][0] >= WORK_WINDOW_S:
+            self._samples.popleft()
+        often = sum(some for _, some in self._samples) > STARTS_OFTEN * max(len(self._samples), SAMPLES_MIN)
         return frozenset() if often else starting
 
 
-LOOKS_MIN: Final = 3
-"""Where there were fewer, the share is that of so many: one look with a start, of two, may be a health check's."""
+SAMPLES_MIN: Final = 3

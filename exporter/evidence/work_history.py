@@ -1,36 +1,36 @@
-"""For how long the processes of a container have done nothing: no I/O, no page faults, no CPU time. Pure."""
+"""How long a container has done no I/O, page faults or CPU work. Pure."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from exporter.evidence.windows import ProcessStarts, StillRate
+from exporter.evidence.windows import IdleRate, ProcessStarts
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import ProcessWork
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkUse:
-    """What each process of one container has done up to now, by pid; `None`, or its I/O alone, where unknown."""
+class ContainerWork:
+    """Totals of each process of one container, by pid; `None` if unknown."""
 
     processes: Mapping[int, ProcessWork] | None
     unknown: Unknown | None = None
 
 
-def work_of(work: WorkUse, pids: AbstractSet[int]) -> WorkUse:
-    """What some of a container's processes have done, by one look at all of them."""
+def select_work(work: ContainerWork, pids: AbstractSet[int]) -> ContainerWork:
+    """Return the totals of some of a container's processes."""
     if work.processes is None:
         return work
     return replace(work, processes={pid: each for pid, each in work.processes.items() if pid in pids})
 
 
-NOT_LOOKED_AT: Final = WorkUse(processes=None)
+NOT_SAMPLED: Final = ContainerWork(processes=None)
 
 
 class WorkStill(NamedTuple):
-    """For how long each has been still, seconds; `None` where unknown."""
+    """Seconds without each kind of work; `None` is unknown."""
 
     io_still_s: float | None = None
     fault_still_s: float | None = None
@@ -38,25 +38,25 @@ class WorkStill(NamedTuple):
 
 
 class WorkTracker:
-    """What the processes of a container did, one look after another."""
+    """Work of a container's processes over time."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._work: Mapping[int, ProcessWork] | None = None
         self._starts = ProcessStarts()
-        self._io = StillRate(thresholds.io_still_bytes_per_s)
-        self._faults = StillRate(thresholds.faults_still_per_s)
-        self._cpu = StillRate(thresholds.cpu_still_ratio)
+        self._io = IdleRate(thresholds.io_still_bytes_per_s)
+        self._faults = IdleRate(thresholds.faults_still_per_s)
+        self._cpu = IdleRate(thresholds.cpu_still_ratio)
 
-    def observe(self, work: WorkUse, *, now_s: float) -> WorkStill:
-        """For how long I/O, page faults and CPU time have been still; what processes do as they start is left out."""
+    def observe(self, work: ContainerWork, *, now_s: float) -> WorkStill:
+        """Add one sample; returns seconds without each kind of work."""
         if work.processes is None:
             self.forget()
             return WorkStill()
         before, self._work = self._work if self._work is not None else work.processes, work.processes
-        # The source gives the same object again of a process that has done nothing, as most have.
+        # The source returns the same object for a process that did nothing.
         changed = {pid: each for pid, each in work.processes.items() if before.get(pid) is not each}
         new = frozenset(pid for pid, each in changed.items() if _is_new(before.get(pid), each))
-        starting = self._starts.left_out(new, now_s)
+        starting = self._starts.skip_starting(new, now_s)
         done = [_work_since(before.get(pid), each) for pid, each in changed.items() if pid not in starting]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
         cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
@@ -68,7 +68,7 @@ class WorkTracker:
         return WorkStill(io_still_s, faults_still_s, cpu_still_s)
 
     def forget(self) -> None:
-        """Begin again, as at the first look."""
+        """Restart, as at the first sample."""
         self._work = None
         self._starts = ProcessStarts()
         for rate in (self._io, self._faults, self._cpu):
@@ -80,7 +80,6 @@ def _is_new(before: ProcessWork | None, now: ProcessWork) -> bool:
 
 
 def _work_since(before: ProcessWork | None, now: ProcessWork) -> ProcessWork:
-    """What a process has done since it was last looked at; one that was not there then has done all of it since."""
     if before is None or before.start_ticks != now.start_ticks:
         return now
     io_bytes = None

@@ -1,19 +1,19 @@
-"""What `/evidence` answers about one worker or server, from the newest snapshot. Pure: values in, facts out."""
+"""The answers of `/evidence` about one worker or server. Pure."""
 
 from typing import Any
 
 from exporter.evidence import vram_budgets
-from exporter.evidence.worker_liveness import may_hold_others, workers_of
+from exporter.evidence.worker_liveness import count_workers, may_have_unknown_workers
 from exporter.model.container import ContainerEvidence, Probe
 from exporter.model.snapshot import Snapshot
 from exporter.model.unknown import Unknown
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from gpuwarden.state_file import Stamp
 
 
-def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
-    """The facts about one worker; `None` when the snapshot knows no worker of that name."""
+def worker_evidence(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
+    """Return the facts about one worker; `None` if the snapshot has no worker of that name."""
     workers = snapshot.workers
     if workers is None:
         return None
@@ -23,19 +23,19 @@ def about(worker: str, snapshot: Snapshot, *, now: Stamp) -> WorkerFacts | None:
         return None
     place = snapshot.container_of(sighting)
     if place is not None and not place.container.listed:
-        place = None  # nothing is to be done by the word of an engine that does not answer
+        place = None  # its engine does not answer, so no action may rely on it
     count = None if place is None else _live_workers_in(place, workers, snapshot)
     return _facts(snapshot, sighting, place, count, sample_age_s)
 
 
 def _facts(
     snapshot: Snapshot,
-    sighting: WorkerSighting,
+    sighting: WorkerReading,
     place: ContainerEvidence | None,
     container_workers: int | None,
     sample_age_s: float,
 ) -> WorkerFacts:
-    taken, job, patience = snapshot.taken, sighting.job, snapshot.thresholds.patience
+    taken, job, timeouts = snapshot.taken, sighting.job, snapshot.thresholds.timeouts
     pauses = place.pauses if place else ()
     return WorkerFacts(
         **_container_facts(snapshot, place, sample_age_s),
@@ -55,19 +55,19 @@ def _facts(
         step=job.step if job else None,
         elapsed_s=job.started.age_s(taken) if job else None,
         budget_s=job.budget_s if job else None,
-        stall_timeout_s=patience.silence_s(job) if job else None,
-        stuck_after_s=patience.stuck_after_s(job, pauses) if job else None,
-        stuck_still_s=patience.stuck_still_s(job, pauses) if job else None,
-        gang_stuck_after_s=patience.gang_stuck_after_s(job, pauses) if job else None,
-        gang_stuck_still_s=patience.gang_stuck_still_s(job, pauses) if job else None,
+        stall_timeout_s=timeouts.stall_after_s(job) if job else None,
+        stuck_after_s=timeouts.stuck_after_s(job, pauses) if job else None,
+        stuck_still_s=timeouts.stuck_inactive_s(job, pauses) if job else None,
+        gang_stuck_after_s=timeouts.gang_stuck_after_s(job, pauses) if job else None,
+        gang_stuck_still_s=timeouts.gang_stuck_inactive_s(job, pauses) if job else None,
         beat_age_s=job.beat.age_s(taken) if job and job.beat else None,
-        health_window_s=patience.window_s(job, snapshot.thresholds.health_window_s) if job else None,
-        health_grace_s=snapshot.grace_s(job) if job else None,
+        health_window_s=timeouts.health_window_s(job, snapshot.thresholds.health_window_s) if job else None,
+        health_grace_s=snapshot.health_grace_s(job) if job else None,
     )
 
 
-def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | None:
-    """The facts about the container of a name, whether it runs or not; `None` when containers cannot be listed."""
+def server_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | None:
+    """Return the facts about a container, running or not; `None` if containers cannot be listed."""
     sample_age_s = snapshot.taken.age_s(now)
     if snapshot.servers is None or sample_age_s is None:
         return None
@@ -76,23 +76,23 @@ def about_server(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts | 
     probe = server.probe if server and isinstance(server.probe, Probe) else None
     workers = None
     if place is not None and snapshot.workers is not None:
-        workers = workers_of(place.container, snapshot.workers, (each.container for each in snapshot.containers))
+        workers = count_workers(place.container, snapshot.workers, (each.container for each in snapshot.containers))
     return ServerFacts(
         **{**_container_facts(snapshot, place, sample_age_s), "container": name},
         probe=probe.kind if probe else None,
         workers=workers,
         answered=server.answered if server else None,
         unanswered_s=server.unanswered_s if server else None,
-        silence_allowed_s=probe.silence_s if probe else None,
+        silence_allowed_s=probe.restart_after_s if probe else None,
         probe_unknown=_because(server.unknown if probe else server.probe) if server else None,
-        cards=vram_budgets.cards(snapshot, name),
+        cards=vram_budgets.gpu_memory(snapshot, name),
         unseen=list(snapshot.unseen),
         nameless_gpus=list(place.nameless) if place else None,
     )
 
 
 def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:
-    """The fields of `ContainerFacts`."""
+    """Build the fields of `ContainerFacts`."""
     container = place.container if place else None
     return {
         "host": snapshot.host,
@@ -125,8 +125,8 @@ def _because(unknown: object) -> str | None:
 
 
 def _live_workers_in(place: ContainerEvidence, workers: WorkerReadings, snapshot: Snapshot) -> int | None:
-    """How many live workers there are in a container; `None` where there may be others than those that are known."""
-    if may_hold_others(place.container, workers, (each.container for each in snapshot.containers)):
+    """Count a container's live workers; `None` if some may be unknown."""
+    if may_have_unknown_workers(place.container, workers, (each.container for each in snapshot.containers)):
         return None
     return sum(sighting.alive is True and snapshot.container_of(sighting) is place for sighting in workers.workers)
 

@@ -1,4 +1,4 @@
-"""Families of series in Prometheus' text format 0.0.4: gauges and counters, which is all that is published here.
+"""Render gauges and counters in the Prometheus text format 0.0.4.
 
 Format: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -17,17 +17,17 @@ _NOT_FINITE: Final = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
 
 
 def render(families: Iterable[Metric]) -> bytes:
-    """One page.
+    """Render one page.
 
     Raises:
-        TypeError: a family is neither gauge nor counter.
+        TypeError: a family has another type.
     """
     lines: list[str] = []
     for family in families:
         if family.type not in ("gauge", "counter"):
-            raise TypeError(f"{family.name} is a {family.type}: only gauges and counters are rendered here")
+            raise TypeError(f"{family.name} is a {family.type}: only gauges and counters can be rendered")
         name = family.name if family.type == "gauge" else f"{family.name}_total"
-        lines.append(f"# HELP {name} {_escaped(family.documentation)}\n# TYPE {name} {family.type}\n")
+        lines.append(f"# HELP {name} {_escape(family.documentation)}\n# TYPE {name} {family.type}\n")
         if isinstance(family, Family):
             lines += [_line(family.sample_name, family.labels, values, value) for values, value in family.rows]
         else:
@@ -40,10 +40,10 @@ def render(families: Iterable[Metric]) -> bytes:
 
 def _line(name: str, labels: tuple[str, ...], values: tuple[str, ...], value: float) -> str:
     number = repr(float(value))
-    return f"{name}{_braced(labels, values)} {number if isfinite(value) else _NOT_FINITE[number]}\n"
+    return f"{name}{_format_labels(labels, values)} {number if isfinite(value) else _NOT_FINITE[number]}\n"
 
 
-def _braced(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+def _format_labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     if not names:
         return ""
     pairs = sorted(zip(names, values, strict=True))
@@ -51,8 +51,8 @@ def _braced(names: tuple[str, ...], values: tuple[str, ...]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return _escaped(text).replace('"', r"\"")
+    return _escape(text).replace('"', r"\"")
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")

@@ -1,7 +1,6 @@
 """The exporter's pages: `/metrics` for Prometheus, `/evidence` for the remediator of this host, `/` for people.
 
-All of them only read. `/-/healthy` and `/-/ready` need no credentials. The web configuration says who may read the
-others (gpuwarden/http/web_config.py).
+All are read-only. `/-/healthy` and `/-/ready` need no credentials; the web configuration protects the other pages.
 """
 
 import html
@@ -29,37 +28,41 @@ from gpuwarden.http.web_config import BusyError, WebConfig
 from gpuwarden.state_file import Stamp
 
 GZIP_LEVEL: Final = 1
-"""The least: names and labels that repeat pack well at once, and a higher level costs more than it saves."""
+"""Repeated names compress well at the lowest level; a higher one costs more than it saves."""
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>gpuwarden exporter on {host}</title>
 <h1>gpuwarden exporter</h1>
-<p>Version {version}, on {host}. {look}</p>
-<table><tr><th>source</th><th>at the newest look</th></tr>
+
+<p>Version {version}, on {host}. {sample}</p>
+<table><tr><th>source</th><th>last sample</th></tr>
 {sources}</table>
+
 <ul>
 <li><a href="/metrics">/metrics</a>: for Prometheus</li>
 <li><a href="/-/healthy">/-/healthy</a>: the exporter answers</li>
-<li><a href="/-/ready">/-/ready</a>: it has looked at this host within {fresh:g} s</li>
-<li><code>/evidence?worker=NAME</code>, <code>/evidence?container=NAME</code>: for this host's own remediator</li>
+
+<li><a href="/-/ready">/-/ready</a>: the last sample is at most {fresh:g} s old</li>
+
+<li><code>/evidence?worker=NAME</code>, <code>/evidence?container=NAME</code>: for the remediator of this host</li>
 </ul>
 </html>
 """
 
-_OPEN: Final = ("/-/healthy", "/-/ready")
-"""Pages without credentials: a probe of Kubernetes or Docker has no password."""
+_PUBLIC_PATHS: Final = ("/-/healthy", "/-/ready")
+"""Pages without credentials: probes of Kubernetes and Docker have no password."""
 
 
 def create_app(
     registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str, web: WebConfig
 ) -> Starlette:
-    """The application.
+    """Build the application.
 
     Args:
-        registry: what `/metrics` publishes.
-        latest: the newest snapshot.
+        registry: the metrics.
+        latest: returns the newest snapshot.
         host: this host's key.
-        web: who may read the pages.
+        web: the web configuration.
     """
     pages = _Pages(registry, latest, host=host)
     routes = [
@@ -69,12 +72,12 @@ def create_app(
         Route("/-/healthy", _healthy),
         Route("/-/ready", pages.ready),
     ]
-    middleware = [Middleware(_Door, web=web), Middleware(GZipMiddleware, compresslevel=GZIP_LEVEL)]
+    middleware = [Middleware(_CheckRequest, web=web), Middleware(GZipMiddleware, compresslevel=GZIP_LEVEL)]
     return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _no_page})
 
 
-class _Door:
-    """Lets in a reading request with the credentials that the web configuration wants."""
+class _CheckRequest:
+    """Middleware: accept GET and HEAD requests with valid credentials."""
 
     def __init__(self, app: ASGIApp, *, web: WebConfig) -> None:
         self._app = app
@@ -86,16 +89,16 @@ class _Door:
 
     async def _refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
-            says = "only GET and HEAD are answered here\n"
+            says = "only GET and HEAD are supported\n"
             return PlainTextResponse(says, HTTPStatus.METHOD_NOT_ALLOWED, {"Allow": "GET, HEAD"})
-        if request.url.path in _OPEN:
+        if request.url.path in _PUBLIC_PATHS:
             return None
         try:
             if await self._web.admits(request.headers.get("Authorization", "")):
                 return None
         except BusyError as error:
             return PlainTextResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
-        says = "a password or a token of --web-config-file is wanted\n"
+        says = "no valid password or token: see --web-config-file\n"
         return PlainTextResponse(says, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": self._web.challenge})
 
 
@@ -107,12 +110,12 @@ async def _no_page(_: Request, __: Exception) -> Response:
     return PlainTextResponse("no such page: /, /metrics, /evidence, /-/healthy, /-/ready\n", HTTPStatus.NOT_FOUND)
 
 
-def _no_fresh_look() -> Response:
-    return PlainTextResponse("no fresh look at this host\n", HTTPStatus.SERVICE_UNAVAILABLE)
+def _no_fresh_sample() -> Response:
+    return PlainTextResponse("no recent sample of this host\n", HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class _Pages:
-    """What answers each page. Starlette runs a page that is no coroutine in a thread."""
+    """The pages. Starlette runs a method without `async` in a thread."""
 
     def __init__(self, registry: CollectorRegistry, latest: Callable[[], Snapshot | None], *, host: str) -> None:
         self._registry = registry
@@ -120,71 +123,71 @@ class _Pages:
         self._host = host
 
     def metrics(self, _: Request) -> Response:
-        """The series, in Prometheus' text format."""
+        """Metrics in the Prometheus text format."""
         return Response(exposition.render(self._registry.collect()), headers={"Content-Type": exposition.TEXT})
 
     def front(self, _: Request) -> Response:
-        """For people: how each source did."""
-        return HTMLResponse(self._front())
+        """The state of each source, for people."""
+        return HTMLResponse(self._render_front())
 
-    def _front(self) -> str:
+    def _render_front(self) -> str:
         snapshot = self._latest()
         age_s = None if snapshot is None else snapshot.taken.age_s(clock.stamp())
-        look = "It has not looked at this host yet." if age_s is None else f"Its newest look is {age_s:.1f} s old."
-        rows = ((each.source, _went(each, snapshot)) for each in (() if snapshot is None else snapshot.sources))
+        sample = "No sample yet." if age_s is None else f"The last sample is {age_s:.1f} s old."
+        rows = ((each.source, _describe(each, snapshot)) for each in (() if snapshot is None else snapshot.sources))
         return _PAGE.format(
             host=html.escape(self._host),
             version=html.escape(__version__),
-            look=look,
+            sample=sample,
             fresh=SNAPSHOT_FRESH_S,
             sources="".join(f"<tr><td>{html.escape(name)}<td>{html.escape(says)}\n" for name, says in rows),
         )
 
     async def evidence(self, request: Request) -> Response:
-        """The present facts about one worker or server, for a caller on this host."""
+        """Facts about one worker or server, for a client on this host."""
         if request.client is None or not ipaddress.ip_address(request.client.host).is_loopback:
-            return PlainTextResponse("evidence is for this host's own remediator\n", HTTPStatus.FORBIDDEN)
+            return PlainTextResponse("/evidence answers clients on this host only\n", HTTPStatus.FORBIDDEN)
         asked = request.query_params
         workers, containers = ([each for each in asked.getlist(name) if each] for name in ("worker", "container"))
         if len(workers) + len(containers) != 1:
-            says = "ask for one worker: /evidence?worker=NAME, or for one server: /evidence?container=NAME\n"
+            says = "name one worker: /evidence?worker=NAME, or one server: /evidence?container=NAME\n"
             return PlainTextResponse(says, HTTPStatus.BAD_REQUEST)
         now = clock.stamp()
-        snapshot = self._fresh(now)
+        snapshot = self._fresh_snapshot(now)
         if snapshot is None or (snapshot.workers if workers else snapshot.servers) is None:
-            return _no_fresh_look()
+            return _no_fresh_sample()
         found: facts.ContainerFacts | None
         if workers:
-            found = evidence.about(workers[0], snapshot, now=now)
+            found = evidence.worker_evidence(workers[0], snapshot, now=now)
         else:
-            found = evidence.about_server(containers[0], snapshot, now=now)
+            found = evidence.server_evidence(containers[0], snapshot, now=now)
         if found is None:
             what = "worker" if workers else "server"
-            return PlainTextResponse(f"no such {what} is seen on this host\n", HTTPStatus.NOT_FOUND)
+            return PlainTextResponse(f"no such {what} on this host\n", HTTPStatus.NOT_FOUND)
         return Response(facts.render(found), media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
         """Whether there is a fresh snapshot."""
-        return _no_fresh_look() if self._fresh(clock.stamp()) is None else PlainTextResponse("ok\n")
+        return _no_fresh_sample() if self._fresh_snapshot(clock.stamp()) is None else PlainTextResponse("ok\n")
 
-    def _fresh(self, now: Stamp) -> Snapshot | None:
+    def _fresh_snapshot(self, now: Stamp) -> Snapshot | None:
         snapshot = self._latest()
         age_s = None if snapshot is None else snapshot.taken.age_s(now)
         return snapshot if age_s is not None and age_s <= SNAPSHOT_FRESH_S else None
 
 
-def _went(source: SourceHealth, snapshot: Snapshot | None) -> str:
-    """How a source's part of a look went. One can answer, and not be told all: of a GPU, or by a file of a tenant's."""
+def _describe(source: SourceHealth, snapshot: Snapshot | None) -> str:
+    """Describe a source's last reading, with unread metrics and invalid files."""
     if not source.success:
         return f"failed: {source.because}"
     took = f"in {source.duration_s * 1000:.1f} ms"
     files = None if snapshot is None else {"workers": snapshot.workers, "tasks": snapshot.tasks}.get(source.source)
-    if files is not None and files.such_as:
-        return f"{took}, and not trusted: {'; '.join(files.such_as.values())}"
+    if files is not None and files.first_errors:
+        return f"{took}, invalid files: {'; '.join(files.first_errors.values())}"
     gpus = () if snapshot is None or snapshot.gpus is None else snapshot.gpus.gpus
     refused = [
-        f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unwatched)}"
+        f"{gpu.uuid}: {gpu.unknown or ', '.join(gpu.unread_metrics)}"
         for gpu in gpus
-        if gpu.unwatched and source.source == (NUMBERED if gpu.node is None else WITH_NODES)
+        if gpu.unread_metrics and source.source == (NUMBERED if gpu.node is None else WITH_NODES)
     ]
-    return f"{took}, and not known of {'; of '.join(refused)}" if refused else f"well, {took}"
+    return f"{took}, unknown: {'; '.join(refused)}" if refused else f"ok, {took}"

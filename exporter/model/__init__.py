@@ -1,1 +1,1 @@
-"""What the exporter knows at one moment: GPUs, containers, workers and one snapshot of all. Pure."""
+"""GPUs, containers, workers, and one snapshot of them. Pure."""

@@ -1,4 +1,4 @@
-"""Containers, what their labels ask for, and what was measured of each. Pure."""
+"""Containers, their labels and their measurements. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,29 +8,22 @@ from typing import Any, Final, NamedTuple
 from exporter.model.unknown import Unknown
 from gpuwarden import conditions
 
-NOTHING_YET: Final[Mapping[str, Any]] = MappingProxyType({})
+EMPTY_MAPPING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """How a server is asked: `docker`, by its own health check, or `http`, for `target` at `port` of its own address.
-
-    `silence_s` is how long it may not answer, seconds.
-    """
+    """A server's probe: `docker`, its health check, or `http`, for `target` at `port` of its address."""
 
     kind: str
-    silence_s: float
+    restart_after_s: float
     port: int = 0
     target: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
-    """What Docker's own health check of a container has told last.
-
-    `newest` names its newest result and is empty before the first, `passed` says how that one came out, and `fresh_s`
-    is how long it can stand before another is overdue, seconds.
-    """
+class HealthCheck:
+    """A container's newest Docker health check result, stale after `fresh_s` seconds; `newest` is its id or empty."""
 
     status: str
     failing_streak: int
@@ -41,19 +34,16 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """What a container's labels ask for, where they ask for anything, and how it can be asked now."""
+    """A container with a probe label, and how it can be probed."""
 
     probe: Probe | Unknown
     address: str | None = None
-    health: Health | None = None
+    health: HealthCheck | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tenancy:
-    """What a container may hold of each of its GPUs' memory, bytes, `None` where nobody says.
-
-    `recyclable`: its owner lets it be stopped for that memory's sake. `invalid`: a budget is meant and cannot be read.
-    """
+class VramBudget:
+    """A container's VRAM budget for each of its GPUs, bytes, by its labels."""
 
     budget_bytes: int | None = None
     recyclable: bool = False
@@ -62,15 +52,17 @@ class Tenancy:
 
 @dataclass(frozen=True, kw_only=True)
 class Container:
-    """One place where managed work lives: an engine's container, a systemd service, or a worker's own process tree.
+    """An engine's container, a systemd service, or a worker's process tree.
 
-    `incarnation` changes whenever what runs in it is another: full id and StartedAt; pod uid, full id and restart
-    count; unit and invocation id; pid, start ticks and boot id.
-    `gpu_request` is what it asked for, as NVIDIA_VISIBLE_DEVICES spells it: `all`, indexes or UUIDs; then render nodes,
-    such as `renderD128`, or `dri` for all of them; `None` for none. `all` is all of NVIDIA's; and what runs outside of
-    any engine has it where it names none, and then sees every GPU of a host without NVIDIA's.
-    `folders` are the subdirectories of `$GPUWARDEN_DIR` that are mounted into it. One that is down has pid 0. What is
-    `paused` runs, and nothing in it gets any time.
+    Attributes:
+        incarnation: changes at every start: full id and StartedAt; pod uid, full id and restart count; unit and
+            invocation id; pid, start ticks and boot id.
+        pid: 0 if it does not run.
+        gpu_request: as in NVIDIA_VISIBLE_DEVICES: `all`, indexes or UUIDs; also render nodes, `dri` for all of them.
+        folders: mounted subdirectories of `$GPUWARDEN_DIR`.
+        managed: whether it opted in to restarts; `None` for services, pods and processes.
+        group: its cgroup directory, if known.
+        listed: whether its engine still lists it.
     """
 
     kind: str
@@ -84,24 +76,19 @@ class Container:
     server: Server | None = None
     paused: bool = False
     managed: bool | None = None
-    """Whether it opted in to being stopped and started; `None` where no label says so: services, pods, processes."""
-    tenancy: Tenancy = field(default_factory=Tenancy)
+    vram_budget: VramBudget = field(default_factory=VramBudget)
     namespace: str | None = None
     pod: str | None = None
     group: str | None = None
-    """The directory of its cgroup, where whoever lists it knows it already."""
     listed: bool = True
-    """Whether whoever runs it still tells of it; where not, it is known by its cgroup."""
 
 
 class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
-    `busiest_ratio` is what decides whether it is idle there: the most that any engine did for its listed processes;
-    `None` where that is its `utilization_ratio`. It stays, be it 0, where that is not told because what the GPU does
-    cannot be told apart: nothing is known of it there but what is listed.
-    `attributed` is whether what the GPU does can be told apart as far as the container is concerned; `None` where it is
-    not known that the GPU does anything, though its driver can tell.
+    Attributes:
+        attributed: whether all of the GPU's work has known owners; `None` if its utilisation is unknown.
+        busiest_ratio: that of the busiest engine, if it differs.
     """
 
     gpu: str
@@ -112,20 +99,19 @@ class GpuShare(NamedTuple):
 
 
 class RamUse(NamedTuple):
-    """A container's RAM at one moment, bytes, or why it is unknown; the fields of `cgroup.Memory` have their names."""
+    """A container's RAM, bytes."""
 
     usage_bytes: int | None
     anon_bytes: int | None = None
     working_set_bytes: int | None = None
     oom_kills: int | None = None
-    """How many of its processes the kernel has killed for want of memory, in this incarnation."""
     unknown: Unknown | None = None
 
 
 class ContainerEvidence(NamedTuple):
-    """One container's figures, and for how long it has shown no sign of life, seconds; `None` is unknown.
+    """One container's measurements and idle times, seconds; `None` is unknown.
 
-    A full host has one made anew of each container at each look: as a dataclass that costs three times as much.
+    A NamedTuple: creation as a dataclass takes three times as long, for every container and sample.
     """
 
     container: Container
@@ -142,35 +128,33 @@ class ContainerEvidence(NamedTuple):
     cpu_still_s: float | None = None
     work_unknown: Unknown | None = None
     gpu_pegged_s: float | None = None
-    """For how long the same of its GPUs have been fully taken by it, without a pause, and the others idle."""
+    """Time with the same GPUs saturated and the others idle."""
     gpu_not_seen_busy_s: float | None = None
-    """For how long none of its GPUs was measured to do anything for it: each was idle, or unknown, or it is on none."""
-    peak_bytes: Mapping[str, int] = NOTHING_YET
-    """The most memory that it was seen to hold on each GPU, in this incarnation."""
+    """Time since one of its GPUs was seen busy."""
+    peak_bytes: Mapping[str, int] = EMPTY_MAPPING
+    """Most memory on each GPU."""
     lost_gpus: tuple[str, ...] = ()
-    """Which of the GPUs that it was given are lost."""
     gpu_lost_s: float | None = None
-    """For how long one of its GPUs has been lost and each other one idle or lost too, seconds; `None` while none is
-    lost, or another is unknown."""
+    """Time with one GPU lost and the others idle or lost."""
     nameless: tuple[str, ...] = ()
-    """By what it was given GPUs that are missing and whose UUIDs nobody knows."""
+    """Requested names of missing GPUs with an unknown UUID."""
     pauses: tuple[tuple[float, float], ...] = ()
-    """From when until when it was seen paused, CLOCK_BOOTTIME seconds, as far as it was looked at without a gap."""
+    """Start and end of each, CLOCK_BOOTTIME seconds."""
 
     @property
     def ram_bytes(self) -> int | None:
-        """The RAM that it uses, bytes; `None` is unknown."""
+        """The RAM that it uses, bytes."""
         return self.ram.usage_bytes
 
     @property
     def work_still_s(self) -> float | None:
-        """For how long its processes have done no work: I/O, page faults and CPU time all still; `None` is unknown."""
+        """Seconds without I/O, page faults and CPU time."""
         return conditions.least(self.io_still_s, self.fault_still_s, self.cpu_still_s)
 
     @property
-    def unmoved_s(self) -> float | None:
-        """For how long nothing of it has moved, though its GPU may be fully used; `None` is unknown."""
-        return conditions.unmoved_s(
+    def no_progress_s(self) -> float | None:
+        """Seconds without progress, though a process may spin (A14b, A19)."""
+        return conditions.no_progress_s(
             gpu_pegged_s=self.gpu_pegged_s,
             gpu_not_seen_busy_s=self.gpu_not_seen_busy_s,
             cpu_still_s=self.cpu_still_s,
@@ -181,7 +165,7 @@ class ContainerEvidence(NamedTuple):
 
     @property
     def spinning_s(self) -> float | None:
-        """For how long its GPU has been fully used without a pause and nothing else has moved; `None` is unknown."""
+        """Seconds with a saturated GPU and nothing else active."""
         return conditions.spinning_s(
             gpu_pegged_s=self.gpu_pegged_s,
             ram_still_s=self.ram_still_s,
@@ -192,10 +176,7 @@ class ContainerEvidence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEvidence:
-    """One server, and what came of asking it. `probe` says why, where it is not asked; `None` is unknown.
-
-    `workers` is how many workers' files name its container as theirs: then it is theirs, and no server.
-    """
+    """One server and its probe results; `workers` counts the workers in its container."""
 
     container: Container
     probe: Probe | Unknown
@@ -204,4 +185,3 @@ class ServerEvidence:
     unanswered_s: float | None = None
     unknown: Unknown | None = None
     because: str = ""
-    """Why the newest asking counts as no answer."""

@@ -1,4 +1,4 @@
-"""GPUs as their drivers show them: figures, processes, MIG instances, and what is unknown of each. Pure."""
+"""GPUs: readings, processes, MIG instances, and what is unknown. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,17 @@ from typing import Final, NamedTuple
 
 
 class GpuProcess(NamedTuple):
-    """One process on a GPU's list. `pid` is in the host's namespace; unknown figures are `None`.
-
-    `utilization_ratio` is its part of what the GPU's own utilisation is of.
-    """
+    """One process on a GPU's list, with its host pid."""
 
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
     busiest_ratio: float | None = None
-    """The most that any engine did for it, copies and video too, where that is more: it decides whether it is idle."""
+    """That of the engine it uses most, if greater."""
 
 
 RATIO_DIGITS: Final = 9
-"""Ratios are sums and differences of whole percents: what binary fractions add to 0.90 - 0.85 is not over 0.05."""
+"""Binary fractions must not lift 0.90 - 0.85 over 0.05."""
 
 
 THROTTLE_REASONS: Final = (
@@ -35,27 +32,22 @@ THROTTLE_REASONS: Final = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""Why a GPU's clocks can be below what they could be: the bits of nvmlClocksThrottleReasons, the lowest first."""
+"""The bits of nvmlClocksThrottleReasons, the lowest first."""
 
 
-WATCHED: Final = ("gpu", "utilization", "memory", "processes", "process_utilization")
-"""What `GpuFigures.unknown` names besides sensors and error counters: figures without which nobody can tell what is
-done on a GPU; `gpu` is all of one that cannot be asked. Nothing is named that nobody ever tells of such a GPU: of an
-instance how busy it is, of Intel's GPUs their memory."""
+STALL_METRICS: Final = ("gpu", "utilization", "memory", "processes", "process_utilization")
+"""Names in `GpuFigures.unknown` that decide a stall; `gpu` is the whole GPU."""
 
 
-UNREMARKED: Final = frozenset({"hung", "asleep", "not_told"})
-"""Why one of them may be unknown without a word of it on the page `/`: a call that hangs is logged by what killed it,
-and the others come and go with what runs there."""
+UNLOGGED_REASONS: Final = frozenset({"hung", "asleep", "not_told"})
+"""Reasons that page `/` omits: hangs are logged, and the others come and go with the work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """A GPU's sensors and error counters. What is `None` is unknown; `unknown` has a fixed word why, by figure.
+    """A GPU's sensors and error counters. `unknown` has the reason by metric.
 
-    `throttled` names why its clocks are held down, if anything does. ECC errors are counted since the driver was
-    loaded, and, as `lifetime`, since the GPU was made; rows are remapped for good. `pcie_errors` has a count of each
-    kind that the GPU and its driver tell.
+    ECC errors count since the driver was loaded, or, as `lifetime`, since the GPU was made.
     """
 
     temperature_celsius: float | None = None
@@ -79,10 +71,7 @@ class GpuFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class MigInstance:
-    """Which part of a GPU an instance is: `number` counts the instances of the GPU `parent` (its UUID).
-
-    Compute instances of one GPU instance share its memory: each of them `shares_memory`, and is told all of it.
-    """
+    """An instance of the GPU `parent` (UUID). Compute instances share the memory of their GPU instance."""
 
     parent: str
     number: int
@@ -91,18 +80,22 @@ class MigInstance:
     shares_memory: bool = False
 
 
-UNTOLD: Final = "none"
-"""The attribution of a part of a GPU of which no figure tells how busy it is: an instance (MIG), a partition."""
+NO_ATTRIBUTION: Final = "none"
+"""Attribution of a partition or MIG instance without any utilisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU, or one instance of it (MIG), which then has `mig` and the `index` of the GPU.
+    """One GPU, or one MIG instance of it, which has the `index` of the GPU.
 
-    `processes` is `None` when the driver could not list them, with the reason in `unknown`. `source` tells its figures,
-    where that is not the source of all readings. `node` is its render node, such as `renderD128`: GPUs that have one
-    are asked for by it, and not by their index. `attribution` is `device` where nobody tells what each process computes
-    on it, `none` where nobody tells what is done on it at all, and else `process`.
+    Attributes:
+        unknown: why it cannot list `processes`.
+        memory_free_bytes: less than size - used if the driver reserves memory.
+        source: of its readings, if not the common one.
+        node: its render node, such as `renderD128`.
+        other_names: its other names in requests.
+        attribution: `process`, `device` without utilisation by process, `none` without any.
+        lost: `None` if unknown.
     """
 
     uuid: str
@@ -114,56 +107,54 @@ class Gpu:
     processes: tuple[GpuProcess, ...] | None
     unknown: str | None = None
     memory_free_bytes: int | None = None
-    """As the driver tells it: used and free are less than the whole where it keeps some for itself."""
     source: str | None = None
     node: str | None = None
-    also: tuple[str, ...] = ()
-    """By what else it is given to a container."""
+    other_names: tuple[str, ...] = ()
     attribution: str = "process"
     figures: GpuFigures = field(default_factory=GpuFigures)
     xids_watched: bool = False
-    """Whether its driver's error reports are waited for: none so far is then a measured nothing."""
     mig: MigInstance | None = None
     lost: bool | None = False
-    """Whether its driver says that it is lost; `None` where that is unknown, for it cannot be asked just now."""
 
     @property
     def number(self) -> str:
-        """How the host counts it: `0`, or `0:1` for the second instance of the first GPU."""
+        """Its number on this host: `0`, or `0:1` for the second instance of the first GPU."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
 
     @property
     def place(self) -> int:
-        """By which number its driver is asked about it: its index, or the minor number of its render node."""
+        """Its number for the driver: its index, or the minor number of its render node."""
         return self.index if self.node is None else int(self.node.removeprefix("renderD"))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What a container can be given it by: UUID, node or number, and how drivers before R470 named instances."""
+        """Names that a request can use. Drivers before R470 named instances by their numbers."""
         if self.node is not None:
-            return self.uuid, self.node, *self.also
+            return self.uuid, self.node, *self.other_names
         if self.mig is None:
             return self.uuid, self.number
         older = f"MIG-{self.mig.parent}/{self.mig.gpu_instance}/{self.mig.compute_instance}"
         return self.uuid, self.number, older
 
     @property
-    def hangs(self) -> bool:
-        """Whether calls about it do not return, so that nobody asks about it."""
+    def is_hung(self) -> bool:
+        """Whether a driver call about it hangs."""
         return self.figures.unknown.get("gpu") == "hung"
 
     @property
-    def unwatched(self) -> Mapping[str, str]:
-        """Why figures are unknown without which nobody can tell what is done on it, by figure; none of `UNREMARKED`."""
+    def unread_metrics(self) -> Mapping[str, str]:
+        """Why metrics that decide a stall are unknown, by metric; without `UNLOGGED_REASONS`."""
         unknown = self.figures.unknown
-        return {each: unknown[each] for each in WATCHED if each in unknown and unknown[each] not in UNREMARKED}
+        return {
+            each: unknown[each] for each in STALL_METRICS if each in unknown and unknown[each] not in UNLOGGED_REASONS
+        }
 
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
-        """The processes on its list by pid: none where it could not be listed. Each container of a host looks here."""
+        """Its listed processes by pid."""
         listed = self.processes or ()
         found: dict[int, tuple[GpuProcess, ...]] = dict(zip(self.pids, zip(listed, strict=True), strict=True))
-        if len(found) < len(listed):  # one of them is there twice: of hundreds each second hardly any is
+        if len(found) < len(listed):  # rare: a pid is listed twice
             found = {}
             for process in listed:
                 found[process.pid] = (*found.get(process.pid, ()), process)
@@ -171,47 +162,43 @@ class Gpu:
 
     @cached_property
     def pids(self) -> tuple[int, ...]:
-        """The pids on its list, in its order; none where it could not be listed."""
+        """The listed pids, in order."""
         return tuple([process[0] for process in self.processes or ()])
 
     @cached_property
     def listed_ratio(self) -> float | None:
-        """What the processes on its list do of it, together; `None` where that is unknown of any of them."""
+        """Utilisation of all listed processes."""
         known = [process[1] for process in self.processes or ()]
         return None if self.processes is None or None in known else float(sum(filter(None, known)))
 
     @cached_property
     def unattributed_ratio(self) -> float | None:
-        """What it does beyond the processes on its list, less than 0 where they are told to do more than it does.
-
-        `None` when either is unknown.
-        """
+        """Utilisation beyond the listed processes; may be negative."""
         if self.utilization_ratio is None or self.listed_ratio is None:
             return None
         return round(self.utilization_ratio - self.listed_ratio, RATIO_DIGITS)
 
     @cached_property
     def hidden_ratio(self) -> float | None:
-        """What it does that none of the processes on its list can have done: beyond the engine that did most for each.
+        """Utilisation that no listed process can have caused.
 
-        Whether a driver counts copies and video as the GPU's own time is not known, so they may be that time; `None`
-        when either is unknown.
+        Drivers may or may not count copies and video, so each process counts with its busiest engine.
         """
         if (beyond := self.unattributed_ratio) is None:
             return None
-        more = [each for each in self.processes or () if each[3] is not None]  # of hundreds each second mostly nobody
+        more = [each for each in self.processes or () if each[3] is not None]
         others = ((each.busiest_ratio or 0.0) - (each.utilization_ratio or 0.0) for each in more)
         return round(beyond - sum(others), RATIO_DIGITS) if more else beyond
 
     @cached_property
     def listed_bytes(self) -> int | None:
-        """What the processes on its list hold of its memory, together; `None` where that is unknown of any of them."""
+        """Memory of all listed processes."""
         known = [process.memory_bytes for process in self.processes or ()]
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
 
 def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
-    """By pid, the places of the lists that it is on."""
+    """Positions of the lists that have each pid."""
     found: dict[int, tuple[int, ...]] = {}
     for place, pids in enumerate(listed):
         here = (place,)
@@ -223,34 +210,35 @@ def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
 
 
 UNIDENTIFIED: Final = "unidentified-"
-"""How the name of a GPU begins that has not told its UUID; its index follows."""
+"""Prefix of the name of a GPU without a UUID; its index follows."""
 
 
 ALL_NODES: Final = "dri"
-"""How a container asks for every GPU that has a render node: by the folder of all nodes."""
+"""Request for every GPU with a render node."""
 
 
 NODE: Final = re.compile(r"renderD[0-9]+")
-"""The name of a render node (Documentation/gpu/drm-uapi.rst of the kernel)."""
+"""See Documentation/gpu/drm-uapi.rst of the kernel."""
 
 
 NUMBERED: Final = "gpu"
-"""The source of the GPUs that go by their index: NVIDIA's."""
+"""Source of NVIDIA GPUs."""
 
 
 WITH_NODES: Final = "drm"
-"""The source of the GPUs that go by their render node: AMD's and Intel's."""
+"""Source of AMD and Intel GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
-    """Every GPU of the host, from one source, `simulated` or the name of a driver's interface; or of several together.
+    """Every GPU of the host, of one source or several.
 
-    `failed` are those of them that did not answer: their GPUs are missing here. `gone` are the render nodes of
-    GPUs that were read before and are not here, with their UUIDs. `nvidia_unread`: something of NVIDIA's is on the
-    host, or may be, and none of its GPUs is here. `unlisted` are the pids of which it could not be told which GPUs with
-    a render node they have open, `None` where there are too many to name. `dropped` are the UUIDs of those that were
-    read before, whose driver answers and lists them no more.
+    Attributes:
+        failed: sources without an answer.
+        gone: render nodes of missing GPUs, with their UUIDs.
+        nvidia_unread: NVIDIA hardware may be present without readings.
+        unlisted: pids with unreadable open files; `None` for too many.
+        dropped: UUIDs that an answering driver no longer lists.
     """
 
     source: str
@@ -263,12 +251,12 @@ class GpuReadings:
 
     @cached_property
     def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
-        """What each request resolves to, as far as `exporter.evidence.container_history` has worked it out."""
+        """Cache of resolved requests (`exporter.evidence.gpu_attribution`)."""
         return {}
 
     @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:
-        """By each of these names, the places of the GPUs in `gpus` that are given by it."""
+        """Positions of GPUs by name."""
         found: dict[str, list[int]] = {}
         for place, gpu in enumerate(self.gpus):
             for name in gpu.names:
@@ -277,41 +265,38 @@ class GpuReadings:
 
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
-        """By pid, the places of the GPUs in `gpus` that list it."""
+        """Positions of GPUs by listed pid."""
         return _places(tuple([gpu.pids for gpu in self.gpus]))
 
     @cached_property
-    def there(self) -> frozenset[str]:
-        """The UUIDs of those that are no lost ones for sure."""
+    def present(self) -> frozenset[str]:
+        """UUIDs of present GPUs."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
 
-    def those_there(self, uuids: tuple[str, ...]) -> tuple[str, ...]:
-        """Of these GPUs those that are no lost ones for sure."""
-        there = self.there
-        return uuids if there.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in there)
+    def filter_present(self, uuids: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those of these UUIDs that are present."""
+        present = self.present
+        return uuids if present.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in present)
 
     @cached_property
     def hung(self) -> frozenset[str]:
-        """The UUIDs of those that are left out because calls about them do not return."""
-        return frozenset(gpu.uuid for gpu in self.gpus if gpu.hangs)
+        """UUIDs of GPUs with hanging driver calls."""
+        return frozenset(gpu.uuid for gpu in self.gpus if gpu.is_hung)
 
     @cached_property
     def nodes_are_known(self) -> bool:
-        """Whether a GPU with a render node is here, was read before, or may be there unread."""
+        """Whether a GPU with a render node is or was present."""
         return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
 
     @cached_property
     def numbered(self) -> frozenset[str]:
-        """The UUIDs of NVIDIA's: those that go by an index."""
+        """UUIDs of NVIDIA GPUs."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.node is None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTotals:
-    """What has been seen of one GPU so far: how long it was busy, seconds, and its unknown samples.
-
-    `unknown` counts them by (figure, reason).
-    """
+    """Busy seconds of one GPU, and its unknown samples by (metric, reason)."""
 
     busy_s: float | None = None
     unknown: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING
 
 from exporter.model.thresholds import Thresholds
 
-if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
+if TYPE_CHECKING:  # driver processes load this module and must stay small
     from gpuwarden.state_file import JobFile, Stamp
 from exporter.model.container import ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import GpuReadings, GpuTotals
-from exporter.model.worker import TaskReadings, WorkerReadings, WorkerSighting
+from exporter.model.worker import TaskReadings, WorkerReading, WorkerReadings
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriverHealth:
-    """How asking the drivers of one source went so far, and what they have reported unasked: NVIDIA's alone does.
+    """Driver processes of one source, and NVIDIA's errors (`xids`) by GPU and number.
 
-    Of the processes that ask, `killed` are those of which a call did not return, and `abandoned` those of them that
-    still hang in it, beyond any signal. `xids` counts the errors that it reported, by GPU and NVIDIA's number for them.
+    `killed` had a call that hung; `abandoned` still hang in it, beyond any signal.
     """
 
     killed: int = 0
@@ -29,7 +28,7 @@ class DriverHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When a process was asked for what it has told last, monotonic, and how long its answer took, both in seconds."""
+    """When a process was last asked, monotonic seconds, and for how long."""
 
     asked_s: float
     took_s: float
@@ -37,11 +36,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """How one source's last reading went, why it failed where it did, and when one last went well, Unix seconds.
-
-    Of engines, which are asked in threads of their own, it is the listing: what that took, and when it was taken. Of
-    drivers, which are asked in processes of their own, it is the answer: what that took, and when it was asked for.
-    """
+    """Result of one source's last reading. Engines and drivers are read separately; theirs is the last answer."""
 
     source: str
     success: bool
@@ -52,7 +47,7 @@ class SourceHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """Everything known at `taken`, immutable: scrapes and `/evidence` read it and change nothing."""
+    """One immutable sample of the host."""
 
     host: str
     taken: "Stamp"
@@ -61,60 +56,53 @@ class Snapshot:
     containers: tuple[ContainerEvidence, ...]
     sources: tuple[SourceHealth, ...]
     thresholds: Thresholds
-    """By which the evidence was judged."""
     ended: tuple[ContainerEvidence, ...] = ()
-    """Where dead workers were, as far as that does not run any more: identity, and no figures."""
+    """Stopped containers of dead workers."""
     dead_s: Mapping[str, float] = field(default_factory=dict)
-    """For how long each dead worker's lock has been seen free beside its files, seconds, by worker."""
+    """Seconds for which each dead worker's lock has been free."""
     cpu_still_s: Mapping[int, float] = field(default_factory=dict)
-    """For how long each lock holder's process has used no CPU time, seconds, by pid; one not here is unknown."""
+    """Seconds without CPU time, by pid of each lock holder."""
     servers: tuple[ServerEvidence, ...] | None = None
-    """The containers that are to be asked as servers; `None` when containers cannot be listed."""
+    """Containers with a probe label; `None` if containers cannot be listed."""
     tasks: TaskReadings | None = None
-    """The tasks of other runners; `None` when no folder of theirs is given, or none can be read."""
+    """Tasks of other runners; `None` if no folder can be read."""
     drivers: Mapping[str, DriverHealth] = field(default_factory=dict)
-    """By the source whose drivers are asked in a process of its own."""
+    """By source."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
-    """What has been counted of each GPU, by UUID."""
     unplaced: tuple[GpuShare, ...] = ()
-    """What the processes on each GPU's list have of it that are in none of the containers; empty where it is not known
-    of every container which processes are in it."""
+    """Use of each GPU by processes in no container; empty if some are unknown."""
     returning_bytes: Mapping[str, int] = field(default_factory=dict)
-    """How much of each GPU's memory processes held that have ended and the driver counts as in use still, by UUID; of
-    one not here unknown."""
+    """Memory of ended processes on each GPU, not freed yet; others are unknown."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
-    """For how long each GPU has been lost, seconds, by UUID; 0 for one that is there, and of one not here unknown."""
+    """Seconds since each GPU was lost, 0 if present; others are unknown."""
     lost_gpus: tuple[str, ...] = ()
-    """The GPUs that are lost, by UUID; without those that have not told theirs."""
+    """UUIDs of lost GPUs."""
     unseen: tuple[str, ...] = ()
-    """Containers that run and may be ranked by their VRAM budgets, of which nothing more is known."""
-    apart: Mapping[str, ContainerEvidence] = field(default_factory=dict)
-    """By worker, of each that shares its container with another live one: the same of what counts as its own processes,
-    its RAM without the page cache. A worker that has its container to itself is not here."""
+    """Running containers with a VRAM budget that cannot be inspected."""
+    worker_evidence: Mapping[str, ContainerEvidence] = field(default_factory=dict)
+    """Evidence of each worker in a shared container, with RAM without page cache."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
-    """How many samples so far left something unknown, by (container, what, reason)."""
+    """Unknown samples by (container, field, reason)."""
     took_s: float | None = None
-    """How long the look took, seconds."""
 
-    def container_of(self, sighting: WorkerSighting) -> ContainerEvidence | None:
-        """The container a worker lives in, or its own process tree; of a dead one, where it was."""
+    def container_of(self, sighting: WorkerReading) -> ContainerEvidence | None:
+        """The container of a worker, or its process tree; of a dead one, its last."""
         by_id, by_pid = self._places
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
 
-    def grace_s(self, job: "JobFile") -> float | None:
-        """How long after its start a window of GPU health begins at the soonest (A7); `None` of a job without a GPU."""
+    def health_grace_s(self, job: "JobFile") -> float | None:
+        """Seconds after its start before a job's GPU is checked (A7)."""
         limits = self.thresholds
-        return limits.patience.grace_s(job, grace_s=limits.health_grace_s, window_s=limits.health_window_s)
+        return limits.timeouts.health_grace_s(job, grace_s=limits.health_grace_s, window_s=limits.health_window_s)
 
-    def cpu_still_of(self, sighting: WorkerSighting) -> float | None:
-        """For how long a worker's process has been seen to use no CPU time, seconds."""
+    def cpu_still_of(self, sighting: WorkerReading) -> float | None:
+        """Seconds without CPU time of a worker's process."""
         return None if sighting.pid is None else self.cpu_still_s.get(sighting.pid)
 
     @cached_property
     def _places(self) -> tuple[Mapping[str, ContainerEvidence], Mapping[int, ContainerEvidence]]:
-        """Containers by id, and process trees by the pid of their worker: asked several times for each worker."""
         by_id = {each.container.id: each for each in (*self.ended, *self.containers)}
         trees = (each for each in self.containers if each.container.kind == "process")
         return by_id, {each.container.pid: each for each in trees}

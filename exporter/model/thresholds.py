@@ -1,45 +1,16 @@
-"""What counts as idle, as still, as work, as a gap, and as dead: every limit of the exporter, with its default.
+"""Limits of the exporter, with their defaults. Pure.
 
-A new one is a field here, a setting of the same name (exporter/settings.py) and, where a rule reads it, a row of
-`exporter.collectors.thresholds`. Pure.
+Each is a setting of the same name. Those that rules read are in `exporter.collectors.thresholds`.
 """
 
 from dataclasses import dataclass, field
 
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The limits that evidence is judged by. Settings pass to the fields of the same name.
-
-    Args:
-        idle_ratio: a GPU at or under this share of its time is idle (A2).
-        pegged_ratio: a GPU at or over this share of its time does one thing without a pause (A14b).
-        ram_delta_bytes: RAM that moved by no more than this, either way, is still (A2).
-        io_still_bytes_per_s: a container that reads and writes no more than this does no I/O (A5).
-        faults_still_per_s: a container with no more page faults than this touches no new memory (A5).
-        cpu_still_ratio: a container that uses no more than this share of one CPU computes nothing (A5).
-        gap_max_s: samples further apart than this prove nothing about the time between, seconds.
-        dead_after_s: a worker that owns a job is dead after this long without heartbeat and CPU time, or without its
-            process, seconds (A14).
-        health_window_s: a GPU job whose container shows no sign of life for so long is wedged, seconds (A7).
-        health_grace_s: time from the start of an attempt that GPU health leaves to its load, seconds (A7).
-        patience: how long a job may show no sign of life, by its phase.
-        vram_floor_bytes: a GPU with less free memory than this has too little (C3).
-        vram_tie_bytes: two who are over their VRAM budgets by amounts this close are level.
-        vram_return_s: for how long at most what ended processes held is taken to be on its way back, seconds.
-        gpu_lost_s: people are told of a GPU that has been lost for this long, seconds.
-        never_answered_s: and of a server that has been asked for this long and has never answered, seconds.
-        server_silent_times: and of one that leaves askings unanswered for so many times the silence that it is allowed.
-        slowed_ratio: and of a job each step of which takes so many times as long as its own mean.
-        xids_fatal: and of these errors of a GPU, NVIDIA's numbers for what the card or its firmware does not get over
-            without a reset: it stopped processing (46), double-bit ECC (48), internal micro-controller halt (62), rows
-            that could not be remapped (64), NVLink (74), fallen off the bus (79), uncontained ECC (95), its firmware
-            (GSP) silent or in error (119, 120), ECC without recovery (140), no initialisation (143). Those of a
-            program, as 13, 31, 43 and 45, are no fault of the card.
-            https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
-    """
+    """The limits that evidence is judged by. `exporter.settings` describes each."""
 
     idle_ratio: float = 0.05
     pegged_ratio: float = 0.99
@@ -51,7 +22,7 @@ class Thresholds:
     dead_after_s: float = 30.0
     health_window_s: float = 300.0
     health_grace_s: float = 360.0
-    patience: Patience = field(default_factory=Patience)
+    timeouts: PhaseTimeouts = field(default_factory=PhaseTimeouts)
     vram_floor_bytes: int = 1536 * 2**20
     vram_tie_bytes: int = 256 * 2**20
     vram_return_s: float = 30.0
@@ -59,4 +30,7 @@ class Thresholds:
     never_answered_s: float = 1800.0
     server_silent_times: float = 10.0
     slowed_ratio: float = 2.0
+    # Errors that only a reset fixes, in order: processing stopped, double-bit ECC, controller halt, rows not remapped,
+    # NVLink, off the bus, uncontained ECC, GSP (two), ECC, initialisation.
+    # https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
     xids_fatal: tuple[int, ...] = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143)

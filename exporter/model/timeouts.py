@@ -1,9 +1,7 @@
-"""How long a job may show no sign of life, by its phase: the one definition, for the series and for `/evidence`.
+"""How long a job may be inactive, by phase. Pure.
 
-What the job itself asks for in its phase counts first (`patience_s`), as 30 s where it is less. Else it is the silence
-that its owner allows, and in `load`, `eval`, `checkpoint` and `save` no less than this host allows there: one of them
-may wait for a disk or a service that does nothing for its processes to show. In `idle` a job says that it has nothing
-to do, and owes no sign of life: its budget, and that its worker lives, hold on. Pure.
+The job's `patience_s` applies if set, with a minimum of 30 s. Otherwise its stall timeout applies. In `load`, `eval`,
+`checkpoint` and `save`, which may wait for a disk, the host's minimum applies if it is longer. `idle` has no limit.
 """
 
 from collections.abc import Sequence
@@ -12,41 +10,36 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.job import Phase
 
-if TYPE_CHECKING:  # not for the processes that ask drivers, which load this with their readings
+if TYPE_CHECKING:  # driver processes load this module and must stay small
     from gpuwarden.state_file import JobFile, LongStep
 
-STEPS_MIN: Final = 20
-"""Steps after which a job's own step time is known: the first ones compile, and fill caches."""
+MIN_STEPS: Final = 20
+"""The first steps compile and fill caches."""
 
-STAYS_MIN: Final = 3
-"""Stays in a phase after which the job's own time there is known: the first one compiles, and two may be chance."""
+MIN_PHASE_VISITS: Final = 3
+"""The first visit compiles, and two prove little."""
 
-ASKED_MIN_S: Final = 30.0
-"""What a job asks for in its phase is no less than this, seconds: as long as a process that lives may leave nothing to
-see (`--dead-after-s`). Its last sign of life may be told 1 s late, and is seen at a look a second apart; what it does
-is known as an average over 10 s; a batch that is made ready, or a collection of garbage, takes seconds."""
+MIN_TIMEOUT_S: Final = 30.0
+"""Lower bound of `patience_s`, seconds: a live process can look idle for this long (`--dead-after-s`)."""
 
-STILL_LATE_S: Final = 20.0
-"""A stuck job must be without other signs of life for this much less than without a step, seconds: rates of work are
-averages over 10 s and more, so that they show late that it did nothing any more after its last step. Never for less
-than the silence that it is allowed, which begins with whatever was its last sign of life."""
+ACTIVITY_LAG_S: Final = 20.0
+"""How late inactivity shows, seconds: rates are averages over 10 s or more."""
 
 Pauses = Sequence[tuple[float, float]]
-"""From when until when a container was paused, CLOCK_BOOTTIME seconds."""
+"""Start and end of each pause, CLOCK_BOOTTIME seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """What this host allows, seconds.
+class PhaseTimeouts:
+    """Limits of this host, seconds.
 
     Args:
-        load_s: silence in the phase `load`, of a job that is armed already (A2).
-        eval_s: silence in the phase `eval`.
-        checkpoint_s: silence in the phase `checkpoint`.
-        save_s: silence in the phase `save`.
-        stuck_floor_s: no job is stuck sooner than this after its last sign of getting on (A14b, A19).
-        stuck_steps: nor sooner than so many times the longest step it has taken in this attempt, or, in a phase that
-            owes none, its longest earlier stay there; 0: none is stuck.
+        load_s: minimum in the phase `load` (A2).
+        eval_s: minimum in `eval`.
+        checkpoint_s: minimum in `checkpoint`.
+        save_s: minimum in `save`.
+        stuck_floor_s: minimum for a stuck job (A14b, A19).
+        stuck_steps: multiple of its longest step or phase visit; 0 is off.
     """
 
     load_s: float = 300.0
@@ -56,84 +49,69 @@ class Patience:
     stuck_floor_s: float = 600.0
     stuck_steps: float = 20.0
 
-    def silence_s(self, job: "JobFile") -> float:
-        """The silence this job is allowed now; 0 while the stall condition does not police it (A2, A6)."""
-        return self._allowed_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
+    def stall_after_s(self, job: "JobFile") -> float:
+        """Seconds of inactivity until a job stalls (A2, A6); 0 is never."""
+        return self._limit_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
 
-    def window_s(self, job: "JobFile", health_window_s: float) -> float | None:
-        """How long it may do nothing with its GPU: never less than it may be silent (A7).
-
-        `None` while GPU health does not watch it.
-        """
+    def health_window_s(self, job: "JobFile", window_s: float) -> float | None:
+        """Seconds for which its GPU may be idle (A7); `None` is for ever."""
         if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
             return None
-        return max(health_window_s, self._allowed_s(job))
+        return max(window_s, self._limit_s(job))
 
-    def grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
-        """How long after its start the window of GPU health begins at the soonest (A7); `None` of a job without a GPU.
+    def health_grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
+        """Seconds after its start at which that window may begin (A7).
 
-        The host's grace is for its load and for its first step, which may compile or load for minutes: until that is
-        done, no window counts that began in the grace. After it, none that ended in it.
+        The first step may compile for minutes. Until it is done, the window begins after the grace. Later the window
+        ends after it.
         """
         if not job.job_class.uses_gpu:
             return None
-        if job.phase is Phase.LOAD or not _has_stepped(job):
+        if job.phase is Phase.LOAD or not _first_step_done(job):
             return grace_s
-        return max(0.0, grace_s - (self.window_s(job, window_s) or 0.0))
+        return max(0.0, grace_s - (self.health_window_s(job, window_s) or 0.0))
 
     def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """After how long without a beat it is stuck though its GPU is unknown or reads busy (A14b, A19).
+        """Seconds without a step beat, outside of pauses, until a job is stuck even on a busy GPU (A14b, A19).
 
-        `pauses` are those of its container: the time of one is no part of the step or stay that it fell into.
-
-        `None` while that is not told, or cannot be said, as in `_stuck_after_s`, and of one rank of a gang: at a
-        barrier a healthy rank waits for another, and spins as long as that one evaluates or writes a checkpoint.
+        `None` for ranks of a gang: a healthy rank spins while another one evaluates.
         """
         return self._stuck_after_s(job, pauses) if job.ranks <= 1 else None
 
-    def stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """For how long one that is stuck must have shown no other sign of life; `None` as `stuck_after_s`."""
+    def stuck_inactive_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
+        """Seconds without other activity that it needs as well."""
         after_s = self.stuck_after_s(job, pauses)
-        return None if after_s is None else self._still_s(job, after_s)
+        return None if after_s is None else self._inactive_s(job, after_s)
 
     def gang_stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """After how long without a beat a rank is stuck if every other rank of its gang is too (A14b).
+        """Like `stuck_after_s`, for a rank whose gang is all stuck (A14b)."""
+        return self._stuck_after_s(job, pauses) if is_gang_rank(job) else None
 
-        The limit of a job that is alone. `None` as of such a one, of one that is no rank of a gang, and of one that
-        does not say of which.
-        """
-        return self._stuck_after_s(job, pauses) if is_rank(job) else None
-
-    def gang_stuck_still_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """For how long such a rank must have shown no other sign of life; `None` as `gang_stuck_after_s`."""
+    def gang_stuck_inactive_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
+        """Like `stuck_inactive_s`, for a rank."""
         after_s = self.gang_stuck_after_s(job, pauses)
-        return None if after_s is None else self._still_s(job, after_s)
+        return None if after_s is None else self._inactive_s(job, after_s)
 
-    def gang_stuck_late_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
-        """How late it may show that such a rank moves no more, seconds: never more than half of its limit."""
+    def gang_activity_lag_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
+        """How late the inactivity of a rank may show, seconds: at most half of its limit."""
         after_s = self.gang_stuck_after_s(job, pauses)
-        return STILL_LATE_S if after_s is None else after_s - self._still_s(job, after_s)
+        return ACTIVITY_LAG_S if after_s is None else after_s - self._inactive_s(job, after_s)
 
     def _stuck_after_s(self, job: "JobFile", pauses: Pauses) -> float | None:
-        """`None` while it is not told, or cannot be said.
-
-        So it is of a job that is not policed for stalls, that has not taken enough steps to know their time, or is in a
-        phase that owes no steps and neither has said how long that may take nor been there often enough to know.
-        """
-        silence_s = self.silence_s(job)
+        stall_s = self.stall_after_s(job)
         owed = job.phase is Phase.STEP or job.patience_s is not None
-        told = self.stuck_steps and silence_s
-        longest_s = _longest_step_s(job, pauses) if owed else _longest_stay_s(job, pauses)
-        if not told or longest_s is None:
+        applies = self.stuck_steps and stall_s
+        longest_s = _longest_step_s(job, pauses) if owed else _longest_visit_s(job, pauses)
+        if not applies or longest_s is None:
             return None
-        return max(self.stuck_floor_s, self.stuck_steps * longest_s, silence_s)
+        return max(self.stuck_floor_s, self.stuck_steps * longest_s, stall_s)
 
-    def _still_s(self, job: "JobFile", after_s: float) -> float:
-        return max(after_s - STILL_LATE_S, after_s / 2, self.silence_s(job))
+    def _inactive_s(self, job: "JobFile", after_s: float) -> float:
+        return max(after_s - ACTIVITY_LAG_S, after_s / 2, self.stall_after_s(job))
 
-    def _allowed_s(self, job: "JobFile") -> float:
+    def _limit_s(self, job: "JobFile") -> float:
         if job.patience_s is not None:
-            return max(ASKED_MIN_S, job.patience_s)
+            return max(MIN_TIMEOUT_S, job.patience_s)
         own_s = {
             Phase.LOAD: self.load_s,
             Phase.EVAL: self.eval_s,
@@ -143,51 +121,40 @@ class Patience:
         return max(job.stall_timeout_s, own_s.get(job.phase, 0.0))
 
 
-def is_rank(job: "JobFile") -> bool:
-    """Whether it is a rank of a gang, and says of which: one that an older worker runs does not."""
+def is_gang_rank(job: "JobFile") -> bool:
+    """Whether it is a rank of a named gang. Older workers do not name it."""
     return job.ranks > 1 and job.gang is not None
 
 
-def _has_stepped(job: "JobFile") -> bool:
-    """Whether a step is done for sure since its load: in its steps a beat that came after those began.
-
-    A step of a load, to warm up, is not told from others by their number.
-    """
+def _first_step_done(job: "JobFile") -> bool:
+    # The load may warm up with steps that look the same.
     if job.phase is not Phase.STEP:
         return job.step > 0
     return job.step > 0 and job.beat is not None and job.beat.boottime_s > job.phase_started.boottime_s
 
 
 def _longest_step_s(job: "JobFile", pauses: Pauses) -> float | None:
-    """How long its longest step took, without its pauses; `None` while it has taken too few to know."""
-    if job.step < STEPS_MIN:
+    if job.step < MIN_STEPS:
         return None
     if job.step_max_s is None or not any(step.took_s >= job.step_max_s for step in job.longest):
         return job.step_max_s
-    return _longest_s(job.longest, pauses)
+    return _longest_unpaused_s(job.longest, pauses)
 
 
-def _longest_stay_s(job: "JobFile", pauses: Pauses) -> float | None:
-    """How long its longest earlier stay in its phase took, without its pauses; `None` after too few to know.
-
-    One that steps there may have gone on to its steps without saying so, and then a step may take as long as any.
-    """
-    if len(job.stays) < STAYS_MIN:
+def _longest_visit_s(job: "JobFile", pauses: Pauses) -> float | None:
+    # A job that beats in this phase may have begun to step.
+    if len(job.stays) < MIN_PHASE_VISITS:
         return None
-    stay_s = _longest_s(job.stays, pauses)
+    visit_s = _longest_unpaused_s(job.stays, pauses)
     if job.beat is None or job.beat.boottime_s <= job.phase_started.boottime_s:
-        return stay_s
+        return visit_s
     step_s = _longest_step_s(job, pauses)
-    return None if step_s is None else max(stay_s, step_s)
+    return None if step_s is None else max(visit_s, step_s)
 
 
-def _longest_s(told: Sequence["LongStep"], pauses: Pauses) -> float:
-    """How long the longest took, without the time for which its container was seen paused; never too little.
-
-    A process that was paused cannot tell that from a step that took so long. The longest are told one by one, so each
-    is known without its pauses; no other one is longer than the shortest of those was with them.
-    """
-    return max(min(each.took_s for each in told), *(_unpaused_s(each, pauses) for each in told))
+def _longest_unpaused_s(durations: Sequence["LongStep"], pauses: Pauses) -> float:
+    # The state file lists only the longest. Any other is at most as long as the shortest of these.
+    return max(min(each.took_s for each in durations), *(_unpaused_s(each, pauses) for each in durations))
 
 
 def _unpaused_s(step: "LongStep", pauses: Pauses) -> float:

@@ -1,11 +1,11 @@
-"""A figure that is not known, and why."""
+"""An unknown value and why."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """Why a figure does not exist: `reason` is a fixed word for a label, `because` a sentence for people."""
+    """Why a value is unknown: a label value and a sentence."""
 
     reason: str
     because: str

@@ -1,19 +1,22 @@
-"""Workers, their processes, and tasks of other runners, as they were last read. Pure."""
+"""Workers, their processes, and tasks of other runners, as last read. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # not for the processes that ask drivers: they know GPUs alone, and are to be small
+if TYPE_CHECKING:  # driver processes load this module and must stay small
     from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSighting:
-    """One worker's files and lock. `alive` is the lock: held, free, or `None` when it could not be tested.
+class WorkerReading:
+    """One worker's files and lock.
 
-    `pid` is the lock holder's in the host's namespace; `container_id` its container, `None` when in none or unknown.
-    Of a dead worker it is the container it was in, where that is still known; `folder` is its files' subdirectory.
+    Attributes:
+        alive: whether the lock is held; `None` if unknown.
+        pid: the lock holder's host pid.
+        container_id: its container, or its last one.
+        folder: the subdirectory of its files.
     """
 
     worker: "WorkerFile"
@@ -26,10 +29,9 @@ class WorkerSighting:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUse:
-    """All the CPU time that one process has used, over every thread it had, clock ticks.
+    """CPU time of all threads of one process, clock ticks.
 
-    With `start_ticks`, when it started, a pid names one process until the next boot. `uninterruptible` is whether its
-    main thread waits in the kernel for what must not be interrupted, as for storage: its state is D.
+    `uninterruptible` is state D of its main thread, as in a wait for storage.
     """
 
     start_ticks: int
@@ -38,11 +40,7 @@ class CpuUse:
 
 
 class ProcessWork(NamedTuple):
-    """What one process has done since it started, all its threads and the children it has waited for together.
-
-    `io_bytes` is what it read and wrote, from the page cache or a disk, `None` where the kernel will not say; `faults`
-    are page faults, minor and major.
-    """
+    """Totals of one process and the children it waited for. `io_bytes` includes the page cache."""
 
     start_ticks: int
     io_bytes: int | None
@@ -52,22 +50,24 @@ class ProcessWork(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReadings:
-    """Every worker of the host, and what could not be read: (reason, how many).
+    """Every worker of the host, and unreadable files.
 
-    `such_as` says which file is the first of a reason, and what is wrong with it. `unread` are the folders with workers
-    that are left out here, though they may live.
+    Attributes:
+        errors: count by reason.
+        first_errors: one file and its fault, by reason.
+        unread: folders with workers that are missing here.
     """
 
-    workers: tuple[WorkerSighting, ...]
+    workers: tuple[WorkerReading, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
-    such_as: Mapping[str, str] = field(default_factory=dict)
+    first_errors: Mapping[str, str] = field(default_factory=dict)
     duplicates: int = 0
     unread: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSighting:
-    """One task of another runner's, and whether its process is there; `None` where that cannot be told."""
+class TaskReading:
+    """One task of another runner; `alive` is `None` if unknown."""
 
     task: "TaskFile"
     alive: bool | None
@@ -75,8 +75,8 @@ class TaskSighting:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReadings:
-    """Every task of other runners, and what could not be read: (reason, how many); `such_as` as of workers."""
+    """Every task of other runners, and unreadable files as for workers."""
 
-    tasks: tuple[TaskSighting, ...]
+    tasks: tuple[TaskReading, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
-    such_as: Mapping[str, str] = field(default_factory=dict)
+    first_errors: Mapping[str, str] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from exporter.evidence.process_ownership import Born
+from exporter.evidence.process_ownership import ProcessOrigin
 from exporter.model.container import Container
 from exporter.model.worker import CpuUse
 from gpuwarden import clock, procfs
@@ -121,13 +121,13 @@ def has_ended(pid: int, *, proc: Path = procfs.PROC) -> bool:
         return False
 
 
-def born(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, Born]:
+def born(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, ProcessOrigin]:
     """Whose child each of these processes is, and since when; what is gone, or not ours to look at, is left out."""
-    found: dict[int, Born] = {}
+    found: dict[int, ProcessOrigin] = {}
     for pid in pids:
         try:
             fields = procfs.stat(pid, proc=proc)  # field N of proc_pid_stat(5) is the one at N - 3
-            found[pid] = Born(parent=int(fields[1]), start_ticks=int(fields[19]))
+            found[pid] = ProcessOrigin(parent=int(fields[1]), start_ticks=int(fields[19]))
         except (OSError, ValueError, IndexError):
             continue
     return found

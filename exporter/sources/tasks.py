@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from exporter.model.worker import TaskReadings, TaskSighting
+from exporter.model.worker import TaskReading, TaskReadings
 from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import Refused
 from gpuwarden import clock, procfs, state_file
@@ -70,7 +70,7 @@ class Tasks:
         refused = Refused()
         known: dict[Path, _Known] = {}
         living: set[Path] = set()
-        found: dict[int, TaskSighting] = {}
+        found: dict[int, TaskReading] = {}
         unread: list[OSError] = []
         for folder in self._folders:
             try:
@@ -85,7 +85,7 @@ class Tasks:
                 if each is None:
                     continue
                 known[path] = each
-                sighting = TaskSighting(task=each.file, alive=self._is_alive(each))
+                sighting = TaskReading(task=each.file, alive=self._is_alive(each))
                 if sighting.alive:
                     living.add(path)
                 other = found.setdefault(sighting.task.task_id, sighting)
@@ -97,7 +97,7 @@ class Tasks:
             raise unread[0]
         self._known, self._alive = known, frozenset(living)
         return TaskReadings(
-            tasks=tuple(found[each] for each in sorted(found)), errors=refused.counts, such_as=refused.such_as
+            tasks=tuple(found[each] for each in sorted(found)), errors=refused.counts, first_errors=refused.first_errors
         )
 
     def _entries(self, folder: Path, refused: Refused) -> Iterator[tuple[Path, _Stamp]]:

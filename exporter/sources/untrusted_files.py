@@ -13,15 +13,15 @@ class Refused:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.such_as: dict[str, str] = {}
+        self.first_errors: dict[str, str] = {}
 
     def add(self, reason: str, which: Path | str, because: Exception | str) -> None:
         """One more. Only the first of a reason is named: tenants may make any number of them."""
         self.counts[reason] += 1
-        if reason not in self.such_as:
+        if reason not in self.first_errors:
             said = because.strerror if isinstance(because, OSError) else None
             name = os.fsencode(which).decode("utf-8", "backslashreplace")  # what is no UTF-8 would fail the page
-            self.such_as[reason] = f"{name}: {said or because}"
+            self.first_errors[reason] = f"{name}: {said or because}"
 
 
 def open_plain(path: Path | str) -> int:

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sources import untrusted_files
 from exporter.sources.untrusted_files import Refused
 from gpuwarden import cgroup, procfs, state_file
@@ -39,7 +39,7 @@ def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
         OSError: the directory itself cannot be read.
     """
     refused = Refused()
-    kept: dict[str, WorkerSighting] = {}
+    kept: dict[str, WorkerReading] = {}
     duplicates = 0
     unread: set[str] = set()
     _WORKER_FILES.begin()
@@ -62,7 +62,7 @@ def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
             duplicates += 1
             kept[name], other = sorted((kept[name], sighting), key=lambda each: _precedence(each, proc))
             twice = f"worker {name}, in the folders {kept[name].folder} and {other.folder}"
-            refused.such_as.setdefault("duplicate", twice)
+            refused.first_errors.setdefault("duplicate", twice)
             if other.alive is not False:
                 unread.add(other.folder)
         else:
@@ -71,7 +71,7 @@ def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
     return WorkerReadings(
         workers=found,
         errors=refused.counts,
-        such_as=refused.such_as,
+        first_errors=refused.first_errors,
         duplicates=duplicates,
         unread=frozenset(unread),
     )
@@ -125,7 +125,7 @@ _WORKER_FILES: Final[_Parsed[WorkerFile]] = _Parsed()
 _JOB_FILES: Final[_Parsed[JobFile]] = _Parsed()
 
 
-def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused) -> WorkerSighting:
+def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused) -> WorkerReading:
     stem = f"{directory}/{folder}/{base}"
     worker = _WORKER_FILES.read(untrusted_files.text(stem + state_file.WORKER_SUFFIX), state_file.parse_worker)
     if worker.worker != base:
@@ -139,7 +139,7 @@ def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused
             container_id = None if found_in == own_container() else found_in
         except OSError:
             pid = None  # it died between the two looks; the lock will say so at the next
-    return WorkerSighting(
+    return WorkerReading(
         worker=worker,
         job=_job(stem + state_file.JOB_SUFFIX, worker, refused),
         alive=alive,
@@ -198,7 +198,7 @@ def _lock(path: str, refused: Refused) -> tuple[bool | None, int | None]:
     return True, pid if pid > 0 else None
 
 
-def _precedence(sighting: WorkerSighting, proc: Path) -> tuple[bool, float, float]:
+def _precedence(sighting: WorkerReading, proc: Path) -> tuple[bool, float, float]:
     """What a file says of its start is a claim: another tenant could claim to be older and hide this worker."""
     ticks = math.inf
     if sighting.pid is not None:

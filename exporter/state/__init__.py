@@ -1,1 +1,1 @@
-"""What the exporter keeps in `--state-dir` across restarts."""
+"""Files that outlive the exporter."""

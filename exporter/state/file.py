@@ -1,14 +1,12 @@
-"""What an exporter keeps for the next one, in files of its `--state-dir`: how they are written, read and believed.
+"""State files in `--state-dir` for the next exporter.
 
-Each is one JSON object, UTF-8, of a bounded size, replaced whole by rename:
+One JSON object each, UTF-8, replaced by rename and not synced: no state outlives a boot.
 
     {"format": a number,
      "written": {"boottime_s": CLOCK_BOOTTIME, "boot_id": /proc/sys/kernel/random/boot_id, "unix_s": since 1970},
-     ...}                                      what it is about, as the module that owns the file says
+     ...}                                      fields of the module that owns the file
 
-Whoever could write it could have somebody restarted who is sound. So it is believed only where this process's own user
-owns it, nobody else may write it, and it was written in this boot, at a time that has passed. What runs after a boot
-is another incarnation anyway, so nothing has to reach the disk, and nothing is synced.
+A forged file could restart a healthy container.
 """
 
 import json
@@ -23,18 +21,18 @@ from gpuwarden.files import atomic_write
 from gpuwarden.state_file import Stamp
 
 INCARNATION_MAX: Final = 256
-"""Characters of one; Docker's and Podman's, an id and a time, have about a hundred."""
+"""Docker and Podman use about 100."""
 
 BOOTTIME_MAX_S: Final = 1e12
-"""No host has been up for longer, seconds; what is more is no time, nor always a number that can be reckoned with."""
+"""Longer than any uptime."""
 
 
-class KeptError(GpuwardenError):
-    """What is in the file cannot be believed, and why."""
+class PersistedFileError(GpuwardenError):
+    """A state file is invalid or not trusted."""
 
 
-class KeptFile:
-    """One file in a folder of the exporter's own, which is made where its parent is there."""
+class PersistedFile:
+    """One file."""
 
     def __init__(self, folder: Path, name: str, *, size_max_bytes: int) -> None:
         self._folder = folder
@@ -42,73 +40,75 @@ class KeptFile:
         self.path = folder / name
 
     def content(self) -> bytes | None:
-        """What is in it, one byte more than fits at most; `None` where there is no file.
+        """Read the file; `None` if it does not exist.
 
         Raises:
-            KeptError: somebody else may have written it.
-            OSError: it cannot be read.
+            PersistedFileError: another user may write it.
+            OSError: it is unreadable.
         """
         try:
-            # Neither a link that leads elsewhere nor a pipe that nobody writes.
+            # Do not follow symlinks; do not block on a FIFO.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         with os.fdopen(fd, "rb") as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise KeptError(f"{self.path} is no plain file: remove it")
+                raise PersistedFileError(f"{self.path} is not a regular file: remove it")
             if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                raise KeptError(
-                    f"{self.path} is of user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; wanted: of user "
-                    f"{os.geteuid()}, and writable by nobody else. Remove it, and give the exporter a folder of its own"
+                raise PersistedFileError(
+                    f"{self.path} belongs to user {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}; expected "
+                    f"user {os.geteuid()} and no other writers: remove it and use another --state-dir"
                 )
             return file.read(self._size_max_bytes + 1)
 
     def replace(self, content: bytes) -> None:
-        """Replace what is kept.
+        """Replace the file.
 
         Raises:
-            OSError: it cannot be written; what was there before stays.
+            OSError: the old file stays.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
         atomic_write(self.path, content, mode=0o600)
 
 
 def render(fields: Mapping[str, Any], *, format: int, now: Stamp) -> bytes:  # noqa: A002 - the field's name
-    """What `parse` reads back as these fields."""
+    """Encode the fields for `parse`."""
     written = {"boottime_s": now.boottime_s, "boot_id": now.boot_id, "unix_s": now.unix_s}
     return (json.dumps({"format": format, "written": written, **fields}) + "\n").encode()
 
 
 def parse(content: bytes, *, name: str, format: int, size_max_bytes: int, now: Stamp) -> Mapping[str, Any]:  # noqa: A002
-    """The fields of a file's content, which is of this boot.
+    """Decode the fields.
 
     Raises:
-        KeptError: it is torn, of another format or another boot, or of a time that has not come.
+        PersistedFileError: the content is invalid.
     """
     if len(content) > size_max_bytes:
-        raise KeptError(f"{name} is over {size_max_bytes} bytes: remove it")
+        raise PersistedFileError(f"{name} is over {size_max_bytes} bytes: remove it")
     try:
         found: Any = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise KeptError(f"{name} is not whole JSON ({error}): remove it") from None
+        raise PersistedFileError(f"{name} is not valid JSON ({error}): remove it") from None
     if not isinstance(found, Mapping) or found.get("format") != format:
-        raise KeptError(f"{name} is not of format {format}: remove it")
+        raise PersistedFileError(f"{name} has not format {format}: remove it")
     written = found.get("written")
     if not isinstance(written, Mapping) or not is_seconds(written.get("boottime_s")):
-        raise KeptError(f"{name} does not tell when it was written: remove it")
+        raise PersistedFileError(f"{name} has no valid time: remove it")
     if written.get("boot_id") != now.boot_id:
-        raise KeptError(f"{name} is of another boot: whatever ran then has ended")
+        raise PersistedFileError(f"{name} is from another boot: ignored")
     if written["boottime_s"] > now.boottime_s:
-        raise KeptError(f"{name} was written {written['boottime_s'] - now.boottime_s:.0f} s from now: remove it")
+        raise PersistedFileError(
+            f"{name} was written {written['boottime_s'] - now.boottime_s:.0f} s in the future: remove it"
+        )
     return found
 
 
 def is_seconds(found: object) -> bool:
-    """Whether it is a time since boot."""
+    """Whether it is seconds since boot."""
     return isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found <= BOOTTIME_MAX_S
 
 
 def is_incarnation(found: object) -> bool:
-    """Whether it may be the incarnation of a container."""
+    """Whether it is an incarnation."""
     return isinstance(found, str) and 1 <= len(found) <= INCARNATION_MAX

@@ -89,7 +89,7 @@ def _stuck(evidence: WorkerFacts) -> Finding:
     )
     if not pegged and (not_busy_s is None or cpu_s is None):
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=figures)
-    unmoved_s = conditions.unmoved_s(
+    no_progress_s = conditions.no_progress_s(
         gpu_pegged_s=pegged_s,
         gpu_not_seen_busy_s=not_busy_s,
         cpu_still_s=cpu_s,
@@ -97,7 +97,7 @@ def _stuck(evidence: WorkerFacts) -> Finding:
         io_still_s=evidence.io_still_s,
         fault_still_s=evidence.fault_still_s,
     )
-    return Finding.of(conditions.is_stuck(evidence.beat_age_s, evidence.stuck_after_s, unmoved_s, still_s), figures)
+    return Finding.of(conditions.is_stuck(evidence.beat_age_s, evidence.stuck_after_s, no_progress_s, still_s), figures)
 
 
 def _silent(evidence: WorkerFacts) -> Finding:
@@ -182,7 +182,7 @@ def _quiet(
     """
     state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
     work_s = conditions.least(evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
-    signs = conditions.signs_of_life(
+    signs = conditions.activity(
         evidence.phase,
         has_beaten=evidence.beat_age_s is not None,
         beat_age_s=evidence.beat_age_s,

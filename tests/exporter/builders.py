@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from exporter.model.container import Container, ContainerEvidence, Health, Probe, RamUse, Server, ServerEvidence
+from exporter.model.container import Container, ContainerEvidence, HealthCheck, Probe, RamUse, Server, ServerEvidence
 from exporter.model.gpu import Gpu, GpuProcess, GpuReadings
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import TaskSighting, WorkerReadings, WorkerSighting
+from exporter.model.worker import TaskReading, WorkerReading, WorkerReadings
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import JobFile, Stamp, TaskFile, WorkerFile
 
@@ -63,7 +63,7 @@ def job_file(**changes: Any) -> JobFile:
     return JobFile(**(given | changes))
 
 
-def sighting(**changes: Any) -> WorkerSighting:
+def sighting(**changes: Any) -> WorkerReading:
     given: dict[str, Any] = {
         "worker": worker_file(),
         "job": job_file(),
@@ -71,15 +71,15 @@ def sighting(**changes: Any) -> WorkerSighting:
         "pid": 4001,
         "container_id": DOCKER_ID,
     }
-    return WorkerSighting(**(given | changes))
+    return WorkerReading(**(given | changes))
 
 
-def task(**changes: Any) -> TaskSighting:
+def task(**changes: Any) -> TaskReading:
     given: dict[str, Any] = {
         "task": TaskFile(task_id=123, pid=4567, pgid=4560, started_unix_s=UNIX_AT_BOOT_S + NOW_S - 60),
         "alive": True,
     }
-    return TaskSighting(**(given | changes))
+    return TaskReading(**(given | changes))
 
 
 def container(**changes: Any) -> Container:
@@ -136,13 +136,13 @@ def evidence(**changes: Any) -> ContainerEvidence:
 
 
 def probe(**changes: Any) -> Probe:
-    given: dict[str, Any] = {"kind": "http", "silence_s": 120.0, "port": 8000, "target": "/health"}
+    given: dict[str, Any] = {"kind": "http", "restart_after_s": 120.0, "port": 8000, "target": "/health"}
     return Probe(**(given | changes))
 
 
-def health(**changes: Any) -> Health:
+def health(**changes: Any) -> HealthCheck:
     given: dict[str, Any] = {"status": "healthy", "failing_streak": 0, "newest": "1", "passed": True, "fresh_s": 130.0}
-    return Health(**(given | changes))
+    return HealthCheck(**(given | changes))
 
 
 def server(**changes: Any) -> Server:
@@ -161,7 +161,7 @@ def server_evidence(**changes: Any) -> ServerEvidence:
     return ServerEvidence(**(given | changes))
 
 
-def snapshot(*sightings: WorkerSighting, **changes: Any) -> Snapshot:
+def snapshot(*sightings: WorkerReading, **changes: Any) -> Snapshot:
     """No GPU's memory is on its way back, unless said otherwise."""
     given: dict[str, Any] = {
         "host": "box-1",

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from exporter.collectors import registry as scrape
 from exporter.collectors.registry import SnapshotCollector
-from exporter.evidence.container_history import without_figures
+from exporter.evidence.container_history import stopped_container_evidence
 from exporter.http.exposition import render
-from exporter.model.container import GpuShare, RamUse, Tenancy
+from exporter.model.container import GpuShare, RamUse, VramBudget
 from exporter.model.gpu import GpuFigures, GpuTotals, MigInstance
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
@@ -119,7 +119,9 @@ SNAPSHOT = build.snapshot(
     ),
     containers=(
         build.evidence(
-            container=build.container(managed=True, tenancy=Tenancy(budget_bytes=1800 * build.MIB, recyclable=True)),
+            container=build.container(
+                managed=True, vram_budget=VramBudget(budget_bytes=1800 * build.MIB, recyclable=True)
+            ),
             ram=build.RAM._replace(oom_kills=1),
             shares=(
                 # It decodes, and runs no kernel.
@@ -136,7 +138,7 @@ SNAPSHOT = build.snapshot(
             # What its label says of a budget cannot be read.
             container=build.container(id=OTHER_ID, name="worker-1", managed=False,
                                       incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
-                                      tenancy=Tenancy(invalid=Unknown(reason="bad_budget", because="3 GB"))),
+                                      vram_budget=VramBudget(invalid=Unknown(reason="bad_budget", because="3 GB"))),
             shares=(
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
                 GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None),
@@ -154,7 +156,7 @@ SNAPSHOT = build.snapshot(
             # A pod's, with a GPU that it shares and nothing else to tell.
             container=build.container(
                 kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3",
-                namespace="ml", pod="llm-0", image="llm:1", tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+                namespace="ml", pod="llm-0", image="llm:1", vram_budget=VramBudget(budget_bytes=3000 * build.MIB),
             ),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
             ram=build.RAM._replace(oom_kills=0),
@@ -182,7 +184,7 @@ SNAPSHOT = build.snapshot(
         ),
     ),
     ended=(
-        without_figures(
+        stopped_container_evidence(
             build.container(id=ENDED_ID, name="worker-2", incarnation=f"{ENDED_ID}@2024-05-01T12:00:00Z", pid=0)
         ),
     ),
@@ -193,7 +195,7 @@ SNAPSHOT = build.snapshot(
         # Paused, and never seen to answer.
         build.server_evidence(
             container=build.container(id=OTHER_ID, name="asr", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
-            probe=build.probe(kind="docker", silence_s=60.0),
+            probe=build.probe(kind="docker", restart_after_s=60.0),
             answered=False,
             unanswered_s=None,
             unknown=Unknown(reason="paused", because="the container is paused"),
@@ -237,7 +239,7 @@ SNAPSHOT = build.snapshot(
     ),
     returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
     cpu_still_s={4001: 44.5, 4002: 0.0},
-    apart={
+    worker_evidence={
         "w0": build.evidence(gpu_idle_s=130.5, ram_still_s=140.0, io_still_s=120.0),
         # Of its GPU and its I/O nothing is known.
         "w1": build.evidence(gpu_idle_s=None, ram_still_s=0.0, io_still_s=None),

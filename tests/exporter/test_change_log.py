@@ -42,7 +42,7 @@ def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, 
         {key: each.get(key) for key in ("event", "worker", "job_id", "attempt", "because")} for each in logged.entries
     ] == [
         {"event": "silent but not accused", "worker": "w0", "job_id": 7, "attempt": 1,
-         "because": "GPU was busy or unseen 0 s ago"},
+         "because": "GPU was busy or unknown 0 s ago"},
         {"event": "no longer suspected", "worker": "w0", "job_id": None, "attempt": None, "because": None},
     ]  # fmt: skip
 
@@ -77,7 +77,7 @@ def test_the_log_names_the_first_file_of_each_reason_and_what_is_wrong_with_it(h
 
     sampler(house).sample()
 
-    said = logged.entries[0]["such_as"]
+    said = logged.entries[0]["first_errors"]
     assert said.keys() == logged.entries[0]["invalid"].keys() == {"not_json", "field"}
     assert said["not_json"].startswith(f"{slot}/w0.worker.json: not whole JSON (")
     assert said["field"] == (
@@ -100,7 +100,7 @@ def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_pat
         ("warning", "task files cannot be trusted", {"not_json": 1}),
         ("info", "every task file can be trusted again", None),
     ]
-    assert logged.entries[0]["such_as"]["not_json"].startswith(f"{bad}: not whole JSON (")
+    assert logged.entries[0]["first_errors"]["not_json"].startswith(f"{bad}: not whole JSON (")
 
 
 def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> None:
@@ -112,4 +112,4 @@ def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> N
     sampler(house).sample()
 
     assert logged.entries[0]["invalid"] == {"duplicate": 1}
-    assert logged.entries[0]["such_as"] == {"duplicate": "worker w0, in the folders a and b"}
+    assert logged.entries[0]["first_errors"] == {"duplicate": "worker w0, in the folders a and b"}

@@ -70,7 +70,7 @@ class Machine:
 
     def facts(self) -> WorkerFacts:
         """What a remediator is told now, but for the RAM's size, which is this machine's."""
-        found = evidence.about("w0", self.look(), now=self.stamp())
+        found = evidence.worker_evidence("w0", self.look(), now=self.stamp())
         assert found is not None
         return replace(found, ram_bytes=None)
 

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence import gpu_trackers
-from exporter.model.container import ContainerEvidence, GpuShare, RamUse, Tenancy
+from exporter.model.container import ContainerEvidence, GpuShare, RamUse, VramBudget
 from exporter.model.gpu import Gpu, GpuReadings
 from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
@@ -504,9 +504,9 @@ def test_an_unseen_dead_worker_was_where_its_folder_is(docker: str, podman: str,
 
 
 def test_who_may_be_ranked_by_a_budget_and_is_in_no_ranking_is_told(house: Path) -> None:
-    budgeted = Tenancy(recyclable=True, budget_bytes=2**30)
+    budgeted = VramBudget(recyclable=True, budget_bytes=2**30)
     one, other = (
-        build.container(kind=kind, id=kind, incarnation=f"{kind}@1", name="same", tenancy=budgeted)
+        build.container(kind=kind, id=kind, incarnation=f"{kind}@1", name="same", vram_budget=budgeted)
         for kind in ("docker", "podman")
     )
     docker, podman = Docker(one), Docker(other, build.container(kind="podman", id="p", name="same"))
@@ -597,8 +597,8 @@ def test_a_process_whose_main_thread_has_ended_has_not_while_another_runs() -> N
 
 
 def test_a_container_that_kubernetes_lists_too_is_seen_as_its_pods(house: Path) -> None:
-    ranked = build.container(tenancy=Tenancy(budget_bytes=1, recyclable=True))
-    pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", tenancy=Tenancy())
+    ranked = build.container(vram_budget=VramBudget(budget_bytes=1, recyclable=True))
+    pods = replace(ranked, kind="kubernetes", name="ml/llm-0/server", incarnation="uid@1", vram_budget=VramBudget())
     look = sampler(house, containers={"docker": Docker(ranked), "kubernetes": Docker(pods)})
 
     snapshot = look.sample()

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from exporter.main import command
 from exporter.model.thresholds import Thresholds
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 from exporter.settings import Settings, unknown_variables
 from gpuwarden.settings import complaints, given
 
@@ -169,6 +169,8 @@ def test_every_threshold_but_the_gap_between_samples_follows_a_setting() -> None
     found = Settings(**other).thresholds()
 
     same = [f.name for f in fields(Thresholds) if getattr(found, f.name) == getattr(Thresholds(), f.name)]
-    same_patience = [f.name for f in fields(Patience) if getattr(found.patience, f.name) == getattr(Patience(), f.name)]
+    same_patience = [
+        f.name for f in fields(PhaseTimeouts) if getattr(found.timeouts, f.name) == getattr(PhaseTimeouts(), f.name)
+    ]
 
     assert (same, same_patience) == (["gap_max_s"], [])

@@ -89,7 +89,7 @@ class Shared:
     def idle(self) -> dict[str, bool | None]:
         """Whether each has itself left the GPU idle, from one look to the next; `None` where that is unknown."""
         self.sampler.sample()
-        found = self.sampler.sample().apart
+        found = self.sampler.sample().worker_evidence
         return {name: None if each.gpu_idle_s is None else each.gpu_idle_s > 0 for name, each in found.items()}
 
     def readings(self) -> GpuReadings:
@@ -151,7 +151,7 @@ def test_ram_and_io_are_each_workers_own(shared: Shared) -> None:
     shared.sampler.sample()
     shared.v.tell("take 64 MiB")
     shared.v.tell("read 64 MiB")
-    found = shared.sampler.sample().apart
+    found = shared.sampler.sample().worker_evidence
     of_w, of_v = found["w"], found["v"]
 
     assert (of_v.ram_still_s, of_v.io_still_s, of_v.work_still_s) == (0.0, 0.0, 0.0)
@@ -178,7 +178,7 @@ def test_ram_that_cannot_be_read_is_unknown_and_counted(shared: Shared, monkeypa
     snapshot = shared.sampler.sample()
 
     assert snapshot.containers[0].ram_bytes == 4096
-    assert {name: each.ram_still_s for name, each in snapshot.apart.items()} == {"w": None, "v": None}
+    assert {name: each.ram_still_s for name, each in snapshot.worker_evidence.items()} == {"w": None, "v": None}
     assert snapshot.unknown["worker-0", "worker_ram", "unreadable"] == 2
 
 
@@ -188,7 +188,7 @@ def test_a_worker_that_was_not_told_apart_for_a_look_starts_anew(shared: Shared)
     shared.sampler.sample()
     shared.hold()
 
-    found = shared.sampler.sample().apart
+    found = shared.sampler.sample().worker_evidence
 
     assert found["w"].gpu_idle_s == 0.0
     assert (found["v"].gpu_idle_s or 0.0) > 0.0

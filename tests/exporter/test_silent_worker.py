@@ -49,7 +49,7 @@ def sampler(house: Path, *running: Container, dead_after_s: float = 30.0) -> Sam
 
 
 def silence(snapshot: Snapshot) -> Silence:
-    facts = evidence.about("w0", snapshot, now=snapshot.taken)
+    facts = evidence.worker_evidence("w0", snapshot, now=snapshot.taken)
     assert facts is not None
     return Silence(facts.heartbeat_age_s, facts.cpu_still_s)
 

@@ -65,7 +65,7 @@ ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
 def test_the_signs_of_life_that_count(
     phase: str | None, has_beaten: bool, io_counts: bool, more: dict[Sign, float]
 ) -> None:
-    signs = conditions.signs_of_life(phase, has_beaten=has_beaten, io_counts=io_counts, **AGES)
+    signs = conditions.activity(phase, has_beaten=has_beaten, io_counts=io_counts, **AGES)
 
     assert signs == {**ALWAYS, **more}
 
@@ -77,7 +77,7 @@ UNMOVED = {
 
 
 @pytest.mark.parametrize(
-    ("changed", "unmoved_s"),
+    ("changed", "no_progress_s"),
     [
         pytest.param({}, 10.0, id="its GPU is fully used"),
         pytest.param({"gpu_not_seen_busy_s": 11.0, "cpu_still_s": 11.5}, 11.0, id="its GPU was not busy for longer"),
@@ -89,8 +89,10 @@ UNMOVED = {
         pytest.param({"io_still_s": None}, None, id="its I/O is unknown"),
     ],
 )
-def test_how_long_nothing_of_a_container_has_moved(changed: dict[str, float | None], unmoved_s: float | None) -> None:
-    assert conditions.unmoved_s(**{**UNMOVED, **changed}) == unmoved_s
+def test_how_long_nothing_of_a_container_has_moved(
+    changed: dict[str, float | None], no_progress_s: float | None
+) -> None:
+    assert conditions.no_progress_s(**{**UNMOVED, **changed}) == no_progress_s
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_a_rank_that_spins_is_unmoved(ages_s: dict[str, float | None]) -> None:
     rest = {"ram_still_s": ages_s["ram"], "io_still_s": ages_s["io"], "fault_still_s": ages_s["fault"]}
     spinning_s = conditions.spinning_s(gpu_pegged_s=ages_s["pegged"], **rest)
 
-    assert spinning_s == conditions.unmoved_s(
+    assert spinning_s == conditions.no_progress_s(
         gpu_pegged_s=ages_s["pegged"], gpu_not_seen_busy_s=None, cpu_still_s=None, **rest
     )
 
@@ -149,7 +151,7 @@ OVERDUE = (
 )  # fmt: skip
 
 
-@given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "unmoved_s", "cpu_still_s", "longer_s"), FIGURE)))
+@given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "no_progress_s", "cpu_still_s", "longer_s"), FIGURE)))
 def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> None:
     """The exporter names a job to the rules only while it is overdue: no condition may be met without that."""
     known = {name: figures[name] for name in OVERDUE}
@@ -158,7 +160,7 @@ def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> No
     met = (
         conditions.reached(known["elapsed_s"], known["budget_s"])
         or conditions.is_stalled(beat_age_s, known["quiet_s"], silence_s)
-        or conditions.is_stuck(beat_age_s, after_s, figures["unmoved_s"], 1.0)
+        or conditions.is_stuck(beat_age_s, after_s, figures["no_progress_s"], 1.0)
         or conditions.is_unhealthy(known["quiet_s"], known["window_s"], known["elapsed_s"], figures["grace_s"])
         or conditions.reached(known["quiet_gpu_lost_s"], known["window_s"])
         or conditions.reached(conditions.least(known["heartbeat_age_s"], figures["cpu_still_s"]), known["dead_after_s"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from exporter.model.worker import WorkerSighting
+from exporter.model.worker import WorkerReading
 from exporter.sources import workers
 from gpuwarden import reporter as reporter_module
 from gpuwarden.job import JobClass, Phase
@@ -53,7 +53,7 @@ def start(spawn: Spawn, host_dir: Path) -> Callable[..., subprocess.Popen[str]]:
     return run
 
 
-def sighting(directory: Path) -> WorkerSighting | None:
+def sighting(directory: Path) -> WorkerReading | None:
     """The one worker of a host, as the exporter sees it; `None` when there is none."""
     readings = workers.read(directory)
     assert not readings.errors
@@ -61,7 +61,7 @@ def sighting(directory: Path) -> WorkerSighting | None:
     return readings.workers[0] if readings.workers else None
 
 
-def seen(directory: Path) -> WorkerSighting:
+def seen(directory: Path) -> WorkerReading:
     found = sighting(directory)
     assert found is not None
     return found

@@ -6,7 +6,7 @@ from typing import Final
 
 from exporter.evidence import gpu_attribution
 from exporter.evidence.unknown import UnknownCounter
-from exporter.evidence.vram_budgets import may_be_ranked
+from exporter.evidence.vram_budgets import is_recycle_candidate
 from exporter.model.container import Container, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.worker import WorkerReadings
@@ -182,7 +182,7 @@ def unseen(listings: Listings, running: Running) -> Iterator[str]:
         if listing is not None:
             yield from listing.unseen
             for each in listing.containers.values():
-                if each.id not in seen and may_be_ranked(each.tenancy):
+                if each.id not in seen and is_recycle_candidate(each.vram_budget):
                     yield each.name
 
 

@@ -19,7 +19,7 @@ from docker.constants import DEFAULT_DOCKER_API_VERSION
 from requests import RequestException
 
 from exporter.evidence import server_health, vram_budgets
-from exporter.model.container import Container, Health, Probe, Server
+from exporter.model.container import Container, HealthCheck, Probe, Server
 from exporter.model.gpu import ALL_NODES, NODE
 from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker_events import Events
@@ -217,7 +217,11 @@ def _unseen(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterat
     """Of those that run and were left out, the names of those that may be ranked, by what the daemon's list tells."""
     for row in rows:
         runs = row.get("State", "running") == "running"  # a paused one is stopped by nobody
-        if runs and row["Id"] not in seen and vram_budgets.may_be_ranked(vram_budgets.terms(row.get("Labels") or {})):
+        if (
+            runs
+            and row["Id"] not in seen
+            and vram_budgets.is_recycle_candidate(vram_budgets.parse_budget(row.get("Labels") or {}))
+        ):
             yield next(iter(row["Names"] or ()), row["Id"]).removeprefix("/")
 
 
@@ -283,13 +287,13 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
         server=_server(found),
         paused=bool(state.get("Paused")),
         managed=vram_budgets.is_managed(labels),
-        tenancy=vram_budgets.terms(labels, vanishes=bool(found["HostConfig"].get("AutoRemove"))),
+        vram_budget=vram_budgets.parse_budget(labels, vanishes=bool(found["HostConfig"].get("AutoRemove"))),
     )
 
 
 def _server(found: dict[str, Any]) -> Server | None:
     """What a container's labels ask for, and whether and where it can be had."""
-    probe = server_health.asked_for(found["Config"].get("Labels") or {})
+    probe = server_health.parse_probe_labels(found["Config"].get("Labels") or {})
     if probe is None:
         return None
     health, address = _health(found), _address(found)
@@ -316,8 +320,8 @@ def _address(found: dict[str, Any]) -> str | None:
     return None
 
 
-def _health(found: dict[str, Any]) -> Health | None:
-    """What the health check has told (Docker Engine API, ContainerInspect: State.Health, Config.Healthcheck)."""
+def _health(found: dict[str, Any]) -> HealthCheck | None:
+    """What the health check has told (Docker Engine API, ContainerInspect: State.HealthCheck, Config.Healthcheck)."""
     health = found["State"].get("Health") or {}
     status: str = health.get("Status") or "none"
     if status == "none":
@@ -325,7 +329,7 @@ def _health(found: dict[str, Any]) -> Health | None:
     check = found["Config"].get("Healthcheck") or {}
     each_s = sum((check.get(name) or HEALTH_DEFAULT_NS) / 1e9 for name in ("Interval", "Timeout"))
     log = health.get("Log") or []
-    return Health(
+    return HealthCheck(
         status=status,
         failing_streak=int(health.get("FailingStreak") or 0),
         newest=str(log[-1]["Start"]) if log else "",

@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 from exporter.evidence import gpu_attribution, vram_budgets
-from exporter.model.container import Container, Tenancy
+from exporter.model.container import Container, VramBudget
 from exporter.model.gpu import ALL_NODES
 from exporter.model.snapshot import SourceHealth
 from exporter.sources import processes
@@ -84,7 +84,7 @@ class PodContainer:
     restarts: int
     image: str | None = None
     gpu_wanted: bool | None = None
-    tenancy: Tenancy = field(default_factory=Tenancy)
+    vram_budget: VramBudget = field(default_factory=VramBudget)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -171,7 +171,7 @@ def running(pod: dict[str, Any], resource: str) -> list[PodContainer]:
                     restarts=int(each["restartCount"]),
                     image=its.get("image"),
                     gpu_wanted=any(GPU_RESOURCE.fullmatch(name) for name in limits),
-                    tenancy=vram_budgets.limit(limits.get(resource), resource),
+                    vram_budget=vram_budgets.parse_pod_limit(limits.get(resource), resource),
                 )
             )
     return found
@@ -341,7 +341,7 @@ class Pods(Listener):
             pid=pid,
             gpu_request=request,
             image=told.image,
-            tenancy=told.tenancy,
+            vram_budget=told.vram_budget,
             namespace=told.namespace,
             pod=told.pod,
             group=str(group),

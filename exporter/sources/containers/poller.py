@@ -34,7 +34,7 @@ class Listing:
 
     `taken_s` is when they were listed, before any of them was inspected; `ids` are those of all that were listed.
     `unseen` names those that run, could not be inspected and may be ranked by their VRAM budgets
-    (`tenancy.may_be_ranked`).
+    (`tenancy.is_recycle_candidate`).
     """
 
     containers: dict[str, Container]

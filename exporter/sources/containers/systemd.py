@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.model.container import Container
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sources import processes
 from gpuwarden import cgroup, procfs
 from gpuwarden.procfs import ProcessId
@@ -70,7 +70,7 @@ class Units:
             return found
         return replace(found, workers=tuple(self._placed(each) for each in found.workers))
 
-    def containers(self, workers: Iterable[WorkerSighting]) -> Mapping[str, Container]:
+    def containers(self, workers: Iterable[WorkerReading]) -> Mapping[str, Container]:
         """The services that these workers are in, and those that run without any, by name.
 
         One that cannot be read is left out; and of those without a worker, one with containers inside of it: whoever
@@ -169,7 +169,7 @@ class Units:
         except OSError:
             return replace(last, pid=0)
 
-    def _placed(self, sighting: WorkerSighting) -> WorkerSighting:
+    def _placed(self, sighting: WorkerReading) -> WorkerReading:
         if sighting.pid is None or sighting.container_id is not None:
             return sighting
         try:

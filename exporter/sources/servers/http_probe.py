@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
-from exporter.evidence.server_health import Asking, judge
+from exporter.evidence.server_health import ProbeState, check_status_line
 from exporter.model.container import Container, Probe
 from gpuwarden import __version__, clock
 
@@ -68,10 +68,10 @@ class Prober:
         if askers or self._thread is not None:
             self._running().call_soon_threadsafe(self._begin)
 
-    def asking(self, incarnation: str) -> Asking:
+    def asking(self, incarnation: str) -> ProbeState:
         """What has come of asking one, up to now."""
         asker = self._askers.get(incarnation)
-        return Asking() if asker is None else asker.asking
+        return ProbeState() if asker is None else asker.asking
 
     def close(self) -> None:
         """Ask no server any more."""
@@ -112,7 +112,7 @@ class _Asker:
 
     def __init__(self, server: Container) -> None:
         self.server = server
-        self.asking = Asking()
+        self.asking = ProbeState()
         self.task: asyncio.Task[None] | None = None
 
     async def ask(self, *, answer_s: float, gap_max_s: float) -> None:
@@ -152,7 +152,7 @@ async def ask(address: str, port: int, target: str, *, within_s: float) -> tuple
     except OSError as error:
         if line is None:
             return False, f"it cannot be asked: {os.strerror(error.errno) if error.errno else error}"
-    return judge(line or b"")
+    return check_status_line(line or b"")
 
 
 async def _first_line(reader: asyncio.StreamReader) -> bytes:

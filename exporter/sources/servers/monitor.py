@@ -6,8 +6,8 @@ from typing import Final
 import structlog
 
 from exporter.evidence.container_history import PAUSED
-from exporter.evidence.server_health import HealthWatch
-from exporter.evidence.worker_liveness import workers_of
+from exporter.evidence.server_health import HealthCheckTracker
+from exporter.evidence.worker_liveness import count_workers
 from exporter.model.container import Container, Probe, Server, ServerEvidence
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReadings
@@ -34,7 +34,7 @@ class Servers:
 
     def __init__(self, prober: Prober, kept: AnsweredFile | None = None) -> None:
         self._prober = prober
-        self._watches: dict[str, HealthWatch] = {}
+        self._watches: dict[str, HealthCheckTracker] = {}
         self._told: dict[str, str] = {}
         self._kept = kept
         # In order, those that were seen last at the end: incarnations that have ended make room, and none comes back.
@@ -59,7 +59,7 @@ class Servers:
         servers = [(each, each.server) for each in running if each.server is not None]
         self._prober.tend(each for each, _ in servers if _kind(each) == "http")
         found = tuple(
-            self._evidence(each, server, None if workers is None else workers_of(each, workers, running), now_s)
+            self._evidence(each, server, None if workers is None else count_workers(each, workers, running), now_s)
             for each, server in servers
         )
         incarnations = [each.incarnation for each, _ in servers]
@@ -98,7 +98,7 @@ class Servers:
         if isinstance(server.probe, Unknown):
             return ServerEvidence(container=container, probe=server.probe, workers=count)
         if server.probe.kind == "docker":
-            watch = self._watches.setdefault(container.incarnation, HealthWatch())
+            watch = self._watches.setdefault(container.incarnation, HealthCheckTracker())
             asking, fresh_s = watch.asking, 0.0
             if server.health is not None:
                 asking = watch.observe(server.health, paused=container.paused, now_s=now_s)

@@ -25,7 +25,7 @@ from bench.corpus.scenario import (
     GpuHealth,
 )
 from deploy.standalone import debian_packages
-from exporter.evidence import signs_of_life
+from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
 from gpuwarden.job import Phase, Trip
 from testbed.check_release import CHECKOUT
@@ -260,8 +260,10 @@ def test_the_corpus_tells_of_a_broken_rule(
 @pytest.mark.nightly
 @pytest.mark.parametrize("sign", BLIND)
 def test_each_sign_of_life_is_needed(sign: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, whole = named(BLIND[sign]), vars(ContainerEvidence)["unmoved_s"].fget
-    monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(**{sign: math.inf}))))
+    one, whole = named(BLIND[sign]), vars(ContainerEvidence)["no_progress_s"].fget
+    monkeypatch.setattr(
+        ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(**{sign: math.inf})))
+    )
 
     (found,) = judge.play([one])
 
@@ -275,10 +277,10 @@ def test_each_sign_of_life_is_needed(sign: str, played: Mapping[str, Played], mo
 def test_the_corpus_tells_when_a_job_is_quiet_in_spite_of_a_sign_of_life(
     sign: str, begins: str, played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, whole = named(begins), signs_of_life._signs
+    one, whole = named(begins), activity._seconds_without
     monkeypatch.setattr(
-        signs_of_life,
-        "_signs",
+        activity,
+        "_seconds_without",
         lambda *of, **how: {each: age_s for each, age_s in whole(*of, **how).items() if each.name != sign},
     )
 
@@ -303,8 +305,10 @@ def test_work_is_life_only_in_some_phases(played: Mapping[str, Played], monkeypa
 @pytest.mark.needs_parts
 @pytest.mark.nightly
 def test_a_busy_gpu_alone_is_no_sign_of_life(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
-    one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["unmoved_s"].fget
-    monkeypatch.setattr(ContainerEvidence, "unmoved_s", property(lambda seen: whole(seen._replace(gpu_pegged_s=None))))
+    one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["no_progress_s"].fget
+    monkeypatch.setattr(
+        ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(gpu_pegged_s=None)))
+    )
 
     (found,) = judge.play([one])
 

@@ -18,12 +18,12 @@ from exporter import reference
 from exporter.collectors import COLLECTORS, jobs
 from exporter.collectors import registry as scrape
 from exporter.evidence.gpu_attribution import NO_GPU
-from exporter.model.container import GpuShare, Tenancy
+from exporter.model.container import GpuShare, VramBudget
 from exporter.model.snapshot import Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 from exporter.model.unknown import Unknown
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from gpuwarden import clock
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import LongStep
@@ -166,8 +166,8 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
         *(
             not_numbers(
                 build.snapshot(
-                    build.sighting(pid=None, job=each), containers=(unknown,), apart={"w0": unknown}, gpus=gpus,
-                    servers=(server,), returning_bytes={},
+                    build.sighting(pid=None, job=each), containers=(unknown,), worker_evidence={"w0": unknown},
+                    gpus=gpus, servers=(server,), returning_bytes={},
                 )
             )
             for each in jobs
@@ -179,7 +179,7 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
     known = build.evidence(gpu_not_seen_busy_s=1.0, shares=(share,))
     well = build.snapshot(
         build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
-        containers=(known,), apart={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
+        containers=(known,), worker_evidence={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
         servers=(build.server_evidence(unanswered_s=0.0),), returning_bytes={"GPU-0": 0},
     )  # fmt: skip
     assert not_numbers(well) == set()
@@ -216,7 +216,7 @@ def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int |
         GpuShare(gpu=gpu, utilization_ratio=None, memory_bytes=size)
         for gpu, size in (("GPU-0", held_bytes), ("GPU-1", 7))
     )
-    place = build.evidence(container=build.container(tenancy=Tenancy(budget_bytes=budget_bytes)), shares=shares)
+    place = build.evidence(container=build.container(vram_budget=VramBudget(budget_bytes=budget_bytes)), shares=shares)
 
     text = golden.scraped(build.snapshot(containers=(place,)))
 
@@ -225,7 +225,7 @@ def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int |
 
 
 def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:
-    def beats(sighting: WorkerSighting) -> list[list[float | None]]:
+    def beats(sighting: WorkerReading) -> list[list[float | None]]:
         text = golden.scraped(build.snapshot(sighting))
         return [told(text, f"gpuwarden_job_beat_{name}_seconds") for name in ("age", "timestamp")]
 
@@ -354,9 +354,9 @@ def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: floa
     """As late as of a job that is alone, which has to be still for half of its limit at least."""
     seen = build.sighting(job=build.job_file(**RANK | {"stall_timeout_s": 5.0, "step_max_s": 0.1}))
     place = build.evidence(**SPINS | {"gpu_pegged_s": 100.0})
-    patience = Patience(stuck_floor_s=floor_s)
+    timeouts = PhaseTimeouts(stuck_floor_s=floor_s)
 
-    text = golden.scraped(build.snapshot(seen, containers=(place,), thresholds=Thresholds(patience=patience)))
+    text = golden.scraped(build.snapshot(seen, containers=(place,), thresholds=Thresholds(timeouts=timeouts)))
 
     assert values(text, "gpuwarden_gang_rank_stuck_after_seconds") == [floor_s]
     assert values(text, "gpuwarden_gang_rank_spinning_seconds") == [spinning_s]
@@ -452,7 +452,7 @@ def quiet_apart_of(own: dict[str, Any] | None, its: dict[str, Any] | None = None
     seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
     busy = build.evidence(gpu_idle_s=0.0, ram_still_s=0.0, io_still_s=0.0, fault_still_s=0.0, cpu_still_s=0.0)
     apart = {} if own is None else {"w0": build.evidence(**OWN_QUIET | own)}
-    text = golden.scraped(build.snapshot(seen, containers=(busy,), apart=apart))
+    text = golden.scraped(build.snapshot(seen, containers=(busy,), worker_evidence=apart))
     return told(text, "gpuwarden_job_quiet_apart_seconds", worker="w0", container="worker-0")
 
 
@@ -513,7 +513,7 @@ def test_nobody_is_quiet_while_another_worker_of_its_container(
     gpu = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 300.0} if lost else {"gpu_idle_s": 300.0}
     apart = {"w0": build.evidence(**OWN_QUIET), "w1": build.evidence(**OWN_QUIET | own)}
     text = golden.scraped(
-        build.snapshot(one, other, containers=(build.evidence(ram_still_s=510.0, **gpu),), apart=apart)
+        build.snapshot(one, other, containers=(build.evidence(ram_still_s=510.0, **gpu),), worker_evidence=apart)
     )
 
     series_of = f"gpuwarden_job_quiet{'_gpu_lost' if lost else ''}_seconds"

@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporter.evidence import container_history, windows, work_history
-from exporter.evidence.container_history import PAUSES_MAX, ContainerHistory, without_figures
-from exporter.evidence.gpu_attribution import HUNG, NO_GPU, GpuUse, gpu_use
+from exporter.evidence.container_history import PAUSES_MAX, ContainerHistory, stopped_container_evidence
+from exporter.evidence.gpu_attribution import HUNG, NO_GPU, GpuAttribution, attribute_gpus
 from exporter.evidence.gpu_trackers import OUTAGE_S
-from exporter.evidence.work_history import WorkUse
+from exporter.evidence.work_history import ContainerWork
 from exporter.model.container import ContainerEvidence, GpuShare
 from exporter.model.gpu import NUMBERED, WITH_NODES, GpuFigures, GpuReadings
 from exporter.model.thresholds import Thresholds
@@ -142,15 +142,15 @@ REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
 def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
     history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
     lost = replace(REST, gpus=REST.gpus[:1], dropped=("GPU-1",))
-    before = history.use(given, OWN, lost)
-    history.gpus, history.there = ("GPU-0", "GPU-1"), there
+    before = history.attribute(given, OWN, lost)
+    history.gpus, history.seen_present = ("GPU-0", "GPU-1"), there
 
-    found = history.use(given, OWN, lost)
+    found = history.attribute(given, OWN, lost)
 
     assert before.unknown is None
     assert found.unknown
     assert found.unknown.reason == "gpu_missing"
-    assert found == gpu_use(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
+    assert found == attribute_gpus(given, OWN, lost, THRESHOLDS, ("GPU-0", "GPU-1"), there)
 
 
 # Busy counters
@@ -184,13 +184,13 @@ def test_a_busy_counter_never_falls_and_never_outruns_the_clock(samples: list[Sa
 # Busy but stuck: A14b and A19, where the GPU is pegged or unknown
 
 
-def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuUse:
+def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuAttribution:
     """One moment of a container's GPUs: its share of each."""
     shares = tuple(
         GpuShare(gpu=f"GPU-{number}", utilization_ratio=ratio, memory_bytes=None) for number, ratio in enumerate(ratios)
     )
     known = [ratio for ratio in ratios if ratio is not None]
-    return GpuUse(
+    return GpuAttribution(
         gpus=tuple(share.gpu for share in shares),
         shares=shares,
         utilization_ratio=None if unknown or None in ratios else max(known, default=None),
@@ -206,7 +206,7 @@ OUTAGE = int(OUTAGE_S)
 ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
-def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[float | None, float | None]:
+def proved(*looks: tuple[float, GpuAttribution], paused_last: bool = False) -> tuple[float | None, float | None]:
     """For how long its GPUs were pegged, and not seen busy, after the last of some looks."""
     history, now_s = ContainerHistory(THRESHOLDS), 1000.0
     for number, (gap_s, found) in enumerate(looks, 1):
@@ -282,7 +282,7 @@ def proved(*looks: tuple[float, GpuUse], paused_last: bool = False) -> tuple[flo
     ],
 )  # fmt: skip
 def test_what_its_gpus_prove_of_a_container(
-    looks: list[tuple[float, GpuUse]], pegged_s: float | None, not_seen_busy_s: float | None
+    looks: list[tuple[float, GpuAttribution]], pegged_s: float | None, not_seen_busy_s: float | None
 ) -> None:
     assert proved(*looks) == (pegged_s, not_seen_busy_s)
 
@@ -310,8 +310,10 @@ def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
 ) -> None:
     container = build.container(gpu_request=request_)
 
-    found = gpu_use(container, OWN, build.gpus(build.gpu(0), LEFT_OUT), THRESHOLDS, had)
-    lost = gpu_use(container, OWN, build.gpus(build.gpu(0), replace(LEFT_OUT, figures=GpuFigures())), THRESHOLDS, had)
+    found = attribute_gpus(container, OWN, build.gpus(build.gpu(0), LEFT_OUT), THRESHOLDS, had)
+    lost = attribute_gpus(
+        container, OWN, build.gpus(build.gpu(0), replace(LEFT_OUT, figures=GpuFigures())), THRESHOLDS, had
+    )
 
     assert (found.unknown and found.unknown.reason, found.left_out) == (reason, left_out)
     assert (lost.unknown and lost.unknown.reason) == ("not_listed" if reason == HUNG else reason)
@@ -333,11 +335,11 @@ def test_a_failed_source_saw_nothing_on_its_gpus(request_: tuple[str, ...], fail
 
     fails = replace(build.gpus(other), failed=(failed,), nvidia_unread=failed == NUMBERED)
     told = [
-        history.observe(container, history.use(container, OWN, fails), ram(1), now_s=1000.0 + second)
+        history.observe(container, history.attribute(container, OWN, fails), ram(1), now_s=1000.0 + second)
         for second in range(OUTAGE + 1)
     ]
 
-    assert gpu_use(container, OWN, fails, THRESHOLDS).left_out is left_out
+    assert attribute_gpus(container, OWN, fails, THRESHOLDS).left_out is left_out
     assert [each.gpu_not_seen_busy_s for each in told[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
 
 
@@ -347,12 +349,16 @@ def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_
     process = ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=0.0)
     told = [
         history.observe(
-            container, history.use(container, OWN, readings), ram(1), WorkUse(processes={1: process}), now_s=1000.0 + s
+            container,
+            history.attribute(container, OWN, readings),
+            ram(1),
+            ContainerWork(processes={1: process}),
+            now_s=1000.0 + s,
         )
         for s in range(30)
     ]
 
-    assert {(each.gpu_not_seen_busy_s, each.unmoved_s) for each in told} == {(None, None)}
+    assert {(each.gpu_not_seen_busy_s, each.no_progress_s) for each in told} == {(None, None)}
     assert told[-1].work_still_s == 29
 
 
@@ -385,8 +391,8 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
 def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
     without = build.container(gpu_request=None)
 
-    assert gpu_use(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
-    assert gpu_use(without, None, readings, THRESHOLDS).may_be_elsewhere
+    assert attribute_gpus(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
+    assert attribute_gpus(without, None, readings, THRESHOLDS).may_be_elsewhere
 
 
 def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
@@ -410,9 +416,9 @@ def test_a_driver_that_is_dead_for_long_leaves_what_does_nothing_unmoved_and_not
     def after(seconds: int, cpu_s: float) -> float | None:
         history = ContainerHistory(THRESHOLDS)
         for second in range(seconds + 1):
-            work = WorkUse(processes={1: ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=cpu_s * second)})
+            work = ContainerWork(processes={1: ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=cpu_s * second)})
             found = history.observe(build.container(), NOBODY_ASKED, ram(1), work, now_s=1000.0 + second)
-        return found.unmoved_s
+        return found.no_progress_s
 
     assert (after(1199, 0.0), after(1200, 0.0)) == (None, 1200.0)
     assert after(1200, 0.5) == 0.0
@@ -483,7 +489,7 @@ def still(*looks: Look) -> tuple[float | None, float | None, float | None]:
     history, now_s = ContainerHistory(RATES), 1000.0
     for gap_s, found in looks:
         now_s += gap_s
-        last = history.observe(build.container(), use(0.0), ram(1), WorkUse(processes=found), now_s=now_s)
+        last = history.observe(build.container(), use(0.0), ram(1), ContainerWork(processes=found), now_s=now_s)
     return last.io_still_s, last.fault_still_s, last.cpu_still_s
 
 
@@ -577,13 +583,13 @@ bursts_of_a_life = st.lists(
 def test_the_rate_of_work_covers_the_last_ten_seconds(same: bool, bursts: list[tuple[float, int]]) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
     exceeded, overs = False, [False]
-    work = WorkUse(processes={1: worked()})
+    work = ContainerWork(processes={1: worked()})
     last = history.observe(build.container(), use(0.0), ram(1), work, now_s=1000.0)
     for gap_s, size in bursts:
         times.append(times[-1] + gap_s)
         totals.append(totals[-1] + size)
         overs.append(size > 100.0 * gap_s)
-        work = work if same and size == 0 else WorkUse(processes={1: worked(totals[-1])})
+        work = work if same and size == 0 else ContainerWork(processes={1: worked(totals[-1])})
         last = history.observe(build.container(), use(0.0), ram(1), work, now_s=times[-1])
         first = max((each for each, at_s in enumerate(times) if times[-1] - at_s >= 10.0), default=0)
         before, exceeded = exceeded, totals[-1] - totals[first] > 100.0 * min(times[-1] - times[first], 10.0)
@@ -608,14 +614,14 @@ def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
 
 
 def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None:
-    whole = WorkUse(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
+    whole = ContainerWork(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 
-    assert work_history.work_of(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
-    assert work_history.work_of(WorkUse(processes=None), {2}) == WorkUse(processes=None)
+    assert work_history.select_work(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
+    assert work_history.select_work(ContainerWork(processes=None), {2}) == ContainerWork(processes=None)
 
 
 def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
-    down = without_figures(build.container())
+    down = stopped_container_evidence(build.container())
 
     assert down.container == build.container()
     assert (down.gpu_idle_s, down.ram_still_s, down.work_still_s) == (None, None, None)
@@ -629,7 +635,7 @@ def test_what_is_paused_has_no_durations_and_they_start_anew_when_it_goes_on() -
     history = ContainerHistory(THRESHOLDS)
 
     def observe(number: int, *, paused: bool) -> ContainerEvidence:
-        work = WorkUse(processes={1: ProcessWork(start_ticks=5, io_bytes=0, faults=0, cpu_s=0.0)})
+        work = ContainerWork(processes={1: ProcessWork(start_ticks=5, io_bytes=0, faults=0, cpu_s=0.0)})
         return history.observe(build.container(paused=paused), use(0.0), ram(7), work, now_s=1000.0 + number)
 
     def durations(found: ContainerEvidence) -> tuple[float | None, float | None, float | None]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exporter.evidence import gpu_attribution
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import gpu_use
+from exporter.evidence.gpu_attribution import attribute_gpus
 from exporter.model.container import ContainerEvidence, GpuShare, RamUse
 from exporter.model.gpu import Gpu, GpuProcess, GpuReadings, MigInstance
 from exporter.model.unknown import Unknown
@@ -25,7 +25,9 @@ def attributed(
     *found: Gpu, request: tuple[str, ...] | None = ("all",), pids: frozenset[int] | None = OWN
 ) -> tuple[float | None, str | None]:
     """The container's utilisation, or the reason why it is unknown."""
-    result = gpu_use(build.container(gpu_request=request), pids, GpuReadings(source="test", gpus=found), THRESHOLDS)
+    result = attribute_gpus(
+        build.container(gpu_request=request), pids, GpuReadings(source="test", gpus=found), THRESHOLDS
+    )
     return result.utilization_ratio, result.unknown.reason if result.unknown else None
 
 
@@ -117,7 +119,7 @@ INTEL = build.gpu(1, uuid="pci-0000:00:02.0", node="renderD129")
     ],
 )
 def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
-    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
 
     assert (found.gpus, found.unknown) == (gpus, None)
 
@@ -130,7 +132,7 @@ def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple
     ],
 )
 def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing: str) -> None:
-    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
 
     because = f"assigned GPU {missing} is not reported"
     assert found.unknown == Unknown(reason="gpu_missing", because=because)
@@ -153,7 +155,7 @@ def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
 ) -> None:
     readings = replace(build.gpus(AMD, INTEL), **changes)
 
-    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (found.unknown and found.unknown.reason) == (None if gpus else "gpu_missing")
     assert found.utilization_ratio == (0.0 if gpus else None)
@@ -165,12 +167,12 @@ def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
     ("request_", "readings", "because"),
     [
         pytest.param(
-            ("all",), build.gpus(INTEL), "every GPU of NVIDIA's is assigned, and none is reported", id="none is read"
+            ("all",), build.gpus(INTEL), "every NVIDIA GPU is assigned, and none is reported", id="none is read"
         ),
         pytest.param(
             ("all",),
             replace(build.gpus(INTEL), nvidia_unread=True),
-            "every GPU of NVIDIA's is assigned, and none is reported, though its hardware or its driver is there",
+            "every NVIDIA GPU is assigned, and none is reported, though its hardware or its driver is present",
             id="none is read, and there are some",
         ),
         pytest.param(
@@ -182,7 +184,7 @@ def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
     ],
 )
 def test_which_gpus_are_missing_is_said(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
-    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert found.unknown == Unknown(reason="gpu_missing", because=because)
 
@@ -205,7 +207,7 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 def test_missing_names_are_uuids(request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]) -> None:
     readings = GpuReadings(source="test", gpus=(INTEL,), failed=("gpu", "drm"), gone={"renderD130": "GPU-gone"})
 
-    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (found.gpus, found.nameless) == (gpus, nameless)
     assert (found.unknown and found.unknown.reason) == "gpu_missing"
@@ -214,7 +216,7 @@ def test_missing_names_are_uuids(request_: tuple[str, ...], gpus: tuple[str, ...
 def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_missing() -> None:
     container = build.container(gpu_request=("0", FULL[:12]))
 
-    found = gpu_use(container, OWN, build.gpus(NVIDIA), THRESHOLDS, ("GPU-0", FULL))
+    found = attribute_gpus(container, OWN, build.gpus(NVIDIA), THRESHOLDS, ("GPU-0", FULL))
 
     assert (found.gpus, found.nameless) == (("GPU-0", FULL), (FULL[:12],))
 
@@ -231,7 +233,7 @@ def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_m
 def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=(build.gpu(0),), dropped=dropped)
 
-    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-7"))
 
     assert (found.unknown and found.unknown.reason, found.nameless) == (reason, ())
     assert (found.gpus, found.utilization_ratio) == ((("GPU-0", "GPU-7"), None) if reason else (("GPU-0",), 0.0))
@@ -251,7 +253,7 @@ def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ..
 def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
     gpus = [build.gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
 
-    use = gpu_use(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
 
     assert use.gpus == ((found,) if found else ())
     assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (
@@ -262,7 +264,7 @@ def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: li
 def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
     gpu = build.gpu(0, uuid="GPU-18b70c33a1b2c3d4", node="renderD128")
 
-    use = gpu_use(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
 
     assert (use.gpus, use.unknown and use.unknown.reason) == ((), "gpu_missing")
 
@@ -283,7 +285,7 @@ def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
 def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=found, gone={"renderD131": "GPU-gone"})
 
-    use = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (use.unknown and use.unknown.reason) == reason
 
@@ -322,14 +324,14 @@ def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[G
     ],
 )
 def test_a_missing_gpu_hides_no_other_use(request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]) -> None:
-    use = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
 
     assert list(use.shares) == shares
     assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (None, "gpu_missing")
 
 
 def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_share() -> None:
-    use = gpu_use(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
 
     assert (use.shares, use.unknown and use.unknown.reason) == ((), "gpu_missing")
 
@@ -337,7 +339,7 @@ def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_shar
 def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> None:
     container = build.container(gpu_request=("dri",))
 
-    found = gpu_use(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
+    found = attribute_gpus(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
 
     assert (found.gpus, found.unknown) == ((), Unknown(reason="no_gpu", because="no GPU is assigned"))
 
@@ -353,7 +355,7 @@ def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> 
     ],
 )
 def test_a_gpu_that_was_gone_before_the_start_is_missing(request_: tuple[str, ...], missing: str | None) -> None:
-    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
     because = f"assigned GPU {missing} is not reported"
     assert found.unknown == (Unknown(reason="gpu_missing", because=because) if missing else None)
@@ -363,7 +365,7 @@ def test_a_gpu_that_was_gone_before_the_start_is_missing(request_: tuple[str, ..
 def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> None:
     mine = build.gpu(0, build.process(4001, 0.5, 5 * 2**20))
 
-    found = gpu_use(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
 
     assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.5, memory_bytes=5 * 2**20, attributed=True),)
     assert (found.gpus, found.utilization_ratio) == (("GPU-0",), None)
@@ -383,7 +385,7 @@ def test_a_gpu_that_a_container_was_on_is_not_passed_over_while_its_source_fails
 ) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
 
-    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, had)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS, had)
 
     assert (found.gpus, found.unknown and found.unknown.reason) == (had if failed else ("GPU-0",), reason)
     assert (found.utilization_ratio is None) == (reason is not None)
@@ -409,7 +411,7 @@ def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
 ) -> None:
     readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
 
-    found = gpu_use(build.container(gpu_request=("0",)), pids, readings, THRESHOLDS, ("GPU-0", "GPU-amd"))
+    found = attribute_gpus(build.container(gpu_request=("0",)), pids, readings, THRESHOLDS, ("GPU-0", "GPU-amd"))
 
     assert (found.gpus, found.unknown and found.unknown.reason) == (("GPU-0", "GPU-amd")[: 2 if reason else 1], reason)
     assert (found.utilization_ratio is None) == (reason is not None)
@@ -419,7 +421,7 @@ def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
 def test_a_gpu_without_a_render_node_is_listed_whole_by_its_driver() -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA, build.gpu(1)), unlisted=None)
 
-    found = gpu_use(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-1"))
+    found = attribute_gpus(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-1"))
 
     assert (found.gpus, found.utilization_ratio) == (("GPU-0",), 0.25)
 
@@ -445,7 +447,7 @@ def test_a_blind_look_proves_no_idleness(between: tuple[tuple[frozenset[int] | N
     found = []
 
     for now_s, (pids, readings) in enumerate([(OWN, build.gpus(*ON_BOTH)), *between, (OWN, FAILED), (OWN, FAILED)]):
-        seen = gpu_use(place, pids, readings, THRESHOLDS, history.gpus)
+        seen = attribute_gpus(place, pids, readings, THRESHOLDS, history.gpus)
         found.append(history.observe(place, seen, ram(0), now_s=now_s))
 
     assert [each.gpu_idle_s for each in found] == [0.0] + [None] * (len(found) - 1)
@@ -468,7 +470,7 @@ def test_what_sees_every_gpu_may_be_on_those_whose_processes_are_not_listed(
 ) -> None:
     readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
 
-    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (found.unknown and found.unknown.reason) == reason
     assert [share.gpu for share in found.shares] == ["GPU-0"]
@@ -489,7 +491,7 @@ def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
 ) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
 
-    found = gpu_use(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(kind=kind, gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (found.unknown and found.unknown.reason) == reason
 
@@ -507,7 +509,7 @@ def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
 def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple[str, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",))
 
-    found = gpu_use(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert (found.unknown and found.unknown.reason) == reason
 
@@ -526,14 +528,14 @@ def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple
 )
 @pytest.mark.behaviour("A19")
 def test_where_only_the_whole_gpu_is_measured_that_is_told(found: Gpu, attributed: bool | None) -> None:
-    use = gpu_use(build.container(), OWN, build.gpus(found), THRESHOLDS)
+    use = attribute_gpus(build.container(), OWN, build.gpus(found), THRESHOLDS)
 
     assert [share.attributed for share in use.shares] == [attributed]
     assert (use.unknown is None) == (attributed is True)
 
 
 def test_a_gpu_named_twice_has_one_share() -> None:
-    found = gpu_use(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=("0", "GPU-0")), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
     assert found.gpus == ("GPU-0",)
     assert len(found.shares) == 1
@@ -551,7 +553,7 @@ def test_unknown_processes_make_the_utilisation_unknown() -> None:
 
 
 def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
-    found = gpu_use(build.container(), OWN, None, THRESHOLDS)
+    found = attribute_gpus(build.container(), OWN, None, THRESHOLDS)
 
     assert found.utilization_ratio is None
     assert found.unknown == Unknown(reason="source_failed", because="no GPU source answers")
@@ -560,7 +562,7 @@ def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
 def test_an_unknown_says_which_gpu_and_why() -> None:
     lost = build.gpu(1, processes=None, utilization_ratio=None, unknown="GPU is lost")
 
-    found = gpu_use(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
+    found = attribute_gpus(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
 
     assert found.gpus == ("GPU-0", "GPU-1")
     assert found.unknown == Unknown(reason="not_listed", because="GPU-1: GPU is lost")
@@ -571,7 +573,7 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
     known = build.gpu(0, build.process(4001, 0.0, 10), build.process(4002, 0.0, 20), build.process(OTHER_PID, 0.0, 40))
     unknown = build.gpu(1, build.process(4001, 0.0, None))
 
-    found = gpu_use(build.container(), OWN, build.gpus(known, unknown), THRESHOLDS)
+    found = attribute_gpus(build.container(), OWN, build.gpus(known, unknown), THRESHOLDS)
 
     assert [share.memory_bytes for share in found.shares] == [30, None]
 
@@ -625,7 +627,7 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
     def look(now_s: float) -> ContainerEvidence:
-        use = gpu_use(container, OWN, build.gpus(build.gpu(0, decodes)), THRESHOLDS)
+        use = attribute_gpus(container, OWN, build.gpus(build.gpu(0, decodes)), THRESHOLDS)
         return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
 
     look(1.0)
@@ -651,7 +653,7 @@ def test_a_neighbours_engine_time(neighbour: GpuProcess, total: float, hidden: f
 
     def look(now_s: float) -> ContainerEvidence:
         return history.observe(
-            container, gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS), RamUse(usage_bytes=1), now_s=now_s
+            container, attribute_gpus(container, OWN, build.gpus(gpu), THRESHOLDS), RamUse(usage_bytes=1), now_s=now_s
         )
 
     look(1.0)
@@ -671,7 +673,7 @@ def test_utilisation_adds_up(processes: list[tuple[int, float, float | None]], t
     gpu = build.gpu(0, *listed, utilization_ratio=total)
     a, b = OWN, frozenset({5001})
 
-    uses = [gpu_use(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
+    uses = [attribute_gpus(build.container(gpu_request=("0",)), pids, build.gpus(gpu), THRESHOLDS) for pids in (a, b)]
 
     containers = sum(use.shares[0].utilization_ratio or 0.0 for use in uses)
     outside = gpu_attribution.unplaced(gpu, a | b).utilization_ratio
@@ -722,7 +724,7 @@ def test_utilisation_adds_up(processes: list[tuple[int, float, float | None]], t
     ],
 )
 def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
-    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
 
     (share,) = use.shares
     assert (share.utilization_ratio, share.memory_bytes) == told
@@ -735,7 +737,7 @@ def test_a_look_that_cannot_compare_leaves_no_peak_of_nothing_behind() -> None:
 
     def look(now_s: float, other: GpuProcess) -> ContainerEvidence:
         gpu = build.gpu(0, other, utilization_ratio=0.4, memory_used_bytes=2 * 2**30)
-        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        use = attribute_gpus(container, OWN, build.gpus(gpu), THRESHOLDS)
         return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
 
     first = look(1.0, unmeasured)
@@ -758,7 +760,7 @@ def test_what_engines_did_is_told_apart_from_a_utilisation_that_cannot_be(
 ) -> None:
     gpu = build.gpu(0, build.process(4001), attribution=attribution, utilization_ratio=used_ratio)
 
-    use = gpu_use(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
+    use = attribute_gpus(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
 
     (share,) = use.shares
     assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == told
@@ -768,7 +770,7 @@ def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> No
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
     def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
-        use = gpu_use(container, OWN, build.gpus(gpu), THRESHOLDS)
+        use = attribute_gpus(container, OWN, build.gpus(gpu), THRESHOLDS)
         return history.observe(container, use, RamUse(usage_bytes=1), now_s=now_s)
 
     hidden = look(1.0, build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30))
@@ -813,7 +815,7 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
     own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
     readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
 
-    found = gpu_use(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=(request_,)), OWN, readings, THRESHOLDS)
 
     assert found.gpus == ("MIG-1",)
     assert found.shares == (GpuShare(gpu="MIG-1", utilization_ratio=None, memory_bytes=700, attributed=False),)
@@ -871,7 +873,7 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
 def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
     request_: tuple[str, ...] | None, parts: list[Gpu], missing: dict[str, bool | None]
 ) -> None:
-    found = gpu_use(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
 
     assert {share.gpu: share.attributed for share in found.shares} == missing
     assert found.utilization_ratio is None
@@ -881,13 +883,13 @@ def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_
     busy = build.gpu(0, build.process(4001, None, 5), utilization_ratio=0.9)
     other = build.gpu(1, build.process(OTHER_PID, None, 5), utilization_ratio=0.9)
 
-    found = gpu_use(build.container(gpu_request=None), OWN, build.gpus(busy, other), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=None), OWN, build.gpus(busy, other), THRESHOLDS)
 
     assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=5, attributed=False),)
 
 
 def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
-    found = gpu_use(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
 
     assert found.utilization_ratio is None
     assert found.unknown is not None
@@ -896,7 +898,7 @@ def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
 def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
     readings = build.gpus(CUT, instance(0))
 
-    found = gpu_use(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
+    found = attribute_gpus(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
 
     assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
 

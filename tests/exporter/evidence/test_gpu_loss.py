@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import gpu_use
-from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, Losses, LossHistory
+from exporter.evidence.gpu_attribution import attribute_gpus
+from exporter.evidence.gpu_loss import KNOWN_MAX, NOT_LISTED, GpuLossState, GpuLossTracker
 from exporter.model.container import ContainerEvidence, RamUse
 from exporter.model.gpu import WITH_NODES, Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
@@ -33,9 +33,9 @@ AMD = build.gpu(0, uuid="GPU-amd", node="renderD128")
 Look = tuple[Gpu, ...] | GpuReadings | None
 
 
-def play(looks: Sequence[Look], *, every_s: float = 1.0) -> list[tuple[Losses, GpuReadings | None]]:
+def play(looks: Sequence[Look], *, every_s: float = 1.0) -> list[tuple[GpuLossState, GpuReadings | None]]:
     """What is told at each look; `None` is one in which no source answered."""
-    history = LossHistory(gap_max_s=5.0)
+    history = GpuLossTracker(gap_max_s=5.0)
     return [
         history.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=number * every_s)
         for number, look in enumerate(looks)
@@ -196,12 +196,12 @@ def told(
     *looks: tuple[tuple[Gpu, ...] | GpuReadings, float], request: tuple[str, ...] = ("0", "1"), **container: Any
 ) -> list[ContainerEvidence]:
     """What is told of a container with processes 1 and 2 at each look and its time."""
-    place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
+    place, losses = build.container(gpu_request=request, **container), GpuLossTracker(gap_max_s=5.0)
     history = ContainerHistory(THRESHOLDS)
     found = []
     for look, now_s in looks:
         lost, readings = losses.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=now_s)
-        use = gpu_use(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus, history.there)
+        use = attribute_gpus(place, frozenset({1, 2}), readings, THRESHOLDS, history.gpus, history.seen_present)
         found.append(history.observe(place, use, RamUse(usage_bytes=1), now_s=now_s, lost=lost.named))
     return found
 
@@ -352,12 +352,12 @@ def test_nor_where_it_was_given_no_gpu_by_name_and_may_be_on_one_of_another_vend
 
 def test_who_was_on_nothing_but_lost_gpus_has_not_lost_all_where_it_may_be_on_another() -> None:
     def lost_s(pids_known: bool, *others: Gpu) -> float | None:
-        place, losses = build.container(gpu_request=("all",), kind="process"), LossHistory(gap_max_s=5.0)
+        place, losses = build.container(gpu_request=("all",), kind="process"), GpuLossTracker(gap_max_s=5.0)
         history = ContainerHistory(THRESHOLDS)
         for now_s, look in enumerate(((SECOND,), (LOST,), (LOST,))):
             lost, readings = losses.observe(build.gpus(*look, *others), now_s=float(now_s))
             pids = frozenset({2}) if pids_known or not now_s else None
-            use = gpu_use(place, pids, readings, THRESHOLDS, history.gpus, history.there)
+            use = attribute_gpus(place, pids, readings, THRESHOLDS, history.gpus, history.seen_present)
             evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=float(now_s), lost=lost.named)
         return evidence.gpu_lost_s
 
@@ -372,12 +372,12 @@ def after(
 
     Or before the exporter saw it, where it was `found` running.
     """
-    place, losses = build.container(gpu_request=request, **container), LossHistory(gap_max_s=5.0)
+    place, losses = build.container(gpu_request=request, **container), GpuLossTracker(gap_max_s=5.0)
     losses.observe(build.gpus(*before), now_s=0.0)
-    history = ContainerHistory(THRESHOLDS, found=found)
+    history = ContainerHistory(THRESHOLDS, ran_before=found)
     for now_s, look in enumerate(looks, start=1):
         lost, readings = losses.observe(build.gpus(*look) if isinstance(look, tuple) else look, now_s=float(now_s))
-        use = gpu_use(place, frozenset({1}), readings, THRESHOLDS, history.gpus, history.there)
+        use = attribute_gpus(place, frozenset({1}), readings, THRESHOLDS, history.gpus, history.seen_present)
         evidence = history.observe(place, use, RamUse(usage_bytes=1), now_s=float(now_s), lost=lost.named)
     return evidence
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.evidence import process_ownership
-from exporter.evidence.process_ownership import Born
+from exporter.evidence.process_ownership import ProcessOrigin
 
 pytestmark = pytest.mark.pure
 
@@ -15,17 +15,20 @@ INIT, W, V = 10, 20, 30
 WORKERS = {"w": W, "v": V}
 
 
-def born(**changes: int) -> dict[int, Born]:
+def born(**changes: int) -> dict[int, ProcessOrigin]:
     """An init with two workers; each a child of w, `w_child`, and of v, where one is given its parent."""
     parents = {INIT: 1, W: INIT, V: INIT}
     parents.update({int(name[1:]): parent for name, parent in changes.items()})
-    return {pid: Born(parent=parent, start_ticks=pid) for pid, parent in parents.items()}
+    return {pid: ProcessOrigin(parent=parent, start_ticks=pid) for pid, parent in parents.items()}
 
 
-def own(found: Mapping[int, Born], *, first: int | None = INIT, unread: int | None = None) -> dict[str, set[int]]:
+def own(
+    found: Mapping[int, ProcessOrigin], *, first: int | None = INIT, unread: int | None = None
+) -> dict[str, set[int]]:
     readable = {pid: each for pid, each in found.items() if pid != unread}
     return {
-        name: set(pids) for name, pids in process_ownership.own(found.keys(), readable, WORKERS, first=first).items()
+        name: set(pids)
+        for name, pids in process_ownership.pids_by_worker(found.keys(), readable, WORKERS, first=first).items()
     }
 
 
@@ -37,51 +40,53 @@ def own(found: Mapping[int, Born], *, first: int | None = INIT, unread: int | No
         pytest.param(born(p40=INIT), {W, INIT, 40}, {V, INIT, 40}, id="an orphan could be anyone's"),
         pytest.param(born(p40=1, p41=40), {W, INIT, 40, 41}, {V, INIT, 40, 41}, id="what was started into it, too"),
         pytest.param(
-            {**born(p40=W), V: Born(parent=W, start_ticks=V), 50: Born(parent=V, start_ticks=50)},
+            {**born(p40=W), V: ProcessOrigin(parent=W, start_ticks=V), 50: ProcessOrigin(parent=V, start_ticks=50)},
             {W, V, 50, 40, INIT}, {V, 50, 40, INIT},
             id="a worker below another counts for both, and beside it may be its orphans",
         ),
         pytest.param(
-            {**born(p40=15), V: Born(parent=15, start_ticks=V), 15: Born(parent=W, start_ticks=25)},
+            {**born(p40=15), V: ProcessOrigin(parent=15, start_ticks=V), 15: ProcessOrigin(parent=W, start_ticks=25)},
             {W, V, 15, 40, INIT}, {V, 15, 40, INIT},
             id="what stands between two workers may be an orphan of the lower one",
         ),
         pytest.param(
-            {**born(p40=W), W: Born(parent=INIT, start_ticks=45)}, {W, INIT, 40}, {V, INIT, 40},
+            {**born(p40=W), W: ProcessOrigin(parent=INIT, start_ticks=45)}, {W, INIT, 40}, {V, INIT, 40},
             id="a parent that started after its child is somebody else by now",
         ),
         pytest.param(
-            {**born(p40=W), W: Born(parent=INIT, start_ticks=40)}, {W, INIT, 40}, {V, INIT},
+            {**born(p40=W), W: ProcessOrigin(parent=INIT, start_ticks=40)}, {W, INIT, 40}, {V, INIT},
             id="one that started in the same tick is its parent",
         ),
         pytest.param(
-            {**born(), 40: Born(parent=41, start_ticks=40), 41: Born(parent=40, start_ticks=40)},
+            {**born(), 40: ProcessOrigin(parent=41, start_ticks=40), 41: ProcessOrigin(parent=40, start_ticks=40)},
             {W, INIT, 40, 41}, {V, INIT, 40, 41}, id="what descends from itself was read amiss",
         ),
     ],
 )  # fmt: skip
-def test_a_process_belongs_to_one_worker_or_to_any(found: Mapping[int, Born], of_w: set[int], of_v: set[int]) -> None:
+def test_a_process_belongs_to_one_worker_or_to_any(
+    found: Mapping[int, ProcessOrigin], of_w: set[int], of_v: set[int]
+) -> None:
     assert own(found) == {"w": of_w, "v": of_v}
 
 
 def test_below_a_worker_that_is_the_first_process_may_be_orphans_of_the_other() -> None:
-    started_from_outside = Born(parent=1, start_ticks=V)
-    found = {**born(p40=W, p41=V), W: Born(parent=1, start_ticks=W), V: started_from_outside}
+    started_from_outside = ProcessOrigin(parent=1, start_ticks=V)
+    found = {**born(p40=W, p41=V), W: ProcessOrigin(parent=1, start_ticks=W), V: started_from_outside}
 
     assert own(found, first=W) == {"w": {W, INIT, 40}, "v": {V, INIT, 40, 41}}
     assert own(found) == {"w": {W, INIT, 40}, "v": {V, INIT, 41}}
 
 
 def test_where_nobody_tells_what_began_it_a_worker_from_outside_may_get_the_orphans_of_the_other() -> None:
-    found = {**born(p40=W, p41=V), W: Born(parent=1, start_ticks=W), V: Born(parent=1, start_ticks=V)}
+    found = {**born(p40=W, p41=V), W: ProcessOrigin(parent=1, start_ticks=W), V: ProcessOrigin(parent=1, start_ticks=V)}
 
     assert own(found, first=None) == {"w": {W, INIT, 40, 41}, "v": {V, INIT, 40, 41}}
     assert own(born(p40=W), first=None) == {"w": {W, INIT, 40}, "v": {V, INIT}}
 
 
 def test_a_chain_of_thousands_is_told_apart_as_one_of_two() -> None:
-    chain = {pid: Born(parent=pid - 1, start_ticks=pid) for pid in range(100, 8100)}
-    found = {**born(), **chain, 100: Born(parent=W, start_ticks=100)}
+    chain = {pid: ProcessOrigin(parent=pid - 1, start_ticks=pid) for pid in range(100, 8100)}
+    found = {**born(), **chain, 100: ProcessOrigin(parent=W, start_ticks=100)}
 
     assert own(found) == {"w": {W, INIT, *chain}, "v": {V, INIT}}
 
@@ -106,28 +111,30 @@ def test_a_worker_whose_process_is_not_the_containers_any_more_is_left_out() -> 
 
 
 def test_a_process_that_is_two_workers_counts_for_both() -> None:
-    found = process_ownership.own({INIT, W, 40}, born(p40=W), {"w": W, "v": W}, first=INIT)
+    found = process_ownership.pids_by_worker({INIT, W, 40}, born(p40=W), {"w": W, "v": W}, first=INIT)
 
     assert found == {"w": {INIT, W, 40}, "v": {INIT, W, 40}}
 
 
 trees = st.dictionaries(
     st.integers(2, 12),
-    st.one_of(st.none(), st.builds(lambda parent, ticks: Born(parent=parent, start_ticks=ticks),
+    st.one_of(st.none(), st.builds(lambda parent, ticks: ProcessOrigin(parent=parent, start_ticks=ticks),
                                    st.integers(1, 14), st.integers(0, 4))),
     min_size=2,
 )  # fmt: skip
 
 
 @given(trees, st.data())
-def test_every_process_counts_and_a_workers_own_always(tree: Mapping[int, Born | None], data: st.DataObject) -> None:
+def test_every_process_counts_and_a_workers_own_always(
+    tree: Mapping[int, ProcessOrigin | None], data: st.DataObject
+) -> None:
     workers = {
         "w": data.draw(st.sampled_from(sorted(tree))),
         "v": data.draw(st.sampled_from(sorted(tree))),
     }
     read = {pid: each for pid, each in tree.items() if each is not None}
 
-    found = process_ownership.own(tree.keys(), read, workers, first=min(tree))
+    found = process_ownership.pids_by_worker(tree.keys(), read, workers, first=min(tree))
 
     assert found.keys() == workers.keys()
     assert frozenset().union(*found.values()) == tree.keys()

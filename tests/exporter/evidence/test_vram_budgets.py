@@ -7,19 +7,19 @@ import pytest
 
 from exporter.collectors.gpus import families
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import gpu_use
+from exporter.evidence.gpu_attribution import attribute_gpus
 from exporter.evidence.vram_budgets import (
     BUDGET_LABEL,
     MANAGED_LABEL,
     PROTECTED_LABEL,
-    cards,
-    limit,
-    may_be_ranked,
-    may_go,
-    terms,
+    gpu_memory,
+    is_recycle_candidate,
+    may_recycle,
+    parse_budget,
+    parse_pod_limit,
 )
 from exporter.http import evidence
-from exporter.model.container import GpuShare, RamUse, Tenancy
+from exporter.model.container import GpuShare, RamUse, VramBudget
 from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
@@ -32,34 +32,34 @@ pytestmark = pytest.mark.pure
 
 MIB = build.MIB
 
-TERMS: dict[str, tuple[dict[str, str], Tenancy]] = {
-    "nothing is said": ({}, Tenancy()),
-    "it opted in": ({MANAGED_LABEL: "true"}, Tenancy(recyclable=True)),
-    "a budget": ({BUDGET_LABEL: "3000", MANAGED_LABEL: "true"}, Tenancy(budget_bytes=3000 * MIB, recyclable=True)),
-    "a budget of one that did not opt in": ({BUDGET_LABEL: "3000"}, Tenancy(budget_bytes=3000 * MIB)),
-    "opted in by another word": ({BUDGET_LABEL: "1", MANAGED_LABEL: "yes"}, Tenancy(budget_bytes=MIB)),
+TERMS: dict[str, tuple[dict[str, str], VramBudget]] = {
+    "nothing is said": ({}, VramBudget()),
+    "it opted in": ({MANAGED_LABEL: "true"}, VramBudget(recyclable=True)),
+    "a budget": ({BUDGET_LABEL: "3000", MANAGED_LABEL: "true"}, VramBudget(budget_bytes=3000 * MIB, recyclable=True)),
+    "a budget of one that did not opt in": ({BUDGET_LABEL: "3000"}, VramBudget(budget_bytes=3000 * MIB)),
+    "opted in by another word": ({BUDGET_LABEL: "1", MANAGED_LABEL: "yes"}, VramBudget(budget_bytes=MIB)),
     "protected": (
         {BUDGET_LABEL: "1", MANAGED_LABEL: "true", PROTECTED_LABEL: "true"},
-        Tenancy(budget_bytes=MIB),
+        VramBudget(budget_bytes=MIB),
     ),
-    "protected by another word": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "ja"}, Tenancy()),
-    "plainly not protected": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "false"}, Tenancy(recyclable=True)),
+    "protected by another word": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "ja"}, VramBudget()),
+    "plainly not protected": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "false"}, VramBudget(recyclable=True)),
 }
 
 
 @pytest.mark.parametrize(("labels", "says"), TERMS.values(), ids=TERMS)
-def test_what_labels_allow(labels: dict[str, str], says: Tenancy) -> None:
-    assert terms(labels) == says
+def test_what_labels_allow(labels: dict[str, str], says: VramBudget) -> None:
+    assert parse_budget(labels) == says
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "3000MiB", "3e3", "1.5", " 3000", "3000\n", "٣", "123456789"])
 def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
-    found = terms({BUDGET_LABEL: said, MANAGED_LABEL: "true"})
+    found = parse_budget({BUDGET_LABEL: said, MANAGED_LABEL: "true"})
 
     assert (found.budget_bytes, found.recyclable) == (None, True)
     assert found.invalid is not None
     assert found.invalid.reason == "bad_budget"
-    assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
+    assert found.invalid.because.endswith("expected whole MiB, 1 to 99999999")
 
 
 @pytest.mark.parametrize(
@@ -74,23 +74,23 @@ def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
     ids=["budget and opted in", "no budget", "a budget that cannot be read", "protected", "not opted in"],
 )
 def test_who_may_be_ranked_by_labels_alone(labels: dict[str, str], *, may: bool) -> None:
-    assert may_be_ranked(terms(labels)) is may
+    assert is_recycle_candidate(parse_budget(labels)) is may
 
 
 def test_what_is_removed_when_it_ends_does_not_go() -> None:
-    assert not terms({MANAGED_LABEL: "true", BUDGET_LABEL: "1"}, vanishes=True).recyclable
+    assert not parse_budget({MANAGED_LABEL: "true", BUDGET_LABEL: "1"}, vanishes=True).recyclable
 
 
 def test_what_nobody_will_stop_shields_no_other() -> None:
-    found, paused = place("a", holds(1), tenancy=BUDGET), place("b", holds(1), tenancy=BUDGET)
+    found, paused = place("a", holds(1), vram_budget=BUDGET), place("b", holds(1), vram_budget=BUDGET)
     paused = paused._replace(container=replace(paused.container, paused=True))
     snapshot = build.snapshot(build.sighting(container_id="c"), containers=(found, paused))
 
-    assert [may_go(each, snapshot) for each in (found, paused)] == [True, False]
-    assert not may_go(found, build.snapshot(build.sighting(container_id="a"), containers=(found,)))
-    assert not may_go(place("a", tenancy=Tenancy(budget_bytes=MIB)), snapshot)
-    assert may_go(found, build.snapshot(workers=None, containers=(found,)))
-    told = cards(snapshot, "a") or []
+    assert [may_recycle(each, snapshot) for each in (found, paused)] == [True, False]
+    assert not may_recycle(found, build.snapshot(build.sighting(container_id="a"), containers=(found,)))
+    assert not may_recycle(place("a", vram_budget=VramBudget(budget_bytes=MIB)), snapshot)
+    assert may_recycle(found, build.snapshot(workers=None, containers=(found,)))
+    told = gpu_memory(snapshot, "a") or []
     assert {each.container: each.recyclable for each in told[0].tenants} == {"a": True, "b": False}
 
 
@@ -107,30 +107,32 @@ def test_what_nobody_will_stop_shields_no_other() -> None:
     ],
 )
 def test_the_limit_of_a_pod_is_its_budget_however_kubernetes_writes_it(said: str, mib: int) -> None:
-    assert limit(said, "gpuwarden/vram-mib") == Tenancy(budget_bytes=mib * MIB)
+    assert parse_pod_limit(said, "gpuwarden/vram-mib") == VramBudget(budget_bytes=mib * MIB)
 
 
 def test_a_pod_without_a_limit_has_no_budget() -> None:
-    assert limit(None, "gpuwarden/vram-mib") == Tenancy()
+    assert parse_pod_limit(None, "gpuwarden/vram-mib") == VramBudget()
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "1.5", "100m", "1G", "1e9", "100M", " 3", "3\n", "٣", "123456789"])
 def test_a_limit_that_is_no_budget_is_none_and_is_told(said: str) -> None:
-    found = limit(said, "gpuwarden/vram-mib")
+    found = parse_pod_limit(said, "gpuwarden/vram-mib")
 
     assert (found.budget_bytes, found.recyclable) == (None, False)
     assert found.invalid is not None
     assert found.invalid.reason == "bad_budget"
     assert found.invalid.because.startswith("the limit of gpuwarden/vram-mib is ")
-    assert found.invalid.because.endswith("wanted: whole MiB, 1 to 99999999")
+    assert found.invalid.because.endswith("expected whole MiB, 1 to 99999999")
 
 
 def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
     assert MANAGED_LABEL == LABEL
 
 
-def place(name: str, *shares: GpuShare, tenancy: Tenancy | None = None, gpus: tuple[str, ...] = ("GPU-0",)) -> Any:
-    container = build.container(name=name, id=name, incarnation=f"{name}@1", tenancy=tenancy or Tenancy())
+def place(
+    name: str, *shares: GpuShare, vram_budget: VramBudget | None = None, gpus: tuple[str, ...] = ("GPU-0",)
+) -> Any:
+    container = build.container(name=name, id=name, incarnation=f"{name}@1", vram_budget=vram_budget or VramBudget())
     return build.evidence(container=container, shares=shares, gpus=gpus)
 
 
@@ -142,18 +144,18 @@ def holds(memory_bytes: int | None, gpu: str = "GPU-0") -> GpuShare:
     return GpuShare(gpu=gpu, utilization_ratio=0.0, memory_bytes=memory_bytes)
 
 
-BUDGET = Tenancy(budget_bytes=10 * MIB, recyclable=True)
+BUDGET = VramBudget(budget_bytes=10 * MIB, recyclable=True)
 
 
 def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
     snapshot = build.snapshot(
         gpus=build.gpus(build.gpu(0, memory_free_bytes=7 * MIB)),
-        containers=(place("a", holds(30 * MIB), tenancy=BUDGET), place("b", holds(5))),
+        containers=(place("a", holds(30 * MIB), vram_budget=BUDGET), place("b", holds(5))),
         thresholds=Thresholds(vram_floor_bytes=9, vram_tie_bytes=2),
         returning_bytes={"GPU-0": 3},
     )
 
-    assert cards(snapshot, "a") == [
+    assert gpu_memory(snapshot, "a") == [
         CardFacts(
             gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, returning_bytes=3,
             tenants=[
@@ -168,10 +170,10 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
 
 def test_of_a_card_whose_memory_on_its_way_back_is_unknown_nothing_is_told_of_it_and_nobody_goes() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0)
-    found = place("a", holds(30 * MIB), tenancy=BUDGET)
+    found = place("a", holds(30 * MIB), vram_budget=BUDGET)
 
     def card(**changes: Any) -> CardFacts:
-        (told,) = cards(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
+        (told,) = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
         return told
 
     assert (card().returning_bytes, choose(card()).victim) == (0, "a@1")
@@ -180,26 +182,26 @@ def test_of_a_card_whose_memory_on_its_way_back_is_unknown_nothing_is_told_of_it
 
 
 def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
-    found = (place("a", holds(1, "GPU-1"), gpus=("GPU-1",)), place("b", holds(1), tenancy=BUDGET))
+    found = (place("a", holds(1, "GPU-1"), gpus=("GPU-1",)), place("b", holds(1), vram_budget=BUDGET))
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=found)
 
-    assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-1"]
-    assert [card.gpu for card in cards(snapshot, "b") or ()] == ["GPU-0"]
+    assert [card.gpu for card in gpu_memory(snapshot, "a") or ()] == ["GPU-1"]
+    assert [card.gpu for card in gpu_memory(snapshot, "b") or ()] == ["GPU-0"]
 
 
 def test_of_a_container_that_is_gone_every_card_is_told_for_nobody_knows_which_it_had() -> None:
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=(place("b", holds(1)),))
 
-    assert [card.gpu for card in cards(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
+    assert [card.gpu for card in gpu_memory(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
 
 
 def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> None:
     mig = MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0)
     its_own = build.gpu(0, uuid="MIG-a", memory_free_bytes=7 * MIB, mig=mig)
     shared = replace(its_own, uuid="MIG-b", mig=replace(mig, gpu_instance=2, shares_memory=True))
-    tenant = place("a", holds(30 * MIB, "MIG-a"), holds(30 * MIB, "MIG-b"), tenancy=BUDGET)
+    tenant = place("a", holds(30 * MIB, "MIG-a"), holds(30 * MIB, "MIG-b"), vram_budget=BUDGET)
 
-    told = cards(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
+    told = gpu_memory(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
 
     assert {card.gpu: card.free_bytes for card in told} == {"MIG-a": 7 * MIB, "MIG-b": None}
 
@@ -211,9 +213,9 @@ def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> 
 )
 def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | None, free_mib: int | None) -> None:
     gpu = build.gpu(0, memory_size_bytes=size_mib and size_mib * MIB, memory_free_bytes=7 * MIB)
-    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(place("a", holds(30 * MIB), tenancy=BUDGET),))
+    snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(place("a", holds(30 * MIB), vram_budget=BUDGET),))
 
-    card = (cards(snapshot, "a") or [])[0]
+    card = (gpu_memory(snapshot, "a") or [])[0]
     floors = next(each for each in families(snapshot) if each.name == "gpuwarden_gpu_memory_floor_bytes")
 
     assert card.free_bytes == (free_mib and free_mib * MIB)
@@ -234,11 +236,11 @@ def test_a_failed_source_keeps_the_largest_in_the_ranking(request_: tuple[str, .
     readings = GpuReadings(source="test", gpus=(gpu,), failed=("drm",))
     found = []
     for name, pid, asked in (("a", 4001, request_), ("b", 4002, ("GPU-0",))):
-        container = build.container(name=name, incarnation=name, gpu_request=asked, tenancy=BUDGET)
-        use = gpu_use(container, frozenset({pid}), readings, Thresholds())
+        container = build.container(name=name, incarnation=name, gpu_request=asked, vram_budget=BUDGET)
+        use = attribute_gpus(container, frozenset({pid}), readings, Thresholds())
         found.append(ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0))
 
-    card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
+    card = (gpu_memory(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
 
     assert [each.used_bytes for each in card.tenants] == [used_mib and used_mib * MIB, 11 * MIB]
     assert choose(card).victim == (None if used_mib is None else "a")
@@ -249,7 +251,7 @@ def test_who_holds_the_most_stays_in_the_ranking_while_a_gpu_that_it_was_on_cann
     other = build.gpu(0, build.process(4001, 0.0, 0), node="renderD128", uuid="pci-0000:00:02.0")
     failed = GpuReadings(source="test", gpus=(gpu,), failed=("drm",), gone={"renderD128": other.uuid})
     tenants = {
-        pid: (ContainerHistory(Thresholds()), build.container(name=name, incarnation=name, tenancy=BUDGET))
+        pid: (ContainerHistory(Thresholds()), build.container(name=name, incarnation=name, vram_budget=BUDGET))
         for name, pid in (("a", 4001), ("b", 4002))
     }
     looks = []
@@ -257,9 +259,9 @@ def test_who_holds_the_most_stays_in_the_ranking_while_a_gpu_that_it_was_on_cann
     for now_s, readings in enumerate((build.gpus(gpu, other), failed, failed)):
         found = []
         for pid, (history, container) in tenants.items():
-            use = gpu_use(container, frozenset({pid}), readings, Thresholds(), history.gpus)
+            use = attribute_gpus(container, frozenset({pid}), readings, Thresholds(), history.gpus)
             found.append(history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s)))
-        card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
+        card = (gpu_memory(build.snapshot(gpus=readings, containers=tuple(found)), "b") or [])[0]
         looks.append((choose(card).victim, found[0].gpu_idle_s, found[0].busy_s["GPU-0"]))
 
     assert looks == [("a", 0.0, 0.0), ("a", None, 0.5), ("a", None, 1.0)]
@@ -301,26 +303,26 @@ def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:
 
 def accused(gpu: Gpu, request: tuple[str, ...], had: tuple[str, ...] = ()) -> ServerFacts:
     """What is told of the one container that is over its budget, on a GPU without free memory."""
-    container = build.container(incarnation="worker-0@1", gpu_request=request, tenancy=BUDGET)
-    use = gpu_use(container, frozenset({4001}), build.gpus(gpu), Thresholds(), had)
+    container = build.container(incarnation="worker-0@1", gpu_request=request, vram_budget=BUDGET)
+    use = attribute_gpus(container, frozenset({4001}), build.gpus(gpu), Thresholds(), had)
     seen = ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0)
     snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(seen,), thresholds=Thresholds(vram_floor_bytes=1))
-    told = evidence.about_server("worker-0", snapshot, now=build.ago(0))
+    told = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
     assert told is not None
     return told
 
 
 def test_without_gpu_readings_no_card_is_told_of() -> None:
-    assert cards(build.snapshot(gpus=None), "worker-0") is None
+    assert gpu_memory(build.snapshot(gpus=None), "worker-0") is None
 
 
 PARTS: dict[str, tuple[Any, bool, str]] = {
-    "it holds nothing, within a budget": (place("a", holds(0), tenancy=BUDGET), True, "0"),
+    "it holds nothing, within a budget": (place("a", holds(0), vram_budget=BUDGET), True, "0"),
     "it holds nothing, without one": (place("a", holds(0)), True, "absent"),
-    "what it holds is not measured": (place("a", holds(None), tenancy=BUDGET), True, "None"),
-    "its processes are unknown, on a GPU that it was given": (place("a", tenancy=BUDGET), True, "None"),
-    "it was given another GPU": (place("a", tenancy=BUDGET, gpus=("GPU-1",)), True, "absent"),
-    "nobody lists the GPU's processes, and it has a budget": (place("a", tenancy=BUDGET, gpus=()), False, "None"),
+    "what it holds is not measured": (place("a", holds(None), vram_budget=BUDGET), True, "None"),
+    "its processes are unknown, on a GPU that it was given": (place("a", vram_budget=BUDGET), True, "None"),
+    "it was given another GPU": (place("a", vram_budget=BUDGET, gpus=("GPU-1",)), True, "absent"),
+    "nobody lists the GPU's processes, and it has a budget": (place("a", vram_budget=BUDGET, gpus=()), False, "None"),
     "nobody lists the GPU's processes, and it has none": (place("a", gpus=()), False, "absent"),
 }
 
@@ -328,7 +330,7 @@ PARTS: dict[str, tuple[Any, bool, str]] = {
 @pytest.mark.parametrize(("found", "listed", "used"), PARTS.values(), ids=PARTS)
 def test_a_part_that_is_unknown_is_never_nothing(found: Any, listed: bool, used: str) -> None:
     gpu = build.gpu(0) if listed else build.gpu(0, processes=None, memory_used_bytes=None)
-    told = cards(build.snapshot(gpus=build.gpus(gpu), containers=(found,)), "a")
+    told = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,)), "a")
 
     assert ("absent" if not told else str(told[0].tenants[0].used_bytes)) == used
 
@@ -336,19 +338,19 @@ def test_a_part_that_is_unknown_is_never_nothing(found: Any, listed: bool, used:
 def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same() -> None:
     readings = build.gpus(build.gpu(0, build.process(4001, 0.2, 5 * MIB)), build.gpu(1, build.process(9, 0.1, MIB)))
 
-    found = gpu_use(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
+    found = attribute_gpus(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
 
     assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=0.2, memory_bytes=5 * MIB, attributed=True),)
     assert (found.gpus, found.utilization_ratio) == ((), None)
     assert found.unknown is not None
     assert found.unknown.reason == "no_gpu"
-    assert gpu_use(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
+    assert attribute_gpus(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
 
 
 def test_where_its_processes_are_unknown_it_may_hold_memory_of_any_gpu() -> None:
     readings = build.gpus(build.gpu(0), build.gpu(1))
 
-    found = gpu_use(build.container(gpu_request=None), None, readings, Thresholds())
+    found = attribute_gpus(build.container(gpu_request=None), None, readings, Thresholds())
 
     assert found.shares == (holds_unknown("GPU-0"), holds_unknown("GPU-1"))
 
@@ -357,7 +359,7 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
     history, container = ContainerHistory(Thresholds()), build.container()
     for now_s, used in enumerate((5, 9, None, 2)):
         process = build.process(4001, 0.0, used)
-        use = gpu_use(container, frozenset({4001}), build.gpus(build.gpu(0, process)), Thresholds())
+        use = attribute_gpus(container, frozenset({4001}), build.gpus(build.gpu(0, process)), Thresholds())
         found = history.observe(container, use, RamUse(usage_bytes=1), now_s=float(now_s))
 
     assert found.peak_bytes == {"GPU-0": 9}
@@ -379,10 +381,10 @@ def test_hidden_work_stops_the_ranking(busy_ratio: float, used_mib: int | None, 
     readings = build.gpus(replace(gpu, memory_used_bytes=None if used_mib is None else used_mib * MIB))
     found = []
     for name, pid in (("a", 4001), ("b", 4002)):
-        container = build.container(name=name, incarnation=name, gpu_request=("0",), tenancy=BUDGET)
-        use = gpu_use(container, frozenset({pid}), readings, Thresholds())
+        container = build.container(name=name, incarnation=name, gpu_request=("0",), vram_budget=BUDGET)
+        use = attribute_gpus(container, frozenset({pid}), readings, Thresholds())
         found.append(ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0))
 
-    card = (cards(build.snapshot(gpus=readings, containers=tuple(found)), "a") or [])[0]
+    card = (gpu_memory(build.snapshot(gpus=readings, containers=tuple(found)), "a") or [])[0]
 
     assert choose(card).victim == victim

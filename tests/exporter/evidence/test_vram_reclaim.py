@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.evidence.vram_reclaim import ReturnHistory
+from exporter.evidence.vram_reclaim import VramReclaimTracker
 from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from tests.exporter import builders as build
 
@@ -28,7 +28,7 @@ def holding(used: int | None, *held: tuple[int, int | None], **changes: object) 
 class Looks:
     """A history whose first looks are over, so that what it tells is known; a look is a second."""
 
-    history: ReturnHistory = field(default_factory=lambda: ReturnHistory(bound_s=BOUND_S, gap_max_s=5.0))
+    history: VramReclaimTracker = field(default_factory=lambda: VramReclaimTracker(bound_s=BOUND_S, gap_max_s=5.0))
     now_s: float = 0.0
 
     def at(self, *gpus: Gpu, ended: Sequence[int] = (), after_s: float = 1.0) -> int | None:
@@ -172,7 +172,7 @@ def test_what_leaves_before_it_is_known_counts_once_it_is() -> None:
     assert looks.at(holding(1007, (2, 200)), after_s=5.0) == 800
 
 
-UNTOLD: Final[dict[str, tuple[Gpu, ...]]] = {
+NO_ATTRIBUTION: Final[dict[str, tuple[Gpu, ...]]] = {
     "the GPU": (),
     "its processes": (build.gpu(0, memory_used_bytes=1000, processes=None),),
     "what is in use": (holding(None, (2, 200)),),
@@ -180,7 +180,7 @@ UNTOLD: Final[dict[str, tuple[Gpu, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("told", UNTOLD.values(), ids=UNTOLD)
+@pytest.mark.parametrize("told", NO_ATTRIBUTION.values(), ids=NO_ATTRIBUTION)
 def test_it_is_unknown_at_a_look_that_does_not_tell(told: tuple[Gpu, ...]) -> None:
     looks = settled(TWO)
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.evidence import worker_liveness
-from exporter.evidence.worker_liveness import CpuHistory, DeathHistory
+from exporter.evidence.worker_liveness import CpuIdleTracker, DeathTracker
 from exporter.model.container import Container
-from exporter.model.worker import CpuUse, WorkerReadings, WorkerSighting
+from exporter.model.worker import CpuUse, WorkerReading, WorkerReadings
 from tests.exporter import builders as build
 from tests.exporter.evidence.values import THRESHOLDS
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.pure
     ],
 )
 def test_a_worker_is_dead_while_its_lock_is_free(looks: list[tuple[float, str | None]], dead_s: float) -> None:
-    history, now_s, found_s = DeathHistory(THRESHOLDS), 1000.0, 0.0
+    history, now_s, found_s = DeathTracker(THRESHOLDS), 1000.0, 0.0
     for gap_s, place in looks:
         now_s += gap_s
         found_s = history.observe(place, build.ago(2), now_s=now_s)
@@ -41,7 +41,7 @@ def test_a_worker_is_dead_while_its_lock_is_free(looks: list[tuple[float, str | 
 
 @pytest.mark.parametrize("boot_id", [build.BOOT, "of a sandbox's own kernel"])
 def test_a_worker_whose_lock_is_free_and_whose_heartbeat_moves_is_not_dead(boot_id: str) -> None:
-    history = DeathHistory(THRESHOLDS)
+    history = DeathTracker(THRESHOLDS)
     beats = [build.ago(age_s, boot_id=boot_id) for age_s in (9, 9, 4, 4, 4)]
 
     dead_s = [history.observe("c@1", beat, now_s=1000.0 + number) for number, beat in enumerate(beats)]
@@ -57,7 +57,7 @@ OTHER = build.container(id="cd" * 32, folders=("f1",))
 BARE = build.container(kind="process", id="process:9:1", pid=9)
 
 
-def unplaced(folder: str = "f0", **changes: object) -> WorkerSighting:
+def unplaced(folder: str = "f0", **changes: object) -> WorkerReading:
     """A worker that lives somewhere: nobody can tell in what."""
     return build.sighting(**{"folder": folder, "pid": None, "container_id": None, **changes})
 
@@ -79,16 +79,18 @@ def unplaced(folder: str = "f0", **changes: object) -> WorkerSighting:
         pytest.param(unplaced(alive=False), HOLDS, False, id="it is dead"),
     ],
 )
-def test_an_unplaced_worker_may_live_where_its_folder_is(sighting: WorkerSighting, place: Container, may: bool) -> None:
+def test_an_unplaced_worker_may_live_where_its_folder_is(sighting: WorkerReading, place: Container, may: bool) -> None:
     workers = WorkerReadings(workers=(sighting,))
 
-    assert worker_liveness.may_hold_others(place, workers, [HOLDS, OTHER, BARE]) is may
+    assert worker_liveness.may_have_unknown_workers(place, workers, [HOLDS, OTHER, BARE]) is may
 
 
 def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None:
     workers = WorkerReadings(workers=(), unread=frozenset({"f0", "f9"}))
 
-    assert [worker_liveness.may_hold_others(each, workers, [HOLDS, OTHER, BARE]) for each in (HOLDS, OTHER, BARE)] == [
+    assert [
+        worker_liveness.may_have_unknown_workers(each, workers, [HOLDS, OTHER, BARE]) for each in (HOLDS, OTHER, BARE)
+    ] == [
         True,
         False,
         False,
@@ -99,7 +101,9 @@ def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
     service = build.container(kind="systemd", folders=())
 
     found = [
-        worker_liveness.may_hold_others(service, WorkerReadings(workers=(), unread=frozenset(unread)), [HOLDS, service])
+        worker_liveness.may_have_unknown_workers(
+            service, WorkerReadings(workers=(), unread=frozenset(unread)), [HOLDS, service]
+        )
         for unread in ({"f9"}, {HOLDS.folders[0]}, set[str]())
     ]
 
@@ -111,7 +115,7 @@ def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
 
 def cpu_still(*samples: tuple[float, int]) -> float:
     """The duration after the last of these samples: seconds since the one before, and CPU time used in all."""
-    history, now_s, still_s = CpuHistory(THRESHOLDS), 1000.0, 0.0
+    history, now_s, still_s = CpuIdleTracker(THRESHOLDS), 1000.0, 0.0
     for gap_s, used_ticks in samples:
         now_s += gap_s
         still_s = history.observe(CpuUse(start_ticks=5, used_ticks=used_ticks), now_s=now_s)
@@ -144,7 +148,7 @@ def test_a_process_is_still_without_cpu_time(samples: list[tuple[float, int]], s
     ],
 )
 def test_a_storage_wait_is_no_silence_in_load_and_save(stores: bool, uninterruptible: bool, still_s: float) -> None:
-    history, use = CpuHistory(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
+    history, use = CpuIdleTracker(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
     for now_s in (1000.0, 1001.0, 1002.0):
         found = history.observe(use, now_s=now_s, stores=stores)
 
@@ -163,7 +167,7 @@ def test_the_cpu_is_still_back_to_the_last_use_or_gap(steps: list[tuple[float, i
     )
 
 
-def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
+def silent(heartbeat_age_s: float, **changes: object) -> WorkerReading:
     return build.sighting(worker=build.worker_file(heartbeat=build.ago(heartbeat_age_s)), **changes)
 
 
@@ -187,5 +191,5 @@ def silent(heartbeat_age_s: float, **changes: object) -> WorkerSighting:
         ),
     ],
 )
-def test_death_needs_no_heartbeat_and_no_cpu_time(sighting: WorkerSighting, still_s: float | None, dead: bool) -> None:
+def test_death_needs_no_heartbeat_and_no_cpu_time(sighting: WorkerReading, still_s: float | None, dead: bool) -> None:
     assert worker_liveness.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead

@@ -8,7 +8,7 @@ from exporter.http import evidence
 from exporter.model.container import GpuShare
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReadings
 from gpuwarden.job import Phase
@@ -23,7 +23,7 @@ OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
 def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -> None:
     seen = build.sighting()
 
-    found = evidence.about(seen.worker.worker, build.snapshot(seen), now=build.ago(-1))
+    found = evidence.worker_evidence(seen.worker.worker, build.snapshot(seen), now=build.ago(-1))
 
     assert found is not None
     assert (found.host, found.worker, found.container, found.sample_age_s) == ("box-1", "w0", "worker-0", 1.0)
@@ -47,8 +47,8 @@ def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
 ) -> None:
     seen = build.sighting(job=build.job_file(**changes))
 
-    found = evidence.about(
-        "w0", build.snapshot(seen, thresholds=Thresholds(patience=Patience(eval_s=320.0))), now=build.ago(0)
+    found = evidence.worker_evidence(
+        "w0", build.snapshot(seen, thresholds=Thresholds(timeouts=PhaseTimeouts(eval_s=320.0))), now=build.ago(0)
     )
 
     assert found is not None
@@ -59,7 +59,7 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
     seen = build.sighting(job=build.job_file(step=100))
     place = build.evidence(gpu_pegged_s=7.0, gpu_not_seen_busy_s=8.0)
 
-    found = evidence.about("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
+    found = evidence.worker_evidence("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
 
     assert found is not None
     assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
@@ -70,7 +70,7 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
 def test_of_a_rank_it_tells_when_it_is_stuck_with_its_gang_and_not_when_it_is_alone() -> None:
     seen = build.sighting(job=build.job_file(step=100, ranks=2, gang="7/night"))
 
-    found = evidence.about("w0", build.snapshot(seen), now=build.ago(0))
+    found = evidence.worker_evidence("w0", build.snapshot(seen), now=build.ago(0))
 
     assert found is not None
     assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (600.0, 580.0)
@@ -82,7 +82,9 @@ def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() ->
     seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
     places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
 
-    found = [evidence.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+    found = [
+        evidence.worker_evidence("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places
+    ]
 
     assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
 
@@ -91,7 +93,9 @@ def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it
     seen = build.sighting()
     places = [build.evidence(container=build.container(listed=listed), gpu_idle_s=900.0) for listed in (True, False)]
 
-    found = [evidence.about("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places]
+    found = [
+        evidence.worker_evidence("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places
+    ]
 
     assert [(each.container, each.gpu_idle_s, each.container_workers) for each in found if each] == [
         ("worker-0", 900.0, 1),
@@ -103,7 +107,7 @@ def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -
     lost_s = {"GPU-0": 0.0, "GPU-1": 42.0, "unidentified-2": 7.0}
     snapshot = build.snapshot(build.sighting(), gpu_lost_s=lost_s, lost_gpus=("GPU-1",))
 
-    found = evidence.about("w0", snapshot, now=build.ago(0))
+    found = evidence.worker_evidence("w0", snapshot, now=build.ago(0))
 
     assert found is not None
     assert found.lost_gpus_s == {"GPU-1": 42.0}
@@ -118,13 +122,13 @@ def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -
     ],
 )
 def test_of_a_worker_that_is_not_seen_now_it_tells_nothing(snapshot: Snapshot) -> None:
-    assert evidence.about(build.worker_file().worker, snapshot, now=build.ago(0)) is None
+    assert evidence.worker_evidence(build.worker_file().worker, snapshot, now=build.ago(0)) is None
 
 
 def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answered() -> None:
     silent = build.server_evidence(answered=False, unanswered_s=130.0)
 
-    found = evidence.about_server("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
+    found = evidence.server_evidence("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
 
     assert found is not None
     assert (found.container, found.probe, found.workers) == ("worker-0", "http", 0)
@@ -150,24 +154,24 @@ def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answer
 def test_why_a_server_cannot_be_asked_is_told(given: dict[str, Unknown], because: str) -> None:
     snapshot = build.snapshot(servers=(build.server_evidence(**given),))
 
-    found = evidence.about_server("worker-0", snapshot, now=build.ago(0))
+    found = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
 
     assert found is not None
     assert found.probe_unknown == because
 
 
 def test_of_a_container_that_is_not_there_it_tells_the_host_alone_and_nothing_without_a_list_of_containers() -> None:
-    found = evidence.about_server("gone", build.snapshot(), now=build.ago(0))
+    found = evidence.server_evidence("gone", build.snapshot(), now=build.ago(0))
 
     assert found is not None
     assert (found.host, found.container, found.container_id, found.answered, found.probe) == (
         ("box-1", "gone", None, None, None)
     )
-    assert evidence.about_server("worker-0", build.snapshot(servers=None), now=build.ago(0)) is None
+    assert evidence.server_evidence("worker-0", build.snapshot(servers=None), now=build.ago(0)) is None
 
 
 def test_without_gpu_readings_nothing_is_said_of_what_the_driver_lists() -> None:
-    found = evidence.about("w0", build.snapshot(build.sighting(), gpus=None), now=build.ago(0))
+    found = evidence.worker_evidence("w0", build.snapshot(build.sighting(), gpus=None), now=build.ago(0))
 
     assert found is not None
     assert (found.gpu_pids, found.gpu_simulated) == (None, None)
@@ -177,11 +181,13 @@ def test_a_container_that_is_no_server_is_told_of_too_with_its_gpus_memory_and_t
     share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=5)
     place = build.evidence(container=build.container(folders=("w0",)), shares=(share,))
 
-    empty = evidence.about_server("worker-0", build.snapshot(containers=(place,)), now=build.ago(0))
-    taken = evidence.about_server("worker-0", build.snapshot(build.sighting(), containers=(place,)), now=build.ago(0))
+    empty = evidence.server_evidence("worker-0", build.snapshot(containers=(place,)), now=build.ago(0))
+    taken = evidence.server_evidence(
+        "worker-0", build.snapshot(build.sighting(), containers=(place,)), now=build.ago(0)
+    )
     unread = build.snapshot(containers=(place,), workers=WorkerReadings(workers=(), unread=frozenset({"w0"})))
-    doubtful = evidence.about_server("worker-0", unread, now=build.ago(0))
-    blind = evidence.about_server("worker-0", build.snapshot(containers=(place,), workers=None), now=build.ago(0))
+    doubtful = evidence.server_evidence("worker-0", unread, now=build.ago(0))
+    blind = evidence.server_evidence("worker-0", build.snapshot(containers=(place,), workers=None), now=build.ago(0))
 
     counts = [None if found is None else found.workers for found in (empty, taken, doubtful, blind)]
     assert counts == [0, 1, None, None]

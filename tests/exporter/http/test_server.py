@@ -110,8 +110,8 @@ def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup()
         _, text, headers = get(port, "/")
 
     assert headers["Content-Type"] == "text/html; charset=utf-8"
-    assert f"Version {__version__}, on box-1. Its newest look is 0." in text
-    assert "<td>gpu<td>well, in 1.5 ms" in text
+    assert f"Version {__version__}, on box-1. The last sample is 0." in text
+    assert "<td>gpu<td>ok, in 1.5 ms" in text
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
 
 
@@ -120,14 +120,12 @@ def test_the_front_page_names_a_file_that_cannot_be_trusted() -> None:
     snapshot = build.snapshot(build.sighting(), sources=sources)
     assert snapshot.workers
     refused = {"not_json": "/run/gpuwarden/<b>/w0.worker.json: not whole JSON"}
-    snapshot = replace(snapshot, workers=replace(snapshot.workers, errors={"not_json": 1}, such_as=refused))
+    snapshot = replace(snapshot, workers=replace(snapshot.workers, errors={"not_json": 1}, first_errors=refused))
     with served(lambda: now(snapshot)) as port:
         _, text, _ = get(port, "/")
 
-    assert (
-        "<td>workers<td>in 1.5 ms, and not trusted: /run/gpuwarden/&lt;b&gt;/w0.worker.json: not whole JSON\n" in text
-    )
-    assert "<td>tasks<td>well, in 1.5 ms\n" in text
+    assert "<td>workers<td>in 1.5 ms, invalid files: /run/gpuwarden/&lt;b&gt;/w0.worker.json: not whole JSON\n" in text
+    assert "<td>tasks<td>ok, in 1.5 ms\n" in text
 
 
 def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -> None:
@@ -136,13 +134,13 @@ def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -
     with served(live(sources=sources, gpus=build.gpus(build.gpu(0), refused))) as port:
         _, text, _ = get(port, "/")
 
-    assert "<td>gpu<td>in 1.5 ms, and not known of GPU-1: Insufficient &lt;Permissions&gt;\n" in text
-    assert "<td>drm<td>well, in 1.5 ms\n" in text
+    assert "<td>gpu<td>in 1.5 ms, unknown: GPU-1: Insufficient &lt;Permissions&gt;\n" in text
+    assert "<td>drm<td>ok, in 1.5 ms\n" in text
 
 
 def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -> None:
     with served(lambda: None) as port:
-        assert "It has not looked at this host yet." in get(port, "/")[1]
+        assert "No sample yet." in get(port, "/")[1]
         assert get(port, "/-/healthy")[0] == 200
 
 
@@ -151,13 +149,13 @@ def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -
     [
         pytest.param("/evidence?worker=w0", 200, '"worker": "w0"', id="a worker"),
         pytest.param("/evidence?worker=nobody", 404, "no such worker", id="a worker that is not seen"),
-        pytest.param("/evidence", 400, "ask for one worker", id="nobody"),
-        pytest.param("/evidence?worker=", 400, "ask for one worker", id="an empty name"),
-        pytest.param("/evidence?worker=w0&worker=w1", 400, "ask for one worker", id="two workers"),
+        pytest.param("/evidence", 400, "name one worker", id="nobody"),
+        pytest.param("/evidence?worker=", 400, "name one worker", id="an empty name"),
+        pytest.param("/evidence?worker=w0&worker=w1", 400, "name one worker", id="two workers"),
         pytest.param("/evidence?container=worker-0", 200, '"container_incarnation": "ab', id="a container"),
         pytest.param("/evidence?container=none", 200, '"container_incarnation": null', id="one that does not run"),
-        pytest.param("/evidence?container=w0&worker=w0", 400, "ask for one worker", id="a worker and a container"),
-        pytest.param("/evidence?gpu=0", 400, "or for one server", id="something else"),
+        pytest.param("/evidence?container=w0&worker=w0", 400, "name one worker", id="a worker and a container"),
+        pytest.param("/evidence?gpu=0", 400, "or one server", id="something else"),
         pytest.param("/-/healthy", 200, "ok", id="health"),
         pytest.param("/-/ready", 200, "ok", id="readiness"),
         pytest.param("/", 200, "/metrics", id="the front page"),
@@ -173,12 +171,12 @@ def test_a_page_answers(path: str, status: int, says: str) -> None:
 
 
 def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "about_server", lambda *_, **__: None)
+    monkeypatch.setattr(evidence, "server_evidence", lambda *_, **__: None)
 
     with served(live(build.sighting())) as port:
         found, text, _ = get(port, "/evidence?container=llm")
 
-    assert (found, text) == (404, "no such server is seen on this host\n")
+    assert (found, text) == (404, "no such server on this host\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
@@ -227,7 +225,7 @@ def test_without_a_fresh_look_there_is_no_answer(latest: Callable[[], Snapshot |
     with served(latest) as port:
         status, text, _ = get(port, path)
 
-    assert (status, text) == (503, "no fresh look at this host\n")
+    assert (status, text) == (503, "no recent sample of this host\n")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +246,7 @@ def test_evidence_is_given_to_this_host_alone(address: str, status: int) -> None
 
 def told_of(snapshot: Snapshot) -> WorkerFacts:
     """The facts about w0, two seconds after the look."""
-    found = evidence.about("w0", snapshot, now=build.ago(-2))
+    found = evidence.worker_evidence("w0", snapshot, now=build.ago(-2))
     assert found is not None
     return found
 
@@ -313,14 +311,14 @@ def test_a_dead_worker_has_facts_without_a_container() -> None:
     ],
 )
 def test_there_are_no_facts_of(snapshot: Snapshot, at: Stamp) -> None:
-    assert evidence.about("w0", snapshot, now=at) is None
+    assert evidence.worker_evidence("w0", snapshot, now=at) is None
 
 
 def test_the_facts_about_a_server_survive_the_wire() -> None:
     seen = build.evidence(gpu_idle_s=130.0, ram_still_s=140.0)
     asked = build.server_evidence(unanswered_s=121.5)
 
-    told = evidence.about_server("worker-0", build.snapshot(containers=(seen,), servers=(asked,)), now=build.ago(-2))
+    told = evidence.server_evidence("worker-0", build.snapshot(containers=(seen,), servers=(asked,)), now=build.ago(-2))
 
     assert told == ServerFacts(
         host="box-1", sample_age_s=2.0, container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
@@ -341,7 +339,7 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
 
 
 def server_told(**snapshot: Any) -> ServerFacts:
-    told = evidence.about_server("worker-0", build.snapshot(**snapshot), now=build.ago(0))
+    told = evidence.server_evidence("worker-0", build.snapshot(**snapshot), now=build.ago(0))
     assert told is not None
     assert facts.parse_server(facts.render(told)) == told
     return told
@@ -381,7 +379,7 @@ def test_a_server_that_cannot_be_asked_or_was_not_says_why() -> None:
     ],
 )
 def test_there_are_no_facts_about_servers_of(snapshot: Snapshot, at: Stamp) -> None:
-    assert evidence.about_server("worker-0", snapshot, now=at) is None
+    assert evidence.server_evidence("worker-0", snapshot, now=at) is None
 
 
 def test_without_a_listing_of_containers_there_is_no_answer_about_one() -> None:

@@ -11,5 +11,5 @@ pytestmark = pytest.mark.pure
 def test_a_gpu_names_the_unknown_figures_that_hide_what_is_done_on_it() -> None:
     unknown = {"utilization": "not_supported", "temperature": "not_supported", "processes": "asleep"}
 
-    assert build.gpu(0, figures=GpuFigures(unknown=unknown)).unwatched == {"utilization": "not_supported"}
-    assert build.gpu(0).unwatched == {}
+    assert build.gpu(0, figures=GpuFigures(unknown=unknown)).unread_metrics == {"utilization": "not_supported"}
+    assert build.gpu(0).unread_metrics == {}

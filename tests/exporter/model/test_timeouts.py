@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.model.timeouts import STEPS_MIN, STILL_LATE_S, Patience
+from exporter.model.timeouts import ACTIVITY_LAG_S, MIN_STEPS, PhaseTimeouts
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import LongStep
 from gpuwarden.step_timing import Pace
@@ -14,7 +14,7 @@ from tests.exporter import builders as build
 
 pytestmark = pytest.mark.pure
 
-PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0)
+TIMEOUTS = PhaseTimeouts(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ PATIENCE = Patience(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=340.0
     ],
 )
 def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: float) -> None:
-    assert PATIENCE.silence_s(build.job_file(**job)) == silence_s
+    assert TIMEOUTS.stall_after_s(build.job_file(**job)) == silence_s
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: fl
     ],
 )
 def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], window_s: float | None) -> None:
-    assert PATIENCE.window_s(build.job_file(**job), 300.0) == window_s
+    assert TIMEOUTS.health_window_s(build.job_file(**job), 300.0) == window_s
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], w
     ],
 )
 def test_the_grace_before_a_gpu_jobs_first_window_is(job: dict[str, Any], grace_s: float | None) -> None:
-    assert PATIENCE.grace_s(build.job_file(**job), grace_s=360.0, window_s=300.0) == grace_s
+    assert TIMEOUTS.health_grace_s(build.job_file(**job), grace_s=360.0, window_s=300.0) == grace_s
 
 
-STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
+STEPPED: dict[str, Any] = {"step": MIN_STEPS, "step_max_s": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
         pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 600.0, 580.0, id="which is never too short"),
         pytest.param({"patience_s": 700.0}, 700.0, 700.0, id="as long as it asks for in its steps"),
         pytest.param({"patience_s": 590.0}, 600.0, 590.0, id="and without any sign of life for no less"),
-        pytest.param({"step": STEPS_MIN - 1}, None, None, id="not with too few steps behind it"),
+        pytest.param({"step": MIN_STEPS - 1}, None, None, id="not with too few steps behind it"),
         pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
         pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps, its first time there"),
         pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
@@ -116,7 +116,7 @@ STEPPED: dict[str, Any] = {"step": STEPS_MIN, "step_max_s": 2.0}
 def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: float | None) -> None:
     found = build.job_file(**(STEPPED | job))
 
-    assert (PATIENCE.stuck_after_s(found), PATIENCE.stuck_still_s(found)) == (after_s, still_s)
+    assert (TIMEOUTS.stuck_after_s(found), TIMEOUTS.stuck_inactive_s(found)) == (after_s, still_s)
 
 
 def long_steps(*steps: tuple[float, float | None]) -> tuple[LongStep, ...]:
@@ -142,21 +142,21 @@ STAYED: dict[str, Any] = {
         pytest.param({"stall_timeout_s": 1800.0}, 1800.0, id="nor before its owner's silence is over"),
         pytest.param({"stays": STAYED["stays"][:2]}, None, id="not after too few stays there"),
         pytest.param({"stays": ()}, None, id="not where none is told"),
-        pytest.param({"step": STEPS_MIN - 1, "step_max_s": None}, 1200.0, id="whatever steps it has behind it"),
+        pytest.param({"step": MIN_STEPS - 1, "step_max_s": None}, 1200.0, id="whatever steps it has behind it"),
         pytest.param({"step_max_s": 90.0}, 1200.0, id="and however long those took"),
-        pytest.param({"step": STEPS_MIN, "patience_s": 700.0}, 700.0, id="what it asks for is as ever, though less"),
-        pytest.param({"step": STEPS_MIN, "patience_s": 1900.0}, 1900.0, id="or more"),
-        pytest.param({"step": STEPS_MIN - 1, "patience_s": 700.0}, None, id="and still not with too few steps"),
+        pytest.param({"step": MIN_STEPS, "patience_s": 700.0}, 700.0, id="what it asks for is as ever, though less"),
+        pytest.param({"step": MIN_STEPS, "patience_s": 1900.0}, 1900.0, id="or more"),
+        pytest.param({"step": MIN_STEPS - 1, "patience_s": 700.0}, None, id="and still not with too few steps"),
         pytest.param(
-            {"step": STEPS_MIN, "step_max_s": 90.0, "beat": build.ago(19.5)}, 1800.0,
+            {"step": MIN_STEPS, "step_max_s": 90.0, "beat": build.ago(19.5)}, 1800.0,
             id="twenty times its longest step where it steps there, for it may not have said that it goes on",
         ),
         pytest.param(
-            {"step": STEPS_MIN, "step_max_s": 9.0, "beat": build.ago(19.5)}, 1200.0, id="which makes it no shorter"
+            {"step": MIN_STEPS, "step_max_s": 9.0, "beat": build.ago(19.5)}, 1200.0, id="which makes it no shorter"
         ),
-        pytest.param({"step": STEPS_MIN - 1, "beat": build.ago(19.5)}, None, id="and none while those are unknown"),
+        pytest.param({"step": MIN_STEPS - 1, "beat": build.ago(19.5)}, None, id="and none while those are unknown"),
         pytest.param({"beat": None}, 1200.0, id="whether it is armed or not, which its beat tells"),
-        pytest.param({"phase": Phase.STEP, "step": STEPS_MIN - 1}, None, id="not in its steps, of which it owes more"),
+        pytest.param({"phase": Phase.STEP, "step": MIN_STEPS - 1}, None, id="not in its steps, of which it owes more"),
         pytest.param({"phase": Phase.IDLE}, None, id="not while it is idle"),
         pytest.param({"ranks": 2}, None, id="not as a rank of a gang"),
         pytest.param({"stall_timeout_s": 0.0}, None, id="not where silence is not policed"),
@@ -165,9 +165,9 @@ STAYED: dict[str, Any] = {
 def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[str, Any], after_s: float | None) -> None:
     found = build.job_file(**(STAYED | job))
 
-    assert PATIENCE.stuck_after_s(found) == after_s
-    still_s = None if after_s is None else max(after_s - 20.0, PATIENCE.silence_s(found))
-    assert PATIENCE.stuck_still_s(found) == still_s
+    assert TIMEOUTS.stuck_after_s(found) == after_s
+    still_s = None if after_s is None else max(after_s - 20.0, TIMEOUTS.stall_after_s(found))
+    assert TIMEOUTS.stuck_inactive_s(found) == still_s
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[st
 def test_a_pause_is_no_part_of_a_stay(pauses: list[tuple[float, float]], longest_s: float) -> None:
     stays = long_steps((300.0, 900.0), (60.0, 700.0), (50.0, 500.0))
     job = build.job_file(**STAYED | {"stays": stays, "stall_timeout_s": 1.0})
-    patience = Patience(eval_s=1.0, stuck_floor_s=1.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(eval_s=1.0, stuck_floor_s=1.0, stuck_steps=10.0)
 
-    assert patience.stuck_after_s(job, pauses) == 10.0 * longest_s
+    assert timeouts.stuck_after_s(job, pauses) == 10.0 * longest_s
 
 
 @pytest.mark.parametrize(
@@ -210,10 +210,10 @@ def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_step(
     longest: list[tuple[float, float | None]], pauses: list[tuple[float, float]], longest_s: float
 ) -> None:
     job = build.job_file(**STEPPED | {"step_max_s": 300.0}, longest=long_steps(*longest))
-    patience = Patience(stuck_floor_s=1.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(stuck_floor_s=1.0, stuck_steps=10.0)
 
-    assert patience.stuck_after_s(job, pauses) == max(120.0, 10.0 * longest_s)
-    assert patience.stuck_still_s(job, pauses) == max(120.0, 10.0 * longest_s) - 20.0
+    assert timeouts.stuck_after_s(job, pauses) == max(120.0, 10.0 * longest_s)
+    assert timeouts.stuck_inactive_s(job, pauses) == max(120.0, 10.0 * longest_s) - 20.0
 
 
 @given(
@@ -237,9 +237,9 @@ def test_a_step_is_never_shorter_than_without_its_pauses(worked_s: list[int], pa
             now_s += 1.0
             left_s -= not any(since < now_s <= until for since, until in merged)
         pace.step(now_s)
-    job = build.job_file(step=STEPS_MIN, step_max_s=pace.max_s, stall_timeout_s=0.5, longest=long_steps(*pace.longest))
+    job = build.job_file(step=MIN_STEPS, step_max_s=pace.max_s, stall_timeout_s=0.5, longest=long_steps(*pace.longest))
 
-    found_s = Patience(stuck_floor_s=0.5, stuck_steps=1.0).stuck_after_s(job, merged)
+    found_s = PhaseTimeouts(stuck_floor_s=0.5, stuck_steps=1.0).stuck_after_s(job, merged)
 
     assert found_s is not None
     assert max(worked_s) <= found_s <= (pace.max_s or 0.0)
@@ -251,22 +251,22 @@ RANK: dict[str, Any] = {"ranks": 2, "gang": "7/night", "rank": 1}
 @pytest.mark.parametrize(
     ("job", "late_s"),
     [
-        pytest.param(STEPPED, STILL_LATE_S, id="in its steps"),
-        pytest.param(STEPPED | {"step_max_s": 60.0}, STILL_LATE_S, id="by its longest step"),
+        pytest.param(STEPPED, ACTIVITY_LAG_S, id="in its steps"),
+        pytest.param(STEPPED | {"step_max_s": 60.0}, ACTIVITY_LAG_S, id="by its longest step"),
         pytest.param(
             STEPPED | {"phase": Phase.EVAL, "patience_s": 900.0}, 0.0, id="where it says how long its phase is"
         ),
-        pytest.param(STAYED, STILL_LATE_S, id="where it has been there often enough"),
+        pytest.param(STAYED, ACTIVITY_LAG_S, id="where it has been there often enough"),
     ],
 )
 def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job: dict[str, Any], late_s: float) -> None:
     alone, rank = build.job_file(**job), build.job_file(**(job | RANK))
 
-    assert PATIENCE.stuck_after_s(alone) is not None
-    assert PATIENCE.gang_stuck_after_s(rank) == PATIENCE.stuck_after_s(alone)
-    assert PATIENCE.gang_stuck_still_s(rank) == PATIENCE.stuck_still_s(alone)
-    assert PATIENCE.gang_stuck_late_s(rank) == late_s
-    assert (PATIENCE.stuck_after_s(rank), PATIENCE.stuck_still_s(rank)) == (None, None)
+    assert TIMEOUTS.stuck_after_s(alone) is not None
+    assert TIMEOUTS.gang_stuck_after_s(rank) == TIMEOUTS.stuck_after_s(alone)
+    assert TIMEOUTS.gang_stuck_inactive_s(rank) == TIMEOUTS.stuck_inactive_s(alone)
+    assert TIMEOUTS.gang_activity_lag_s(rank) == late_s
+    assert (TIMEOUTS.stuck_after_s(rank), TIMEOUTS.stuck_inactive_s(rank)) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job:
     [
         pytest.param(STEPPED, id="as a job that is alone"),
         pytest.param(STEPPED | {"ranks": 2}, id="where it does not say of which gang it is"),
-        pytest.param(STEPPED | RANK | {"step": STEPS_MIN - 1}, id="with too few steps behind it"),
+        pytest.param(STEPPED | RANK | {"step": MIN_STEPS - 1}, id="with too few steps behind it"),
         pytest.param(STEPPED | RANK | {"phase": Phase.SAVE}, id="in a phase that owes no steps, its first time there"),
         pytest.param(STEPPED | RANK | {"phase": Phase.IDLE}, id="while it is idle"),
         pytest.param(STEPPED | RANK | {"stall_timeout_s": 0.0}, id="where silence is not policed"),
@@ -283,26 +283,26 @@ def test_a_rank_is_stuck_as_late_as_if_it_were_alone_and_only_with_its_gang(job:
 def test_no_rank_is_stuck_with_its_gang(job: dict[str, Any]) -> None:
     found = build.job_file(**job)
 
-    assert (PATIENCE.gang_stuck_after_s(found), PATIENCE.gang_stuck_still_s(found)) == (None, None)
+    assert (TIMEOUTS.gang_stuck_after_s(found), TIMEOUTS.gang_stuck_inactive_s(found)) == (None, None)
 
 
 def test_it_may_show_late_for_no_more_than_half_of_its_limit_that_a_rank_spins() -> None:
-    rank, patience = (
+    rank, timeouts = (
         build.job_file(**STEPPED | RANK | {"step_max_s": 0.5, "stall_timeout_s": 5.0}),
-        Patience(stuck_floor_s=30.0),
+        PhaseTimeouts(stuck_floor_s=30.0),
     )
 
-    assert (patience.gang_stuck_after_s(rank), patience.gang_stuck_late_s(rank)) == (30.0, 15.0)
+    assert (timeouts.gang_stuck_after_s(rank), timeouts.gang_activity_lag_s(rank)) == (30.0, 15.0)
 
 
 def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:
-    job, patience = build.job_file(**STEPPED), Patience(stuck_steps=0.0)
+    job, timeouts = build.job_file(**STEPPED), PhaseTimeouts(stuck_steps=0.0)
 
-    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (None, None)
+    assert (timeouts.stuck_after_s(job), timeouts.stuck_inactive_s(job)) == (None, None)
 
 
 def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:
     job = build.job_file(**STEPPED, stall_timeout_s=5.0)
-    patience = Patience(stuck_floor_s=30.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(stuck_floor_s=30.0, stuck_steps=10.0)
 
-    assert (patience.stuck_after_s(job), patience.stuck_still_s(job)) == (30.0, 15.0)
+    assert (timeouts.stuck_after_s(job), timeouts.stuck_inactive_s(job)) == (30.0, 15.0)

@@ -13,13 +13,13 @@ import pytest
 from structlog.testing import LogCapture
 
 from exporter.evidence.container_history import ContainerHistory
-from exporter.evidence.gpu_attribution import GpuUse
-from exporter.evidence.work_history import WorkUse
+from exporter.evidence.gpu_attribution import GpuAttribution
+from exporter.evidence.work_history import ContainerWork
 from exporter.http import evidence
 from exporter.model.container import Container, RamUse
 from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import ProcessWork, WorkerReadings, WorkerSighting
+from exporter.model.worker import ProcessWork, WorkerReading, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers.poller import Listing
@@ -245,8 +245,8 @@ def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_th
     work, asked, waits = Work(), ContainerHistory(Thresholds()), ContainerHistory(Thresholds())
 
     def look(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
-        found = WorkUse(processes=work.read(pids))
-        use = GpuUse(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
+        found = ContainerWork(processes=work.read(pids))
+        use = GpuAttribution(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
         return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).fault_still_s
 
     python = [sys.executable, "-c"]
@@ -312,13 +312,13 @@ def sampler(house: Path, docker: Docker | None = None, **changes: Any) -> Sample
     return Sampler(host="box-1", directory=house, containers=engines, gpus=None, thresholds=Thresholds(**changes))
 
 
-def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerSighting) -> Snapshot:
+def look(found: Sampler, monkeypatch: pytest.MonkeyPatch, *seen: WorkerReading) -> Snapshot:
     monkeypatch.setattr(workers, "read", lambda _: WorkerReadings(workers=seen))
     return found.sample()
 
 
 def told(snapshot: Snapshot) -> WorkerFacts:
-    facts = evidence.about("w0", snapshot, now=snapshot.taken)
+    facts = evidence.worker_evidence("w0", snapshot, now=snapshot.taken)
     assert facts is not None
     return facts
 
@@ -416,7 +416,7 @@ def test_a_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: py
         ),
     ],
 )
-def test_an_uncertain_worker_count(other: WorkerSighting, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uncertain_worker_count(other: WorkerReading, house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = sampler(house, Docker(HERE))
 
     assert told(look(found, monkeypatch, LIVES)).container_workers == 1

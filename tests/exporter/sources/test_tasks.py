@@ -245,7 +245,7 @@ def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Pa
     assert found.errors == {
         "not_json": 2, "name": 3, "unreadable": 1, "not_a_file": 2, "oversized": 1,
     }  # fmt: skip
-    assert {reason: said for reason, said in found.such_as.items() if reason in ("unreadable", "oversized")} == {
+    assert {reason: said for reason, said in found.first_errors.items() if reason in ("unreadable", "oversized")} == {
         "unreadable": f"{folder}/12.json: Too many levels of symbolic links",
         "oversized": f"{folder}/16.json: it is over 65536 bytes",
     }
@@ -256,7 +256,7 @@ def test_a_name_that_is_no_text_is_told_as_one(folder: Path) -> None:
 
     found = Tasks([folder]).read()
 
-    assert found.such_as["name"].encode().startswith(f"{folder}/\\xff.json: ".encode())
+    assert found.first_errors["name"].encode().startswith(f"{folder}/\\xff.json: ".encode())
 
 
 def test_a_task_that_ends_between_two_looks_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def test_an_untrusted_file_costs_its_worker(spoil: Callable[[Path], None], reaso
 
     assert names(found) == ["fine", "good"]
     assert dict(found.errors) == {reason: 1}
-    assert found.such_as[reason].startswith(f"{house}/bad/bad.")
+    assert found.first_errors[reason].startswith(f"{house}/bad/bad.")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_untrusted_job_file_costs_its_job(spoil: Callable[[Path], None], reas
 
     assert (names(found), found.workers[0].job) == (["w0"], None)
     assert dict(found.errors) == {reason: 1}
-    assert found.such_as[reason].startswith(f"{job_path}: ")
+    assert found.first_errors[reason].startswith(f"{job_path}: ")
 
 
 def test_a_pipe_that_somebody_holds_open_does_not_hold_us_up(house: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_lock_that_is_no_file_is_skipped(spoil: Callable[[Path], None], house:
 
     assert found.workers[0].alive is None
     assert dict(found.errors) == {"lock_unreadable": 1}
-    assert found.such_as["lock_unreadable"].startswith(f"{lock}: ")
+    assert found.first_errors["lock_unreadable"].startswith(f"{lock}: ")
 
 
 def test_a_lock_behind_a_link_tells_nothing(house: Path, start_worker: StartWorker) -> None:

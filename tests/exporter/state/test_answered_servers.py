@@ -21,7 +21,7 @@ from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from exporter.state import answered_servers
 from exporter.state.answered_servers import ANSWERED_MAX, AnsweredFile, parse, render
-from exporter.state.file import KeptError
+from exporter.state.file import PersistedFileError
 from gpuwarden import clock
 from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
@@ -72,27 +72,29 @@ def test_of_more_than_fit_those_that_were_seen_last_are_written() -> None:
 @pytest.mark.parametrize(
     ("found", "says"),
     [
-        pytest.param(b"", "not whole JSON", id="empty"),
-        pytest.param(content()[:-9], "not whole JSON", id="torn"),
-        pytest.param(b"\xff", "not whole JSON", id="no UTF-8"),
-        pytest.param(b"[" * 200_000, "not whole JSON", id="deep"),
+        pytest.param(b"", "not valid JSON", id="empty"),
+        pytest.param(content()[:-9], "not valid JSON", id="torn"),
+        pytest.param(b"\xff", "not valid JSON", id="no UTF-8"),
+        pytest.param(b"[" * 200_000, "not valid JSON", id="deep"),
         pytest.param(b" " * (answered_servers.SIZE_MAX_BYTES + 1), "over 524288 bytes", id="oversized"),
-        pytest.param(b"[]", "not of format 1", id="no object"),
-        pytest.param(content(format=2), "not of format 1", id="of another format"),
-        pytest.param(content(written=None), "when it was written", id="without a time"),
-        pytest.param(content(written={"boottime_s": "1", "boot_id": "this boot"}), "when it was", id="of no time"),
-        pytest.param(content(written={"boottime_s": 10**400, "boot_id": "this boot"}), "when it was", id="of no float"),
-        pytest.param(content(written={"boottime_s": 1.0, "boot_id": "x"}), "of another boot", id="of another boot"),
-        pytest.param(content(written={"boottime_s": 5001.0, "boot_id": "this boot"}), "1 s from now", id="future"),
-        pytest.param(content(answered=None), "holds no list", id="without a list"),
-        pytest.param(content(answered={"c@1": 1}), "holds no list", id="something else than a list"),
-        pytest.param(content(answered=["c@1", ""]), "holds no list", id="an empty incarnation"),
-        pytest.param(content(answered=["c@1"] * (ANSWERED_MAX + 1)), "holds no list", id="too many"),
+        pytest.param(b"[]", "has not format 1", id="no object"),
+        pytest.param(content(format=2), "has not format 1", id="of another format"),
+        pytest.param(content(written=None), "no valid time", id="without a time"),
+        pytest.param(content(written={"boottime_s": "1", "boot_id": "this boot"}), "no valid time", id="of no time"),
+        pytest.param(
+            content(written={"boottime_s": 10**400, "boot_id": "this boot"}), "no valid time", id="of no float"
+        ),
+        pytest.param(content(written={"boottime_s": 1.0, "boot_id": "x"}), "from another boot", id="of another boot"),
+        pytest.param(content(written={"boottime_s": 5001.0, "boot_id": "this boot"}), "1 s in the future", id="future"),
+        pytest.param(content(answered=None), "has no list", id="without a list"),
+        pytest.param(content(answered={"c@1": 1}), "has no list", id="something else than a list"),
+        pytest.param(content(answered=["c@1", ""]), "has no list", id="an empty incarnation"),
+        pytest.param(content(answered=["c@1"] * (ANSWERED_MAX + 1)), "has no list", id="too many"),
     ],
 )
 def test_what_cannot_be_believed_tells_nothing(found: bytes, says: str) -> None:
     assert parse(content(), now=LATER) == ("c@1",)
-    with pytest.raises(KeptError, match=says):
+    with pytest.raises(PersistedFileError, match=says):
         parse(found, now=LATER)
 
 
@@ -158,7 +160,7 @@ def test_a_file_that_others_may_write_is_not_believed(kept: AnsweredFile, spoil:
 
     spoil(kept.path)
 
-    with pytest.raises((KeptError, OSError)):
+    with pytest.raises((PersistedFileError, OSError)):
         kept.read()
 
 

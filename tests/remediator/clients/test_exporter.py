@@ -90,7 +90,7 @@ def test_a_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..
 
 
 def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
-    exporter.status, exporter.body = 404, "no such worker is seen on this host\n"
+    exporter.status, exporter.body = 404, "no such worker on this host\n"
 
     with pytest.raises(WorkerUnseenError, match="sees no worker 'w1' on this host"):
         ask()
@@ -99,7 +99,7 @@ def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Ca
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (503, "no fresh look at this host\n", "says 503: no fresh look at this host"),
+        (503, "no recent sample of this host\n", "says 503: no recent sample of this host"),
         (302, "", "says 302"),
         (200, "", "evidence"),
         (200, "{}", "host"),
@@ -165,7 +165,7 @@ def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> 
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        pytest.param(503, "no fresh look at this host\n", "says 503: no fresh look", id="no fresh look"),
+        pytest.param(503, "no recent sample of this host\n", "says 503: no recent sample", id="no fresh look"),
         pytest.param(404, "no such page\n", "says 404", id="an exporter that knows no servers"),
         pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
         pytest.param(200, facts.render(server(host="box2")), "speaks of box2/c1; box1/c1 was asked", id="another host"),
@@ -209,7 +209,10 @@ def test_workers_and_servers_are_counted_on_the_exporters_page(exporter: Exporte
 
 def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
     witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
-    for status, body, says in ((503, "no fresh look", "says 503: no fresh look"), (200, "a{b", "no page of metrics")):
+    for status, body, says in (
+        (503, "no recent sample", "says 503: no recent sample"),
+        (200, "a{b", "no page of metrics"),
+    ):
         exporter.status, exporter.body = status, body
         with pytest.raises(WitnessError, match=says):
             witness.workers()

@@ -180,7 +180,7 @@ def test_it_says_what_is_maintained_and_what_is_planned(ledger: Ledger, ask: Cal
 @pytest.mark.parametrize(
     ("path", "answer", "says"),
     [
-        ("/-/ready", (503, "no fresh look at this host"), "exporter: says 503 at http"),
+        ("/-/ready", (503, "no recent sample of this host"), "exporter: says 503 at http"),
         (
             "/metrics",
             (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),

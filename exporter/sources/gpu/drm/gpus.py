@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from exporter.model.gpu import NODE, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings
+from exporter.model.gpu import NO_ATTRIBUTION, NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
 from exporter.sources.gpu.drm.clients import FILES_MAX, PROC, Clients, Held, Holders
 from exporter.sources.gpu.drm.kfd import NO_PART, SYS, Asks, Compute, Kfd, Node, Topology, number_in
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, Question
@@ -262,7 +262,7 @@ class DrmGpus:
             unknown=unknown,
             source=device.driver,
             node=device.node,
-            also=_also(device),
+            other_names=_also(device),
             attribution=_attribution(seen),
             figures=figures,
         )
@@ -316,7 +316,7 @@ class DrmGpus:
             unknown=unknown,
             source=seen.device.driver,
             node=seen.device.node,
-            also=_also(seen.device),
+            other_names=_also(seen.device),
             figures=figures,
         )
 
@@ -354,7 +354,7 @@ def _left_out(seen: _Seen) -> Gpu:
         unknown=HUNG,
         source=seen.device.driver,
         node=seen.device.node,
-        also=_also(seen.device),
+        other_names=_also(seen.device),
         attribution=_attribution(seen) if seen.device.driver in AMD else "process",
         lost=None,
         figures=HUNG_FIGURES,
@@ -452,7 +452,7 @@ def _amd_bytes(part: Compute | None, held: Held | None) -> int | None:
 
 def _attribution(seen: _Seen) -> str:
     if not seen.whole:
-        return UNTOLD
+        return NO_ATTRIBUTION
     return "process" if seen.compute_node is None else "device"
 
 

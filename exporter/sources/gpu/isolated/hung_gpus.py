@@ -93,14 +93,14 @@ class HungGpus:
         One that is well again is left out still by the answers that were asked for before.
         """
         names = {name: hung for index, hung in self._hung.items() for name in (f"{UNIDENTIFIED}{index}", hung.uuid)}
-        if not any(gpu.hangs and gpu.uuid in names for gpu in told.gpus):
+        if not any(gpu.is_hung and gpu.uuid in names for gpu in told.gpus):
             return told
         listed = {gpu.uuid for gpu in told.gpus}
         return replace(
             told,
             gpus=tuple(
                 replace(gpu, uuid=names[gpu.uuid].uuid, name=names[gpu.uuid].name)
-                if gpu.hangs and gpu.uuid in names and names[gpu.uuid].uuid not in listed - {gpu.uuid}
+                if gpu.is_hung and gpu.uuid in names and names[gpu.uuid].uuid not in listed - {gpu.uuid}
                 else gpu
                 for gpu in told.gpus
             ),

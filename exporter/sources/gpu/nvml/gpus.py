@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pynvml
 
-from exporter.model.gpu import UNIDENTIFIED, UNTOLD, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
+from exporter.model.gpu import NO_ATTRIBUTION, UNIDENTIFIED, Gpu, GpuFigures, GpuProcess, GpuReadings, MigInstance
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, DriverError, Question
 from exporter.sources.gpu.nvml import process_samples
 from exporter.sources.gpu.nvml.calls import (
@@ -232,7 +232,7 @@ class NvmlGpus:
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
             unknown="; ".join(filter(None, (*why, _said(refused, "memory")))) or None,
-            attribution="process" if whole else UNTOLD,
+            attribution="process" if whole else NO_ATTRIBUTION,
             figures=figures,
             xids_watched=self._xids is not None and xids_unknown is None,
         )
@@ -308,7 +308,7 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
         memory_free_bytes=None if memory is None else memory.free,
         processes=None if listed is None else process_samples.measured(listed, None, Cursor()),
         unknown="; ".join(filter(None, (_said(refused, "processes") or UNREAD_INSTANCE, _said(refused, "memory")))),
-        attribution=UNTOLD,
+        attribution=NO_ATTRIBUTION,
         figures=GpuFigures(unknown=_reasons(refused)),
         mig=mig,
     )

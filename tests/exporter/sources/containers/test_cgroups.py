@@ -626,7 +626,7 @@ def test_a_death_is_placed_afterwards(host: Host, told: Told, tmp_path: Path, mo
 
     def container() -> str | None:
         snapshot = sampler.sample()
-        facts = evidence.about(alive.worker.worker, snapshot, now=snapshot.taken)
+        facts = evidence.worker_evidence(alive.worker.worker, snapshot, now=snapshot.taken)
         return None if facts is None else facts.container_incarnation
 
     lived = container()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from exporter.model.container import Health, Server, Tenancy
+from exporter.model.container import HealthCheck, Server, VramBudget
 from exporter.model.unknown import Unknown
 from exporter.sources.containers.docker import _container
 from exporter.sources.processes import visible_devices
@@ -157,7 +157,7 @@ def test_its_own_health_check_is_read_with_how_long_its_newest_result_can_stand(
 
     assert found is not None
     assert found.probe == build.probe(kind="docker", port=0, target="")
-    assert found.health == Health(
+    assert found.health == HealthCheck(
         status="unhealthy", failing_streak=4, newest="2024-05-01T10:01:00Z", passed=False, fresh_s=90.0
     )
 
@@ -166,7 +166,7 @@ def test_a_health_check_without_a_result_yet_starts() -> None:
     found = server_of(labels=OWN, health={"Status": "starting", "FailingStreak": 0, "Log": None})
 
     assert found is not None
-    assert found.health == Health(status="starting", failing_streak=0, newest="", passed=False, fresh_s=130.0)
+    assert found.health == HealthCheck(status="starting", failing_streak=0, newest="", passed=False, fresh_s=130.0)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,6 @@ def test_what_a_container_may_hold_of_a_gpus_memory_is_read_from_its_labels() ->
     silent = _container(inspected())
 
     assert found is not None
-    assert (found.managed, found.tenancy) == (True, Tenancy(budget_bytes=3000 * 2**20, recyclable=True))
+    assert (found.managed, found.vram_budget) == (True, VramBudget(budget_bytes=3000 * 2**20, recyclable=True))
     assert silent is not None
-    assert (silent.managed, silent.tenancy) == (False, Tenancy())
+    assert (silent.managed, silent.vram_budget) == (False, VramBudget())

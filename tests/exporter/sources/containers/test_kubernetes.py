@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from exporter.main import pods_of
-from exporter.model.container import Container, Tenancy
+from exporter.model.container import Container, VramBudget
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.settings import Settings
@@ -323,7 +323,7 @@ def test_a_pods_container_is_known_by_the_api_with_its_budget(host: Host, cluste
         pid=42,
         gpu_request=("all", "dri"),
         image="llm:1",
-        tenancy=Tenancy(budget_bytes=3000 * build.MIB),
+        vram_budget=VramBudget(budget_bytes=3000 * build.MIB),
         namespace="ml",
         pod="llm-0",
         group=f"{host.top}/{GROUP}/cri-containerd-{ID}.scope",
@@ -344,7 +344,7 @@ def test_a_pods_container_is_known_by_the_kubelets_links_without_the_api(host: H
 
     assert (found.name, found.namespace, found.pod) == ("ml/llm-0/server", "ml", "llm-0")
     assert (found.incarnation, found.pid) == (f"{UID}@{ID}@3", 41)
-    assert (found.gpu_request, found.tenancy) == (("GPU-1",), Tenancy())
+    assert (found.gpu_request, found.vram_budget) == (("GPU-1",), VramBudget())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pydantic_settings import CliApp
 
 from exporter.model.container import Container, GpuShare
 from exporter.model.thresholds import Thresholds
-from exporter.model.worker import WorkerReadings, WorkerSighting
+from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources import workers
@@ -58,11 +58,11 @@ def host(tmp_path: Path) -> Host:
     return found
 
 
-def sighting(pid: int | None = 42, **changes: object) -> WorkerSighting:
+def sighting(pid: int | None = 42, **changes: object) -> WorkerReading:
     return replace(build.sighting(pid=pid, container_id=None), **changes)  # type: ignore[arg-type]
 
 
-def placed(units: Units, *seen: WorkerSighting) -> list[str | None]:
+def placed(units: Units, *seen: WorkerReading) -> list[str | None]:
     return [each.container_id for each in units.place(WorkerReadings(workers=seen)).workers]
 
 

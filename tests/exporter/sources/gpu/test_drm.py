@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from exporter.model.gpu import WATCHED, Gpu, GpuFigures
+from exporter.model.gpu import STALL_METRICS, Gpu, GpuFigures
 from exporter.sources.gpu.drm import clients, gpus, kfd
 from exporter.sources.gpu.drm.gpus import AMD, INTEL, DrmGpus
 from exporter.sources.gpu.isolated.protocol import HUNG, Question
@@ -85,14 +85,14 @@ def test_an_amd_gpu_is_known_by_the_number_of_its_chip(host: Host) -> None:
     assert gpu == Gpu(
         uuid="GPU-18b70c33a1b2c3d4", index=0, name="navi31", utilization_ratio=0.37, memory_used_bytes=3 * MIB,
         memory_size_bytes=16 * MIB, memory_free_bytes=13 * MIB, processes=(), source="amdgpu", node="renderD128",
-        also=(CARD, "card0"), attribution="device",
+        other_names=(CARD, "card0"), attribution="device",
         figures=GpuFigures(temperature_celsius=61.0, power_watts=310.25, power_limit_watts=355.0),
     )  # fmt: skip
 
 
 def watched(gpu: Gpu) -> dict[str, str]:
     """Of what nobody can do without, the figures that are unknown, and why."""
-    return {figure: reason for figure, reason in gpu.figures.unknown.items() if figure in WATCHED}
+    return {figure: reason for figure, reason in gpu.figures.unknown.items() if figure in STALL_METRICS}
 
 
 @pytest.mark.parametrize(
@@ -774,7 +774,7 @@ def test_of_a_gpu_that_is_left_out_no_file_is_read_and_it_stays_on_the_list(host
 
     left_out = found["renderD128"]
     assert (left_out.uuid, left_out.names, left_out.index) == (before.uuid, before.names, before.index)
-    assert (left_out.unknown, left_out.lost, left_out.hangs) == (HUNG, None, True)
+    assert (left_out.unknown, left_out.lost, left_out.is_hung) == (HUNG, None, True)
     assert (left_out.utilization_ratio, left_out.memory_size_bytes, left_out.processes) == (None, None, None)
     assert (left_out.source, left_out.attribution) == ("amdgpu", "device")
     assert (found["renderD130"].unknown, found["renderD130"].utilization_ratio) == (None, 0.0)
@@ -846,7 +846,7 @@ def test_of_a_gpu_in_parts_all_are_left_out_with_one(host: Host) -> None:
 
     found = host.look(without(129))
 
-    assert {node: gpu.hangs for node, gpu in found.items()} == dict.fromkeys(
+    assert {node: gpu.is_hung for node, gpu in found.items()} == dict.fromkeys(
         ("renderD128", "renderD129", "renderD130"), True
     )
 

@@ -151,7 +151,7 @@ def left_out(source: IsolatedDriver, node: str) -> GpuReadings | None:
 def whole(source: IsolatedDriver) -> GpuReadings | None:
     """A look in which none is left out."""
     found = answered(source)
-    return found if found and not any(gpu.hangs for gpu in found.gpus) else None
+    return found if found and not any(gpu.is_hung for gpu in found.gpus) else None
 
 
 @pytest.mark.parametrize("place", OF_THE_CARD.values(), ids=OF_THE_CARD)

@@ -231,7 +231,7 @@ def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter
     assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="utilization", reason="impossible")
     assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="memory", reason="failed")
     assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="gpu") is None
-    assert "not known of GPU-0: utilisation: 150 % is no share of its time" in page
+    assert "unknown: GPU-0: utilisation: 150 % is no share of its time" in page
     assert "GPU-1: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*" in page
     assert "GPU-2: memory: Unknown Error" in page
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from exporter.evidence.server_health import Asking
+from exporter.evidence.server_health import ProbeState
 from exporter.model.container import Container
 from exporter.sources.servers import http_probe
 from exporter.sources.servers.http_probe import BODY_MAX, Prober
@@ -98,7 +98,7 @@ def test_a_redirect_is_an_answer_and_is_not_followed(peer: Peer) -> None:
 def test_a_server_error_is_none(peer: Peer) -> None:
     peer.behaves = answers(b"HTTP/1.1 503 Service Unavailable\r\n\r\nloading")
 
-    assert ask(peer) == (False, "it answers 503")
+    assert ask(peer) == (False, "HTTP status 503")
 
 
 def test_nobody_listens(peer: Peer) -> None:
@@ -143,7 +143,7 @@ def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
 
     answered, because = within(30, lambda: ask(peer))
 
-    assert (answered, because) == (False, "what it sends is not HTTP/1")
+    assert (answered, because) == (False, "the response is not HTTP/1")
     assert sent[0] < 64 * 2**20
 
 
@@ -199,7 +199,7 @@ def test_a_server_is_silent_for_longer_until_it_answers(peer: Peer, prober: Prob
 
     asking = prober.asking("llm@1")
     assert asking.answered
-    word = "it closed the connection without a word"
+    word = "the connection closed without a response"
     eventually(lambda: prober.asking("llm@1").because == word, "why is told of the newest, which may be late")
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers again")
@@ -259,9 +259,9 @@ def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer:
 
     prober.tend([replace(server(peer), incarnation="llm@2")])
 
-    eventually(lambda: prober.asking("llm@2").told_s, "it is asked")
+    eventually(lambda: prober.asking("llm@2").last_probe_s, "it is asked")
     assert not prober.asking("llm@2").answered
-    assert prober.asking("llm@1") == Asking()
+    assert prober.asking("llm@1") == ProbeState()
 
 
 def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(peer: Peer) -> None:

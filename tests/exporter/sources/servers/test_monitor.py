@@ -21,7 +21,7 @@ from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from tests.exporter import builders as build
 
-OWN_CHECK = build.probe(kind="docker", silence_s=60.0)
+OWN_CHECK = build.probe(kind="docker", restart_after_s=60.0)
 
 
 def by_health(**changes: Any) -> Container:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.evidence import signs_of_life
+from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
-from exporter.model.timeouts import Patience
+from exporter.model.timeouts import PhaseTimeouts
 from exporter.model.unknown import Unknown
 from gpuwarden.job import Phase
 from gpuwarden.state_file import Stamp
@@ -22,10 +22,10 @@ UNKNOWN = Unknown(reason="not_listed", because="GPU is lost")
 NO_RAM = Unknown(reason="no_controller", because="no memory controller")
 
 
-def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, **job: Any) -> str | None:
+def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts | None = None, **job: Any) -> str | None:
     """Why a job is suspected that beat 120 s ago, where nothing else is said."""
     given = build.job_file(**{"beat": build.ago(120.0), **job})
-    return signs_of_life.suspicion(given, seen, patience or Patience(), now=build.ago(0))
+    return activity.not_stalled_reason(given, seen, timeouts or PhaseTimeouts(), now=build.ago(0))
 
 
 @pytest.mark.parametrize(
@@ -34,27 +34,27 @@ def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, 
         pytest.param(build.evidence(gpu_idle_s=120.0, ram_still_s=120.0), None, id="GPU idle and RAM static is wedged"),
         pytest.param(
             build.evidence(gpu_idle_s=500.0, ram_still_s=2.0),
-            "RAM moved or was unseen 2 s ago",
+            "RAM changed or was unknown 2 s ago",
             id="GPU idle and RAM moving is loading, decoding or staging",
         ),
         pytest.param(
             build.evidence(gpu_idle_s=0.0, ram_still_s=500.0),
-            "GPU was busy or unseen 0 s ago",
+            "GPU was busy or unknown 0 s ago",
             id="GPU busy and RAM static is a slow step",
         ),
         pytest.param(
             build.evidence(gpu_idle_s=0.0, ram_still_s=0.0),
-            "GPU was busy or unseen 0 s ago",
+            "GPU was busy or unknown 0 s ago",
             id="GPU busy and RAM moving is a slow step",
         ),
         pytest.param(
             build.evidence(gpu_idle_s=119.9, ram_still_s=500.0),
-            "GPU was busy or unseen 120 s ago",
+            "GPU was busy or unknown 120 s ago",
             id="GPU idle not for long enough",
         ),
         pytest.param(
             build.evidence(gpu_idle_s=500.0, ram_still_s=119.9),
-            "RAM moved or was unseen 120 s ago",
+            "RAM changed or was unknown 120 s ago",
             id="RAM still not for long enough",
         ),
         pytest.param(
@@ -71,18 +71,18 @@ def suspicion(seen: ContainerEvidence | None, patience: Patience | None = None, 
     ],
 )
 def test_a_sign_of_life_makes_a_silent_job_suspected(seen: ContainerEvidence | None, because: str | None) -> None:
-    assert suspicion(seen) == because
+    assert not_stalled_reason(seen) == because
 
 
 @pytest.mark.parametrize(
     ("phase_started", "because"),
     [
-        (build.ago(119.6), "it went on to this phase 120 s ago"),
+        (build.ago(119.6), "the phase changed 120 s ago"),
         (build.ago(900.0, boot_id="before"), "phase unknown: not measured"),
     ],
 )
 def test_a_job_with_a_phase_younger_than_its_beat_is_suspected(phase_started: Stamp, because: str) -> None:
-    assert suspicion(build.evidence(), phase_started=phase_started) == because
+    assert not_stalled_reason(build.evidence(), phase_started=phase_started) == because
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_job_with_a_phase_younger_than_its_beat_is_suspected(phase_started: St
     ],
 )
 def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat: Stamp | None) -> None:
-    assert suspicion(None, stall_timeout_s=stall_timeout_s, beat=beat) is None
+    assert not_stalled_reason(None, stall_timeout_s=stall_timeout_s, beat=beat) is None
 
 
 # Quiet: A2 to A5 and A7, for how long
@@ -110,7 +110,11 @@ WORK = ("io_still_s", "fault_still_s", "cpu_still_s")
 IN_WORK = (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 
 
-QUIET_OF: Final[dict[str, dict[str, bool]]] = {"idle": {}, "lost": {"gpu_lost": True}, "apart": {"apart": True}}
+QUIET_OF: Final[dict[str, dict[str, bool]]] = {
+    "idle": {},
+    "lost": {"gpu_lost": True},
+    "shared_container": {"shared_container": True},
+}
 """Of whom it is asked: of a job with its GPU idle or lost, or of one alone of those that share a container."""
 
 
@@ -119,7 +123,7 @@ def quiet(
 ) -> float | None:
     """For how long it was quiet that beat 600 s ago and entered its phase 700 s ago, but for what is said."""
     given = build.job_file(**{"phase": phase, "beat": build.ago(600.0), "phase_started": build.ago(700.0), **job})
-    return signs_of_life.quiet_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), **QUIET_OF[of])
+    return activity.inactive_s(given, build.evidence(**QUIET | (place or {})), now=build.ago(0), **QUIET_OF[of])
 
 
 @pytest.mark.behaviour("A5")
@@ -128,7 +132,7 @@ def quiet(
 def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, of: str) -> None:
     gpu, other = ("gpu_lost_s", "gpu_idle_s") if of == "lost" else ("gpu_idle_s", "gpu_lost_s")
     # The page cache is its container's as a whole: of one worker of several its I/O stands for it.
-    always = ("io_still_s",) if of == "apart" else ()
+    always = ("io_still_s",) if of == "shared_container" else ()
     counts = (gpu, "ram_still_s", *(WORK if phase in IN_WORK else always))
 
     whole_s = quiet(phase, of=of)
@@ -155,7 +159,7 @@ def test_a_beat_counts_once_there_was_one_and_one_before_a_reboot_is_of_no_known
 def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(of: str) -> None:
     job = build.job_file(beat=None, phase_started=build.ago(700.0))
 
-    assert signs_of_life.quiet_s(job, None, now=build.ago(0), **QUIET_OF[of]) is None
+    assert activity.inactive_s(job, None, now=build.ago(0), **QUIET_OF[of]) is None
 
 
 @given(
@@ -167,14 +171,14 @@ def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(of:
 def test_a_silent_job_is_suspected_where_it_is_not_known_to_have_been_quiet_for_as_long_as_it_may(
     seen: dict[str, float | None], phase: Phase, beat_age_s: float | None, phase_age_s: float
 ) -> None:
-    patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
+    timeouts = PhaseTimeouts(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
     beat = None if beat_age_s is None else build.ago(beat_age_s)
     job: dict[str, Any] = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
     silent = beat_age_s is not None and beat_age_s >= 120.0 and phase is not Phase.IDLE
 
     found_s = quiet(place=seen, **job)
 
-    suspected = suspicion(build.evidence(**seen), patience, **job) is not None
+    suspected = not_stalled_reason(build.evidence(**seen), timeouts, **job) is not None
     assert suspected == (silent and (found_s is None or found_s < 120.0))
 
 
@@ -189,27 +193,27 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
     ("changes", "because"),
     [
         pytest.param({}, None, id="no work either is wedged"),
-        pytest.param({"io_still_s": 3.0}, "its processes worked or were unseen 3 s ago", id="I/O: a warm load"),
-        pytest.param({"fault_still_s": 4.0}, "its processes worked or were unseen 4 s ago", id="faults: a mapped file"),
-        pytest.param({"cpu_still_s": 119.9}, "its processes worked or were unseen 120 s ago", id="CPU: it unpacks"),
+        pytest.param({"io_still_s": 3.0}, "its processes worked or were unknown 3 s ago", id="I/O: a warm load"),
+        pytest.param({"fault_still_s": 4.0}, "its processes worked or were unknown 4 s ago", id="mapped file"),
+        pytest.param({"cpu_still_s": 119.9}, "its processes worked or were unknown 120 s ago", id="CPU: it unpacks"),
         pytest.param({"io_still_s": None, "work_unknown": NO_IO}, "work unknown: the kernel does not say",
                      id="unknown is not still"),
         pytest.param({"cpu_still_s": None}, "work unknown: not measured", id="unknown without a word"),
-        pytest.param({"ram_still_s": 2.0}, "RAM moved or was unseen 2 s ago", id="RAM is named first"),
+        pytest.param({"ram_still_s": 2.0}, "RAM changed or was unknown 2 s ago", id="RAM is named first"),
     ],
 )  # fmt: skip
 def test_work_is_a_sign_of_life_in_other_phases(phase: Phase, changes: dict[str, object], because: str | None) -> None:
     seen = build.evidence(**changes)
 
-    patience = Patience(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
+    timeouts = PhaseTimeouts(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
 
-    assert suspicion(seen, patience, phase=phase) == because
+    assert not_stalled_reason(seen, timeouts, phase=phase) == because
 
 
 def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
     seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
 
-    assert suspicion(seen, phase=Phase.STEP) is None
+    assert not_stalled_reason(seen, phase=Phase.STEP) is None
 
 
 # A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
@@ -221,7 +225,7 @@ SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_stil
 
 
 @pytest.mark.parametrize(
-    ("seen", "unmoved_s"),
+    ("seen", "no_progress_s"),
     [
         pytest.param(SPINS, 600.0, id="a pegged GPU, whatever its process does"),
         pytest.param({**SPINS, "gpu_not_seen_busy_s": None}, 600.0, id="a pegged GPU alone"),
@@ -242,8 +246,8 @@ SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_stil
         pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
     ],
 )  # fmt: skip
-def test_unmoved_time_is_the_least_of_its_signs(seen: dict[str, float | None], unmoved_s: float | None) -> None:
-    assert build.evidence(**seen).unmoved_s == unmoved_s
+def test_unmoved_time_is_the_least_of_its_signs(seen: dict[str, float | None], no_progress_s: float | None) -> None:
+    assert build.evidence(**seen).no_progress_s == no_progress_s
 
 
 @pytest.mark.parametrize("sign", ["gpu_pegged_s", "ram_still_s", "io_still_s", "fault_still_s"])
@@ -259,7 +263,7 @@ def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen:
     def lasted(*signs: str) -> bool:
         return all((figure := seen[each]) is not None and figure >= 1.0 for each in signs)
 
-    found_s = build.evidence(**seen).unmoved_s
+    found_s = build.evidence(**seen).no_progress_s
 
     of_its_gpu = lasted("gpu_pegged_s") or lasted("gpu_not_seen_busy_s", "cpu_still_s")
     assert (found_s is not None and found_s >= 1.0) == (
@@ -269,8 +273,10 @@ def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen:
 
 def test_a_job_is_suspected_by_the_silence_that_it_is_allowed_in_its_phase() -> None:
     seen = build.evidence(gpu_idle_s=1.0)
-    patience = Patience(eval_s=200.0)
+    timeouts = PhaseTimeouts(eval_s=200.0)
 
-    found = {age_s: suspicion(seen, patience, phase=Phase.EVAL, beat=build.ago(age_s)) for age_s in (199.5, 200.0)}
+    found = {
+        age_s: not_stalled_reason(seen, timeouts, phase=Phase.EVAL, beat=build.ago(age_s)) for age_s in (199.5, 200.0)
+    }
 
-    assert found == {199.5: None, 200.0: "GPU was busy or unseen 1 s ago"}
+    assert found == {199.5: None, 200.0: "GPU was busy or unknown 1 s ago"}

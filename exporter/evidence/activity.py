@@ -1,0 +1,88 @@
+"""How long a job has been inactive. Pure."""
+
+from typing import Final
+
+from exporter.model.container import ContainerEvidence
+from exporter.model.timeouts import PhaseTimeouts
+from gpuwarden import conditions
+from gpuwarden.conditions import Sign
+from gpuwarden.state_file import JobFile, Stamp
+
+
+def inactive_s(
+    job: JobFile,
+    evidence: ContainerEvidence | None,
+    *,
+    now: Stamp,
+    gpu_lost: bool = False,
+    shared_container: bool = False,
+) -> float | None:
+    """Seconds without any activity of an attempt; `None` while any that counts is unknown.
+
+    Args:
+        job: the attempt.
+        evidence: of its container, or of its worker in a shared one.
+        now: time of the sample.
+        gpu_lost: count a lost GPU as idle.
+        shared_container: the container is shared.
+    """
+    return conditions.least(
+        *_seconds_without(job, evidence, now=now, gpu_lost=gpu_lost, shared_container=shared_container).values()
+    )
+
+
+def _seconds_without(
+    job: JobFile,
+    evidence: ContainerEvidence | None,
+    *,
+    now: Stamp,
+    gpu_lost: bool = False,
+    shared_container: bool = False,
+) -> dict[Sign, float | None]:
+    gpu_s = None if evidence is None else evidence.gpu_lost_s if gpu_lost else evidence.gpu_idle_s
+    return conditions.activity(
+        job.phase,
+        has_beaten=job.beat is not None,
+        beat_age_s=job.beat.age_s(now) if job.beat else None,
+        phase_age_s=job.phase_started.age_s(now),
+        gpu_s=gpu_s,
+        ram_still_s=evidence.ram_still_s if evidence else None,
+        work_still_s=evidence.work_still_s if evidence else None,
+        io_counts=shared_container,
+        io_still_s=evidence.io_still_s if evidence else None,
+    )
+
+
+def not_stalled_reason(
+    job: JobFile, evidence: ContainerEvidence | None, timeouts: PhaseTimeouts, *, now: Stamp
+) -> str | None:
+    """Why a job without step beats is not reported as stalled (A4); `None` if it beats or stalls."""
+    limit_s = timeouts.stall_after_s(job)
+    if limit_s == 0 or job.beat is None:
+        return None
+    for sign, without_s in _seconds_without(job, evidence, now=now).items():
+        if without_s is None or without_s < limit_s:
+            return None if sign is Sign.BEAT else _describe(sign, without_s, evidence)
+    return None
+
+
+_DESCRIPTIONS: Final = {
+    Sign.PHASE: "the phase changed",
+    Sign.GPU: "GPU was busy or unknown",
+    Sign.RAM: "RAM changed or was unknown",
+    Sign.WORK: "its processes worked or were unknown",
+}
+
+
+def _describe(sign: Sign, without_s: float | None, evidence: ContainerEvidence | None) -> str:
+    if without_s is not None:
+        return f"{_DESCRIPTIONS[sign]} {without_s:.0f} s ago"
+    if evidence is None:
+        return "its container is unknown"
+    reasons = {
+        Sign.GPU: evidence.gpu_unknown,
+        Sign.RAM: evidence.ram_unknown,
+        Sign.WORK: evidence.work_unknown,
+    }
+    why = reasons.get(sign)
+    return f"{sign} unknown: {why.because if why else 'not measured'}"
