@@ -133,6 +133,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     host: str = HOST,
     database: Database | None = None,
     data: Path | None = None,
+    real_gpus: bool = False,
     **execute: float,
 ) -> Iterator[Stage]:
     """Set the stage in a folder, and clear it.
@@ -152,9 +153,16 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         host: the host's key. Two stages with keys and folders of their own are two hosts.
         database: where queue and ledger are, instead of in SQLite files: what several hosts share.
         data: what jobs read and write, where several hosts share that too.
+        real_gpus: whether the exporter asks the NVIDIA driver and the jobs compute on its GPUs; not for containers.
         execute: more settings of the executor, beside those in `EXECUTE`.
     """
-    ground = Ground(directory=work / "run", queue=work / "queue", data=data or work / "data", database=database)
+    ground = Ground(
+        directory=work / "run",
+        queue=work / "queue",
+        data=data or work / "data",
+        database=database,
+        real_gpus=real_gpus,
+    )
     ground.data.mkdir(parents=True, exist_ok=True)
     habits = habits or Habits()
     simulation = work / "gpus.json"
@@ -165,7 +173,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             host=host,
             docker=engine.base_url if isinstance(engine, Engine) and engine.kind == "docker" else None,
             podman=engine.base_url if isinstance(engine, Engine) and engine.kind == "podman" else None,
-            simulate_gpu=simulation,
+            simulate_gpu=None if real_gpus else simulation,
             processes=commands if isinstance(engine, NoEngine) else None,
             systemd_units=_managed_units(slots, unmanaged) if isinstance(engine, Services) else (),
             armed=armed,

@@ -22,6 +22,7 @@ from remediator.actuators.docker import LABEL
 from remediator.actuators.process import ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
 from testbed import worker_image
+from testbed.demo.job_body import REAL_GPU
 from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
 
@@ -53,12 +54,16 @@ class Database:
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """Where a fleet's workers find what they need, on this host. The queue is in `database`, or an SQLite file."""
+    """Where a fleet's workers find what they need, on this host. The queue is in `database`, or an SQLite file.
+
+    With `real_gpus`, the jobs of workers outside containers compute on their NVIDIA GPU.
+    """
 
     directory: Path
     queue: Path
     data: Path
     database: Database | None = None
+    real_gpus: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,6 +340,8 @@ def _on_this_host(slot: Slot, ground: Ground, *, queue: str, habits: Habits) -> 
         "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
         "PYTHONPATH": str(CHECKOUT),
     }
+    if ground.real_gpus:
+        environment |= {REAL_GPU: "1", "CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)}
     store = ground.database.url if ground.database else f"sqlite:///{ground.queue / 'queue.db'}"
     return environment, [sys.executable, *_worker_command(slot.worker, queue=queue, store=store, habits=habits)]
 

@@ -28,6 +28,8 @@ from gpuwarden.reporter import Reporter
 CHUNK_BYTES: Final = 2**20
 BUSY_RATIO: Final = 0.93
 FOREVER_S: Final = 1e6
+REAL_GPU: Final = "GPUWARDEN_DEMO_REAL_GPU"
+"""Set where jobs compute on an NVIDIA GPU. Otherwise they leave a file for the simulator."""
 
 Picture = list[list[float]]
 
@@ -132,7 +134,13 @@ def save_when_warned(save: Callable[[], None]) -> None:
 
 
 def launch(report: Reporter, *, busy_s: float, memory_bytes: int, ratio: float = BUSY_RATIO) -> None:
-    """Give the simulated GPU work for `busy_s`, that takes such a share of its time; see testbed.gpu_simulator."""
+    """Give the GPU work for `busy_s`. A simulated one is busy for `ratio` of that time; see testbed.gpu_simulator."""
+    if os.environ.get(REAL_GPU):
+        from testbed.demo import cuda  # noqa: PLC0415 - the worker image has neither this module nor a driver
+
+        cuda.gpu().hold(memory_bytes)
+        cuda.gpu().occupy(busy_s)
+        return
     busy_until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + busy_s
     text = json.dumps({"busy_until_s": busy_until_s, "ratio": ratio, "memory_bytes": memory_bytes})
     path = report.folder / "gpu-work.json"

@@ -8,9 +8,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import pynvml
 from docker.errors import DockerException
 from rich import box
 from rich.console import Console
@@ -41,10 +45,29 @@ JOBS: Final = (
 TONES: Final = {"good": "green", "bad": "red", "watch": "yellow", "act": "bold cyan"}
 
 
+class NoGpuError(Exception):
+    """No GPU can be used for the demonstration; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """What the workers run in and on. `gpu` is the name of a real one."""
+
+    engine: Engine | NoEngine
+    slots: tuple[Slot, ...]
+    gpu: str | None = None
+
+
 def main(argv: list[str] | None = None) -> int:
     """Play the demonstration; 0 if every link held."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="keep the work folder: logs, databases, configuration")
+    parser.add_argument(
+        "--gpu",
+        choices=("simulated", "nvml"),
+        default="simulated",
+        help="nvml: jobs share the first NVIDIA GPU of this host, and workers are processes (default: simulated)",
+    )
     parser.add_argument("--svg", type=Path, help="also save the end as a picture")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -53,8 +76,16 @@ def main(argv: list[str] | None = None) -> int:
     folder.mkdir(exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="demo-", dir=folder))
     try:
-        return _play(work, console, arguments.svg)
-    except (debian_packages.PartMissing, ChainError, EngineNotStopped, GpuwardenError, DockerException) as error:
+        with _where(work, real_gpu=arguments.gpu == "nvml") as where:
+            return _play(work, console, where, arguments.svg)
+    except (
+        debian_packages.PartMissing,
+        ChainError,
+        EngineNotStopped,
+        NoGpuError,
+        GpuwardenError,
+        DockerException,
+    ) as error:
         console.print(f"[red]the demonstration cannot go on:[/] {error}", highlight=False)
         return 1
     except KeyboardInterrupt:
@@ -67,34 +98,61 @@ def main(argv: list[str] | None = None) -> int:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _play(work: Path, console: Console, svg: Path | None) -> int:
+@contextmanager
+def _where(work: Path, *, real_gpu: bool) -> Iterator[Where]:
+    """Fetch the programs, and find an engine or a GPU. Raises NoGpuError."""
     for program in ("prometheus", "alertmanager"):
         debian_packages.find(program)
-    with docker_engine(work) as engine:
-        _introduce(console, engine)
-        with stage(work, engine, SLOTS, armed=True) as scene:
-            before = scene.start_workers()
-            cases = _submit(scene)
-            story = Story(scene, {case.job_id: case.title for case in cases})
-            finished = _follow(scene, story, console)
-            found = list(verdict.links(scene, cases, before))
-            _conclude(console, scene, found, finished=finished, elapsed_s=story.elapsed_s)
-            if svg is not None:
-                picture = Console(record=True, file=io.StringIO(), width=150, force_terminal=True)
-                _conclude(picture, scene, found, finished=finished, elapsed_s=story.elapsed_s)
-                svg.write_text(_without_web_fonts(picture.export_svg(title="make demo")), encoding="utf-8")
+    if not real_gpu:
+        with docker_engine(work) as engine:
+            yield Where(engine=engine, slots=SLOTS)
+        return
+    uuid, name = _first_gpu()
+    slots = tuple(replace(slot, gpus=(uuid,)) for slot in SLOTS)
+    yield Where(engine=NoEngine(because="they use this host's GPU"), slots=slots, gpu=name)
+
+
+def _first_gpu() -> tuple[str, str]:
+    """Its UUID and name, as the NVIDIA driver numbers them. Raises NoGpuError."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            return pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise NoGpuError(f"no NVIDIA GPU can be used: {error}") from error
+
+
+def _play(work: Path, console: Console, where: Where, svg: Path | None) -> int:
+    _introduce(console, where)
+    with stage(work, where.engine, where.slots, armed=True, real_gpus=where.gpu is not None) as scene:
+        before = scene.start_workers()
+        cases = _submit(scene)
+        story = Story(scene, {case.job_id: case.title for case in cases})
+        finished = _follow(scene, story, console)
+        found = list(verdict.links(scene, cases, before))
+        _conclude(console, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+        if svg is not None:
+            picture = Console(record=True, file=io.StringIO(), width=150, force_terminal=True)
+            _conclude(picture, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+            svg.write_text(_without_web_fonts(picture.export_svg(title="make demo")), encoding="utf-8")
     return 0 if finished and all(link.ok for link in found) else 1
 
 
-def _introduce(console: Console, engine: Engine | NoEngine) -> None:
-    if isinstance(engine, NoEngine):
+def _introduce(console: Console, on: Where) -> None:
+    engine = on.engine
+    if on.gpu is not None:
+        where = f"supervised processes that share the GPU of this host: {on.gpu}"
+    elif isinstance(engine, NoEngine):
         where = f"supervised processes, because no Docker engine can be used: {engine.because}"
     else:
         where = f"containers of {'a private' if engine.private else 'this host'}'s Docker engine {engine.version}"
         where = where.replace("a private's", "a private")
     console.print(f"[bold]gpuwarden demo[/]: workers are {where}", highlight=False)
     console.print(
-        "Real Prometheus, Alertmanager, exporter and remediator; the GPU is simulated. "
+        f"Real Prometheus, Alertmanager, exporter and remediator; the GPU is {'real' if on.gpu else 'simulated'}. "
         f"The remediator is [bold]armed[/], and windows are shortened: {SILENCE_S:.0f} s of silence instead of 120 s, "
         "a RAM delta of 24 MiB instead of 5120, scrapes every second.",
         highlight=False,
