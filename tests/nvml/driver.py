@@ -72,6 +72,8 @@ class Card:
     graphics: Mapping[int, Memory] = field(default_factory=dict)
     mps: Mapping[int, Memory] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    gpu_samples: tuple[tuple[int, int], ...] = ()
+    """How busy it was, percent, up to a time of the driver's own clock, microseconds, which stands first."""
     figures: tuple[str, ...] = ()
     """What its sensors and error counters tell: `FUNCTION SELECTOR VALUE…` (see nvml.c)."""
 
@@ -87,6 +89,7 @@ class Card:
                 f"sample {index} {each.pid} {each.timestamp_us} {each.sm} {each.memory} {each.encoder} {each.decoder}"
                 for each in self.samples
             ),
+            *(f"gpu_sample {index} {at_us} {percent}" for at_us, percent in self.gpu_samples),
             *(f"figure {index} {each}" for each in self.figures),
             *(
                 line

@@ -15,6 +15,8 @@
  *                                                      lines of a GPU from 100 on
  *     compute|graphics|mps GPU PID BYTES [GI CI]       a process on that list
  *     sample GPU PID TIMESTAMP SM MEMORY ENC DEC       microseconds and percent; told to whom has seen less
+ *     gpu_sample GPU TIMESTAMP UTILIZATION             how busy it was up to then, likewise; without such a line it keeps
+ *                                                      no samples of that
  *     error GPU FUNCTION CODE                          what that call returns
  *     grow GPU FUNCTION TIMES                          its list has grown, so often, since its size was asked
  *     hang GPU FUNCTION                                that call does not return while this line is there
@@ -35,6 +37,7 @@ typedef struct { u32 version; u64 total, reserved, free, used; } Memory;
 typedef struct { u32 gpu, memory; } Rates;
 typedef struct { u32 pid; u64 bytes; u32 gpu_instance, compute_instance; } Process;
 typedef struct { u32 pid; u64 timestamp; u32 sm, memory, encoder, decoder; } Sample;
+typedef struct { u64 timestamp, value; } GpuSample;
 typedef struct { void *device; u64 type, data; u32 gpu_instance, compute_instance; } Event;
 typedef struct { u64 seen, gpus; } EventSet;
 typedef struct { u32 field, scope; u64 timestamp, latency; u32 type, failed; u64 value; } Field;
@@ -42,7 +45,7 @@ typedef struct { u32 field, scope; u64 timestamp, latency; u32 type, failed; u64
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
 enum { TIMEOUT = 10, GPU_NOT_FOUND = 28, INIT_FLAG_NO_GPUS = 1, XID_EVENT = 8 };
 enum { GPUS_MAX = 64, INSTANCES_MAX = 7, FOLDER_BYTES = 4096, UNSIGNED_LONG_LONG = 3, CUDA_VERSION = 12020 };
-enum { NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
+enum { GPU_UTILIZATION_SAMPLES = 1, NO_GPU = -1, UNKNOWN = 999, SCRIPT_BYTES = 1 << 16, AT_FDCWD = -100, STATX_INO = 0x100 };
 enum { IN_MOVED_TO = 0x80, POLLIN = 1, CLOCK_MONOTONIC = 1 };
 
 int open(const char *path, int flags, ...);
@@ -353,6 +356,26 @@ int nvmlDeviceGetProcessUtilization(void *device, Sample *into, u32 *count, u64 
     if (!*count)
         return NOT_FOUND;
     return *count > room || must_grow(gpu, "nvmlDeviceGetProcessUtilization") ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+/* Of the types of samples there is only how busy the GPU was, which is type 1; the values are of type 1, unsigned int. */
+int nvmlDeviceGetSamples(void *device, u32 type, u64 seen, u32 *value_type, u32 *count, GpuSample *into)
+{
+    int gpu = gpu_of(device), failed = begin(gpu, "nvmlDeviceGetSamples"), any = 0;
+    u32 room = into ? *count : 0;
+    const char *rest = script;
+    if (failed)
+        return failed;
+    *value_type = 1;
+    for (*count = 0; type == GPU_UTILIZATION_SAMPLES && (rest = find(rest, "gpu_sample ", gpu)); any = 1) {
+        GpuSample found;
+        found.timestamp = number(&rest), found.value = (u32)number(&rest) | (u64)UNKNOWN << 32;
+        if (found.timestamp > seen && (++*count <= room))
+            into[*count - 1] = found;
+    }
+    if (!any || !*count)
+        return any ? NOT_FOUND : NOT_SUPPORTED;
+    return into && *count > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 /* The values of the `figure` line of this call and selector, as far as it has them; `wide` ones have 64 bits. */

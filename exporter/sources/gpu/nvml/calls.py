@@ -10,13 +10,22 @@ from typing import Any, Final, NamedTuple
 
 import pynvml
 
-from exporter.sources.gpu.nvml.process_samples import Sample
+from exporter.sources.gpu.nvml.process_samples import GpuSample, Sample
 
 _PROCESS: Final = Struct("I4xQII")
 """nvmlProcessInfo_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId."""
 
 _SAMPLE: Final = Struct("I4xQIIII")
 """nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil, as `Sample` has them."""
+
+_GPU_SAMPLES: Final[Mapping[int, Struct]] = {
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: Struct("QI4x"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: Struct("QQ"),
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: Struct("QQ"),
+}
+"""nvmlSample_t, by the type of its value: timeStamp, sampleValue, as `GpuSample` has them."""
+
+_GPU_SAMPLE_BYTES: Final = 16
 
 NOT_AVAILABLE: Final = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
@@ -136,6 +145,27 @@ def utilizations(handle: Any, seen_us: int) -> list[Sample]:
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     return [Sample._make(each) for each in _SAMPLE.iter_unpack(into.raw[: count.value * _SAMPLE.size])]
+
+
+def gpu_samples(handle: Any, seen_us: int) -> list[GpuSample]:
+    """How busy the GPU was, by the driver's samples newer than a timestamp of the driver's, oldest first.
+
+    Raises:
+        NVMLError: the driver has no newer ones, or refuses.
+    """
+    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetSamples"), c_uint(0)  # noqa: SLF001 - as above
+    about = (handle, c_uint(pynvml.NVML_GPU_UTILIZATION_SAMPLES), c_ulonglong(seen_us))
+    kind = c_uint(0)
+    code = call(*about, byref(kind), byref(count), None)
+    into = create_string_buffer(max(1, count.value) * _GPU_SAMPLE_BYTES)
+    if code == pynvml.NVML_SUCCESS:
+        code = call(*about, byref(kind), byref(count), into)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    layout = _GPU_SAMPLES.get(kind.value)
+    if layout is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return [GpuSample._make(each) for each in layout.iter_unpack(into.raw[: count.value * _GPU_SAMPLE_BYTES])]
 
 
 def name_of(handle: Any) -> str:

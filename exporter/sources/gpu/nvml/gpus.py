@@ -30,13 +30,14 @@ from exporter.sources.gpu.nvml.calls import (
     Refusal,
     ask,
     entries,
+    gpu_samples,
     name_of,
     reason,
     running,
     said,
     utilizations,
 )
-from exporter.sources.gpu.nvml.process_samples import Cursor, Listed, Sample
+from exporter.sources.gpu.nvml.process_samples import Cursor, GpuSample, Listed, Sample
 from exporter.sources.gpu.nvml.sensors import NOT_SUPPORTED, Figures
 from exporter.sources.gpu.nvml.xid_events import Report, XidWatch
 
@@ -87,6 +88,7 @@ class NvmlGpus:
         self._failed = False
         self._identities: dict[int, tuple[str, str]] = {}
         self._without_mig: set[str] = set()
+        self._without_samples: set[str] = set()
         self._cursors: dict[str, Cursor] = {}
         self._figures: dict[str, Figures] = {}
 
@@ -137,6 +139,7 @@ class NvmlGpus:
         self._initialised = False
         self._identities = {}
         self._without_mig = set()
+        self._without_samples = set()
         self._cursors = {}
         self._figures = {}
         self._xids = None
@@ -184,6 +187,7 @@ class NvmlGpus:
         """Stays on the list: a container that was given every GPU must not be judged without this one."""
         uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
         self._without_mig.discard(uuid)
+        self._without_samples.discard(uuid)
         self._cursors.pop(uuid, None)
         self._figures.pop(uuid, None)
         if self._xids:
@@ -209,9 +213,8 @@ class NvmlGpus:
         why: list[str | None] = [IN_MIG_MODE]
         refused: dict[str, Refusal | None] = {"memory": memory_refused}
         if whole:
-            ratio, refused["utilization"] = _utilization(handle)
-            processes, not_listed, not_measured = self._processes(handle, uuid, ratio)
-            refused["processes"], refused["process_utilization"] = not_listed, not_measured
+            ratio, processes, refusals = self._work(handle, uuid)
+            refused |= refusals
             why = [_said(refused, "utilization"), _said(refused, "processes"), _said(refused, "process_utilization")]
             if not any(why[1:]) and any(process.utilization_ratio is None for process in processes or ()):
                 why.append("the driver's samples do not tell what each process does")
@@ -245,20 +248,38 @@ class NvmlGpus:
         self._xids.watch(uuid, handle)
         return self._xids.why_not(uuid)
 
-    def _processes(
-        self, handle: Any, uuid: str, ratio: float | None
-    ) -> tuple[tuple[GpuProcess, ...] | None, Refusal | None, Refusal | None]:
-        """The listed processes with their figures, why they are not listed, and why none of them is measured."""
+    def _work(
+        self, handle: Any, uuid: str
+    ) -> tuple[float | None, tuple[GpuProcess, ...] | None, dict[str, Refusal | None]]:
+        """How busy the GPU was, the listed processes with their figures, and what of that is refused and why."""
         # The list before the samples: who appears in between is unattributed for a look, and not taken for idle.
         listed, not_listed = _listed(handle)
         if listed is None:
-            return None, not_listed, None
+            ratio, refused = _utilization(handle)
+            return ratio, None, {"utilization": refused, "processes": not_listed}
         cursor = self._cursors.get(uuid, Cursor())
+        # The GPU's own samples before those of the processes: none of theirs is passed over.
+        whole = self._gpu_samples(handle, uuid, cursor)
         found, not_measured = _samples(handle, cursor.seen_us or 0)
+        if process_samples.are_newer(found or [], process_samples.newest_us(whole, cursor)):
+            whole = self._gpu_samples(handle, uuid, cursor)
+        ratio, refused = process_samples.mean_ratio(whole, cursor), None
+        if ratio is None:
+            ratio, refused = _utilization(handle)
         figures = process_samples.measured(listed, found, cursor)
-        if found is not None:
-            self._cursors[uuid] = process_samples.read_on(cursor, listed, found, gpu_ratio=ratio)
-        return figures, None, not_measured
+        gpu_us = process_samples.newest_us(whole, cursor)
+        if found is not None or gpu_us is not None:
+            self._cursors[uuid] = process_samples.read_on(cursor, listed, found or [], gpu_ratio=ratio, gpu_us=gpu_us)
+        return ratio, figures, {"utilization": refused, "process_utilization": not_measured}
+
+    def _gpu_samples(self, handle: Any, uuid: str, cursor: Cursor) -> list[GpuSample]:
+        """How busy a GPU was since the look before; one that keeps no samples is not asked again, as `_in_mig_mode`."""
+        if uuid in self._without_samples:
+            return []
+        found, refusal = ask(gpu_samples, handle, cursor.seen_us or 0, absent=_NO_NEW_SAMPLES)
+        if refusal is not None and refusal.reason == NOT_SUPPORTED:
+            self._without_samples.add(uuid)
+        return found or []
 
 
 def _said(refused: Mapping[str, Refusal | None], figure: str) -> str | None:

@@ -9,6 +9,10 @@ non-zero utilization during the last sample period"). So, of a process on the li
 - no sample: it did nothing, which is a measured 0. But not a client of MPS: its work may be booked to the MPS server;
 - nothing but samples that no GPU can have given (over 100 %): unknown;
 - a sample of the first answer: unknown. It speaks of all that the driver's buffer holds, however long ago.
+
+Since R580 at the latest the driver returns one sample a process: the mean since that timestamp. The GPU's own
+utilisation must be of the same time, or a load that comes and goes within a look seems hidden. So it is the mean of the
+GPU's own samples since the look before (nvmlDeviceGetSamples), where the driver keeps them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,6 +49,17 @@ class Sample(NamedTuple):
     decoder_percent: int = 0
 
 
+class GpuSample(NamedTuple):
+    """How busy a whole GPU was in the sample period up to `timestamp_us`, by the driver's clock, microseconds."""
+
+    timestamp_us: int
+    percent: int
+
+
+SAME_SAMPLE_US: Final = 50_000
+"""A timestamp of a process's and one of the GPU's that are nearer than this are of one sample, microseconds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
     """How far a GPU's samples have been read: the newest timestamp, `None` before the first answer."""
@@ -79,10 +94,49 @@ def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cur
     return tuple([_process(entry, pid in done, done.get(pid), cursor) for pid, entry in listed.items()])
 
 
+def newest_us(whole: Sequence[GpuSample], cursor: Cursor) -> int | None:
+    """The timestamp of the newest sample of the GPU since the look before; `None` where there is no new one."""
+    return max((each.timestamp_us for each in _new(whole, cursor)), default=None)
+
+
+def mean_ratio(whole: Sequence[GpuSample], cursor: Cursor) -> float | None:
+    """How busy the GPU was since the look before; `None` where its samples do not say."""
+    new = _new(whole, cursor)
+    if cursor.seen_us is None or not new:
+        return None
+    return sum(each.percent for each in new) / len(new) / PERCENT_MAX
+
+
+def _new(whole: Sequence[GpuSample], cursor: Cursor) -> list[GpuSample]:
+    seen_us = cursor.seen_us or 0
+    return [each for each in whole if each.timestamp_us > seen_us and each.percent <= PERCENT_MAX]
+
+
+def are_newer(samples: Sequence[Sample], gpu_us: int | None) -> bool:
+    """Whether the processes have a sample that the GPU's own, up to `gpu_us`, do not have yet."""
+    return gpu_us is not None and any(each.timestamp_us > gpu_us + SAME_SAMPLE_US for each in samples)
+
+
 def read_on(
-    cursor: Cursor, listed: Mapping[int, Listed], samples: Sequence[Sample], *, gpu_ratio: float | None
+    cursor: Cursor,
+    listed: Mapping[int, Listed],
+    samples: Sequence[Sample],
+    *,
+    gpu_ratio: float | None,
+    gpu_us: int | None = None,
 ) -> Cursor:
-    """The cursor for the next look, after this answer. `gpu_ratio` is what the whole GPU did meanwhile."""
+    """The cursor for the next look, after this answer.
+
+    Args:
+        cursor: the one that was asked with.
+        listed: the processes on the GPU.
+        samples: theirs.
+        gpu_ratio: what the whole GPU did meanwhile.
+        gpu_us: the newest of the GPU's own samples; processes and GPU are read on from there together.
+    """
+    if gpu_us is not None:
+        same = [each.timestamp_us for each in samples if abs(each.timestamp_us - gpu_us) <= SAME_SAMPLE_US]
+        return Cursor(seen_us=max([gpu_us, *same]))
     if not samples:
         silent_looks = cursor.silent_looks + 1 if (gpu_ratio or 0.0) >= BUSY_RATIO else 0
         if silent_looks >= SILENT_LOOKS_MAX:

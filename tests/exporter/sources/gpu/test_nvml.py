@@ -1,6 +1,8 @@
 """GPUs from the NVIDIA driver: the real nvidia-ml-py on a library that answers NVML's own functions."""
 
 import ctypes
+import threading
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -274,6 +276,60 @@ def test_a_made_up_timestamp_hides_nothing_that_follows(gpus: NvmlGpus, driver_h
     driver_here.answer(Card(compute={7: 1}, samples=(sample(7, 30), sample(7, 40, at_us=2001))))
 
     assert figures(only(gpus.read())) == {7: 0.4}
+
+
+def since(at_us: int, *percents: int) -> tuple[tuple[int, int], ...]:
+    """Samples of the GPU, one each 200 ms from then on, as an H100 keeps them."""
+    return tuple((at_us + 200_000 * number, percent) for number, percent in enumerate(percents, start=1))
+
+
+def test_a_load_that_comes_and_goes_within_a_look_is_not_taken_for_hidden(driver_here: Driver) -> None:
+    # Read off an H100 with R580, a look each second: the rate is of the last 200 ms, a process's sample of the second.
+    resting = Card(compute={7: GIB}, gpu_samples=since(0, 0, 0, 0, 0, 0))
+    driver_here.answer(resting)
+    gpus = NvmlGpus()
+    gpus.read()
+    ends_busy = resting.gpu_samples + since(1_000_000, 0, 67, 95, 95, 95)
+    driver_here.answer(
+        Card(compute={7: GIB}, utilization=96, gpu_samples=ends_busy, samples=(sample(sm=71, at_us=2_000_010),))
+    )
+    at_work = only(gpus.read())
+    ends_idle = ends_busy + since(2_000_000, 38, 0, 0, 0, 0)
+    driver_here.answer(Card(compute={7: GIB}, gpu_samples=ends_idle, samples=(sample(sm=8, at_us=3_000_010),)))
+    at_rest = only(gpus.read())
+
+    assert at_work.utilization_ratio == pytest.approx(0.704)
+    assert figures(at_work) == {7: 0.71}
+    assert at_rest.utilization_ratio == pytest.approx(0.076)
+    assert figures(at_rest) == {7: 0.08}
+
+
+def test_the_gpus_samples_are_read_again_where_a_process_has_a_newer_one(driver_here: Driver) -> None:
+    driver_here.answer(Card(compute={7: GIB}, gpu_samples=since(0, 0)))
+    gpus = NvmlGpus()
+    gpus.read()
+    slow = ("slow 0 nvmlDeviceGetProcessUtilization 300",)
+    early = Card(compute={7: GIB}, gpu_samples=since(0, 0, 90), samples=(sample(sm=90, at_us=400_000),))
+    late = replace(early, gpu_samples=since(0, 0, 90, 30), samples=(sample(sm=60, at_us=600_000),))
+    driver_here.answer(early, but=slow)
+    tick = threading.Timer(0.15, lambda: driver_here.answer(late))
+    tick.start()
+    found = only(gpus.read())
+    tick.join()
+
+    assert found.utilization_ratio == 0.6
+    assert figures(found) == {7: 0.6}
+
+
+@pytest.mark.parametrize("why", ["error 0 nvmlDeviceGetSamples 3", "error 0 nvmlDeviceGetSamples 999"])
+def test_a_gpu_that_does_not_tell_its_samples_is_as_busy_as_in_its_last_period(why: str, driver_here: Driver) -> None:
+    card = Card(compute={7: GIB}, utilization=60, gpu_samples=since(0, 10, 10))
+    driver_here.answer(card, but=(why,))
+    gpus = NvmlGpus()
+    gpus.read()
+    found = only(gpus.read())
+
+    assert (found.utilization_ratio, found.unknown) == (0.6, None)
 
 
 def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlGpus, driver_here: Driver) -> None:

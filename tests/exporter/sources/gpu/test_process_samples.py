@@ -4,7 +4,7 @@ import pytest
 
 from exporter.model.gpu import GpuProcess
 from exporter.sources.gpu.nvml import process_samples
-from exporter.sources.gpu.nvml.process_samples import Cursor, Listed, Sample
+from exporter.sources.gpu.nvml.process_samples import Cursor, GpuSample, Listed, Sample
 
 pytestmark = pytest.mark.pure
 
@@ -161,3 +161,69 @@ def test_a_busy_gpu_without_samples_is_read_anew_in_full(gpu_ratio: float | None
         cursor = process_samples.read_on(cursor, {7: listed()}, [], gpu_ratio=gpu_ratio)
 
     assert cursor == expected
+
+
+SEEN_US = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("cursor", "told", "ratio", "newest_us"),
+    [
+        pytest.param(Cursor(seen_us=SEEN_US), [], None, None, id="no samples"),
+        pytest.param(
+            Cursor(seen_us=SEEN_US),
+            [(SEEN_US + 200_000, 0), (SEEN_US + 400_000, 50), (SEEN_US + 600_000, 100)],
+            0.5,
+            SEEN_US + 600_000,
+            id="the mean of all",
+        ),
+        pytest.param(
+            Cursor(seen_us=SEEN_US), [(SEEN_US, 100), (SEEN_US + 1, 20)], 0.2, SEEN_US + 1, id="of the new ones alone"
+        ),
+        pytest.param(Cursor(seen_us=SEEN_US), [(SEEN_US, 100)], None, None, id="nothing new"),
+        pytest.param(
+            Cursor(seen_us=SEEN_US),
+            [(SEEN_US + 1, 20), (SEEN_US + 2, 101)],
+            0.2,
+            SEEN_US + 1,
+            id="over 100 %: passed by",
+        ),
+        pytest.param(Cursor(), [(SEEN_US, 20)], None, SEEN_US, id="the first answer speaks of an unknown time"),
+        pytest.param(Cursor(seen_us=0), [(SEEN_US, 20)], 0.2, SEEN_US, id="nothing at first"),
+    ],
+)
+def test_the_gpu_is_as_busy_as_the_mean_of_its_samples_since_the_look_before(
+    cursor: Cursor, told: list[tuple[int, int]], ratio: float | None, newest_us: int | None
+) -> None:
+    whole = [GpuSample(at_us, percent) for at_us, percent in told]
+
+    assert process_samples.mean_ratio(whole, cursor) == ratio
+    assert process_samples.newest_us(whole, cursor) == newest_us
+
+
+@pytest.mark.parametrize(
+    ("apart_us", "newer", "seen_us"),
+    [
+        pytest.param(0, False, SEEN_US, id="of one sample"),
+        pytest.param(50_000, False, SEEN_US + 50_000, id="a moment later: of one sample"),
+        pytest.param(50_001, True, SEEN_US, id="of the next one, which is read at the next look"),
+        pytest.param(-200_000, False, SEEN_US, id="older: it has rested since"),
+    ],
+)
+def test_gpu_and_processes_are_read_on_from_one_sample(apart_us: int, newer: bool, seen_us: int) -> None:
+    found = [sample(at_us=SEEN_US + apart_us)]
+
+    after = process_samples.read_on(READ, {7: listed()}, found, gpu_ratio=0.9, gpu_us=SEEN_US)
+
+    assert process_samples.are_newer(found, SEEN_US) is newer
+    assert after == Cursor(seen_us=seen_us)
+
+
+def test_a_gpu_without_samples_of_its_own_is_behind_nobody() -> None:
+    assert not process_samples.are_newer([sample()], None)
+
+
+def test_an_idle_gpu_is_read_on_by_its_own_samples() -> None:
+    silent = Cursor(seen_us=1000, silent_looks=9)
+
+    assert process_samples.read_on(silent, {7: listed()}, [], gpu_ratio=0.9, gpu_us=2000) == Cursor(seen_us=2000)
