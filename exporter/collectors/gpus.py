@@ -60,7 +60,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "Share of its time that the GPU was busy.",
         _GPU,
         (((gpu.uuid,), gpu.utilization_ratio) for gpu in gpus),
-        source="NVML `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; of Intel's DRM fdinfo of all clients",
+        source="NVML `nvmlDeviceGetSamples`, else `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; of "
+        "Intel's DRM fdinfo of all clients",
         absent=_NOT_MEASURED,
     )
     yield gauge(

@@ -26,6 +26,8 @@ _GPU_SAMPLES: Final[Mapping[int, Struct]] = {
 """nvmlSample_t, by the type of its value: timeStamp, sampleValue, as `GpuSample` has them."""
 
 _GPU_SAMPLE_BYTES: Final = 16
+GPU_SAMPLES_MAX: Final = 512
+"""Samples of a GPU that are made room for. A driver keeps about 14 s of them, five a second."""
 
 NOT_AVAILABLE: Final = 2**64 - 1
 """NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
@@ -133,6 +135,8 @@ def entries(told: bytes) -> Iterator[Entry]:
 def utilizations(handle: Any, seen_us: int) -> list[Sample]:
     """What each process did, newer than a timestamp of the driver's.
 
+    The size is asked first: an H100 refuses room for less than its whole buffer, 72 samples, however few there are.
+
     Raises:
         NVMLError: the driver tells none, or has none; also with its code for success, as the package has it.
     """
@@ -153,13 +157,10 @@ def gpu_samples(handle: Any, seen_us: int) -> list[GpuSample]:
     Raises:
         NVMLError: the driver has no newer ones, or refuses.
     """
-    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetSamples"), c_uint(0)  # noqa: SLF001 - as above
+    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetSamples"), c_uint(GPU_SAMPLES_MAX)  # noqa: SLF001
+    into, kind = create_string_buffer(GPU_SAMPLES_MAX * _GPU_SAMPLE_BYTES), c_uint(0)
     about = (handle, c_uint(pynvml.NVML_GPU_UTILIZATION_SAMPLES), c_ulonglong(seen_us))
-    kind = c_uint(0)
-    code = call(*about, byref(kind), byref(count), None)
-    into = create_string_buffer(max(1, count.value) * _GPU_SAMPLE_BYTES)
-    if code == pynvml.NVML_SUCCESS:
-        code = call(*about, byref(kind), byref(count), into)
+    code = call(*about, byref(kind), byref(count), into)
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     layout = _GPU_SAMPLES.get(kind.value)

@@ -10,9 +10,9 @@ non-zero utilization during the last sample period"). So, of a process on the li
 - nothing but samples that no GPU can have given (over 100 %): unknown;
 - a sample of the first answer: unknown. It speaks of all that the driver's buffer holds, however long ago.
 
-Since R580 at the latest the driver returns one sample a process: the mean since that timestamp. The GPU's own
-utilisation must be of the same time, or a load that comes and goes within a look seems hidden. So it is the mean of the
-GPU's own samples since the look before (nvmlDeviceGetSamples), where the driver keeps them.
+R580 returns one sample for each process: the mean since that timestamp. The GPU's own utilisation must be of the same
+time. Otherwise a load that comes and goes within a look seems hidden, and all on its GPU is unknown. So it is the mean
+of the GPU's own samples since the look before (nvmlDeviceGetSamples), where the driver keeps them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
