@@ -315,14 +315,6 @@ ADMIT_SERVER = {
 }
 
 
-@pytest.mark.parametrize(("found", "reason"), ADMIT_SERVER.values(), ids=ADMIT_SERVER)
-def test_which_server_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
-
-    assert (refusal.reason if refusal else None) == reason
-    assert refusal is None or refusal.message.isprintable()
-
-
 ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
     "a host that is silent": (host_alert(), None),
     "another host's, which is where it is read": (host_alert(host="box2"), Reason.OTHER_HOST),
@@ -332,14 +324,6 @@ ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
     "another remedy's trip": (host_alert(trip="stall"), Reason.UNKNOWN_TRIP),
     "its trip for a worker": (alert(trip="node_lost"), Reason.UNKNOWN_TRIP),
 }
-
-
-@pytest.mark.parametrize(("found", "reason"), ADMIT_HOST.values(), ids=ADMIT_HOST)
-def test_which_host_is_admitted(found: Any, reason: str | None) -> None:
-    refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
-
-    assert (refusal.reason if refusal else None) == reason
-    assert refusal is None or refusal.message.isprintable()
 
 
 ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
@@ -354,8 +338,15 @@ ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
 }
 
 
-@pytest.mark.parametrize(("found", "reason"), ADMIT_RUN.values(), ids=ADMIT_RUN)
-def test_which_run_is_admitted(found: Any, reason: str | None) -> None:
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        pytest.param(*case, id=f"{subject}, {name}")
+        for subject, cases in (("server", ADMIT_SERVER), ("host", ADMIT_HOST), ("run", ADMIT_RUN))
+        for name, case in cases.items()
+    ],
+)
+def test_which_subject_is_admitted(found: Any, reason: str | None) -> None:
     refusal = admit(found, hosts={HOST}, remedies=REMEDIES)
 
     assert (refusal.reason if refusal else None) == reason

@@ -748,40 +748,27 @@ def test_error_counters_are_asked_for_at_every_tenth_look_and_told_at_each(drive
 # Errors on the PCI Express link
 
 
-def test_a_count_that_the_gpu_does_not_have_is_absent_and_the_others_are_told(driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{FATAL} 0",)))
+@pytest.mark.parametrize(
+    ("figures", "counts", "unknown"),
+    [
+        pytest.param((f"{FATAL} 0",), {"fatal": 0}, None, id="one that the GPU does not have"),
+        pytest.param((f"{FATAL} 3", f"{CORRECTABLE} 0 3 2"), {"fatal": 3}, None, id="an older driver's unknown number"),
+        pytest.param((f"{CORRECTABLE} 7 3 4", f"{FATAL} 3"), {"fatal": 3}, "no_permission", id="one is not permitted"),
+        pytest.param((f"{CORRECTABLE} 7 3 10", f"{FATAL} 3"), {"fatal": 3}, "timeout", id="one is late"),
+        pytest.param((f"{CORRECTABLE} 7 3 21", f"{FATAL} 3"), {"fatal": 3}, "no_data", id="one has no data"),
+        pytest.param((f"{CORRECTABLE} 7 3 999", f"{FATAL} 3"), {"fatal": 3}, "failed", id="one fails"),
+        pytest.param((f"{FATAL} 3 3 4",), None, "no_permission", id="all are refused"),
+        pytest.param((f"{FATAL} -",), None, "impossible", id="none can be"),
+    ],
+)
+def test_a_missing_count_costs_itself_and_says_why_unless_the_gpu_has_none(
+    figures: tuple[str, ...], counts: dict[str, int] | None, unknown: str | None, driver_here: Driver
+) -> None:
+    driver_here.answer(Card(figures=figures))
 
     told = only(NvmlGpus().read()).figures
 
-    assert told.pcie_errors == {"fatal": 0}
-    assert "pcie_errors" not in told.unknown
-
-
-def test_a_count_whose_number_an_older_driver_does_not_know_is_absent_and_no_failure(driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{FATAL} 3", f"{CORRECTABLE} 0 3 2")))
-
-    told = only(NvmlGpus().read()).figures
-
-    assert told.pcie_errors == {"fatal": 3}
-    assert "pcie_errors" not in told.unknown
-
-
-@pytest.mark.parametrize(("code", "reason"), [(4, "no_permission"), (10, "timeout"), (21, "no_data"), (999, "failed")])
-def test_a_count_that_alone_is_refused_is_unknown(code: int, reason: str, driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{CORRECTABLE} 7 3 {code}", f"{FATAL} 3")))
-
-    told = only(NvmlGpus().read()).figures
-
-    assert told.pcie_errors == {"fatal": 3}
-    assert told.unknown["pcie_errors"] == reason
-
-
-def test_counts_that_are_all_refused_are_unknown_with_their_reason(driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{FATAL} 3 3 4",)))
-
-    told = only(NvmlGpus().read()).figures
-
-    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "no_permission")
+    assert (told.pcie_errors, told.unknown.get("pcie_errors")) == (counts, unknown)
 
 
 @pytest.mark.parametrize(
@@ -806,14 +793,6 @@ def test_a_count_has_the_type_it_says(stands: int | str, kind: int, count: int |
 
     assert told.pcie_errors == ({"fatal": 0} if count is None else {"correctable": count, "fatal": 0})
     assert told.unknown.get("pcie_errors") == ("impossible" if count is None else None)
-
-
-def test_counts_none_of_which_can_be_are_unknown(driver_here: Driver) -> None:
-    driver_here.answer(Card(figures=(f"{FATAL} -",)))
-
-    told = only(NvmlGpus().read()).figures
-
-    assert (told.pcie_errors, told.unknown["pcie_errors"]) == (None, "impossible")
 
 
 def test_counts_go_on_and_one_that_failed_is_told_once_it_is_answered(driver_here: Driver) -> None:
