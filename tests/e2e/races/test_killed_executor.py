@@ -58,16 +58,16 @@ def twice(*doings: str) -> tuple[str, ...]:
 # The points are named by `tests.e2e.crashing`.
 KILLS: Final = (
     twice("ledger: standing_orders", "ledger: saw alert: firing", "ledger: decided begin"),
-    twice("ledger: saw capture", "ledger: intents planned", "queue: jobs fencing, workers"),
+    twice("ledger: saw capture", "queue: jobs fencing, workers"),
     twice("ledger: did fence", "ledger: decided stop"),
-    twice("ledger: saw free: dead", "ledger: intents fenced"),
+    twice("ledger: saw free: dead"),
     twice("queue: jobs queued, avoided", "ledger: saw settle: done"),
     twice("ledger: decided start", "ledger: saw free: done"),
     twice("docker stop", "docker start"),
     ("asked docker stop", "asked docker start"),
     # What comes after an act and is no part of it is not done again by the next one, which finds the act done.
-    ("before queue: workers", "before ledger: intents", "before ledger: did requeue", "before ledger: did start"),
-    ("after queue: workers", "after ledger: intents", "after ledger: did requeue", "after ledger: did start"),
+    ("before queue: workers", "before ledger: did requeue", "before ledger: did start"),
+    ("after queue: workers", "after ledger: did requeue", "after ledger: did start"),
     ("before ledger: did stop", "before ledger: decided close: mended"),
     ("after ledger: did stop", "after ledger: decided close: mended"),
 )
