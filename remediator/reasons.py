@@ -24,7 +24,6 @@ class Reason(StrEnum):
     # What holds an armed remediator
     DRY_RUN = "dry_run", "the remedy is not armed on this host; `gpuwarden arm` arms it"
     PAUSED = "paused", "an operator paused the host; ends at its time, or with `gpuwarden resume`"
-    MAINTENANCE = "maintenance", "a planned maintenance runs; ends at its time, or with `gpuwarden maintenance end`"
     SILENCED = "silenced", "Alertmanager silences every alert of the episode; ends with the silence"
     SILENCES_UNKNOWN = "silences_unknown", "an Alertmanager does not answer, and `--silences-unknown hold` is set"
     COOLDOWN = "cooldown", "the container was restarted less than `--cooldown-s` ago"

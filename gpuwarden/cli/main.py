@@ -36,7 +36,6 @@ _HELP: Final[Mapping[str, str]] = {
     "decline": "say no to it",
     "pause": "let nothing new begin for a while",
     "resume": "end a pause",
-    "maintenance": "plan times in which nothing new begins",
     "brake": "release the storm brake",
     "gpu": "take a GPU out of use, put it back, list those out of use",
     "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",

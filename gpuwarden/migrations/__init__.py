@@ -1,1 +1,1 @@
-"""The history of the queue's tables, for Alembic. A revision that was released is never changed."""
+"""Revisions of the tables. One that was released never changes."""

@@ -131,7 +131,7 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 
 def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    """Who armed, approved, paused, maintained or released, and when the brake latched."""
+    """Who armed, approved, paused or released, and when the brake latched."""
     for order in ledger.orders.given_since(since=time.time() - arguments.since):
         if arguments.json:
             print(json.dumps(asdict(order)))
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         ("evidence", "what an episode's processes were doing right before they were stopped"),
         ("refused", "refused alerts"),
         ("summary", "what was done, and what a dry run would have done"),
-        ("orders", "who armed, disarmed, approved, paused, maintained and released, and when the brake latched"),
+        ("orders", "who armed, disarmed, approved, paused and released, and when the brake latched"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
         each.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -1,4 +1,4 @@
-"""`gpuwarden arm|disarm|approve|decline|pause|resume|maintenance|brake`: a person's hand on the executors.
+"""`gpuwarden arm|disarm|approve|decline|pause|resume|brake`: a person's hand on the executors.
 
 Kept in the ledger with who and why. Every executor that works the ledger obeys at its next look, within a second:
 nothing is started again for it.
@@ -7,6 +7,7 @@ nothing is started again for it.
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -20,7 +21,7 @@ from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Episode
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.guards import Act, Order
+from remediator.remedies.guards import Act, Order, begins_s
 
 APPROVED_S: Final = 3600.0
 """How long an approval holds where nothing else is said, seconds."""
@@ -32,10 +33,10 @@ PAUSE_MAX_S: Final = 31 * 86400.0
 """The longest pause, seconds: one that is forgotten ends by itself."""
 
 AHEAD_MAX_S: Final = 366 * 86400.0
-"""How far ahead a maintenance is planned at most, seconds."""
+"""How far ahead a pause is planned at most, seconds."""
 
-MAINTENANCES_MAX: Final = 100
-"""So many may be planned at a time: every look reads them all."""
+PAUSES_MAX: Final = 100
+"""So many may stand at a time: every look reads them all."""
 
 _HOST_HELP: Final = "this host's key only; every host of the ledger when not given"
 
@@ -112,19 +113,27 @@ def disarm(argv: list[str]) -> int:
 
 def pause(argv: list[str]) -> int:
     """`gpuwarden pause`."""
-    parser = _parser("pause", "Begin nothing new for a while. What was begun is finished; the pause ends by itself.")
+    description = "Begin nothing new for a while: a driver's upgrade, a reboot. What was begun is finished."
+    parser = _parser("pause", f"{description} The pause ends by itself.")
+    time_help = "local time: 22:00, or 2026-01-31T22:00; now when not given"
+    parser.add_argument("--from", dest="since", metavar="TIME", help=time_help)
     _add_end(parser)
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         now = ledger.now()
-        until = now + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, now)
-        if not now < until <= now + PAUSE_MAX_S:
+        since = now if wanted.since is None else _time(parser, wanted.since, now)
+        until = since + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, since)
+        if not now <= since <= now + AHEAD_MAX_S:
+            parser.error(f"a pause begins now or later, within {AHEAD_MAX_S / 86400:.0f} days")
+        if not since < until <= since + PAUSE_MAX_S:
             parser.error(f"a pause ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
         _check_host(ledger, wanted.host)
-        order = _order(Act.PAUSE, ledger, wanted, until=until)
-        ledger.orders.give(order)
-        begun = [each for each in _open(ledger, order) if each.free is not None]
-    print(f"paused: {order.host or 'every host'} until {when(until)}, by {order.who}; nothing new is begun")
+        if len(ledger.orders.current().pauses(host=None, now=now)) >= PAUSES_MAX:
+            raise GpuwardenError(f"{PAUSES_MAX} run or are planned already: `gpuwarden status` names them")
+        order = _order(Act.PAUSE, ledger, wanted, until=until, since=None if wanted.since is None else since)
+        order = replace(order, order_id=ledger.orders.give(order))
+        begun = [each for each in _open(ledger, order) if each.free is not None and since <= now]
+    print(f"{span(order)}; `gpuwarden resume {order.order_id}` ends it or calls it off")
     for each in begun:
         print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} was begun and is finished")
     return 0
@@ -132,93 +141,42 @@ def pause(argv: list[str]) -> int:
 
 def resume(argv: list[str]) -> int:
     """`gpuwarden resume`."""
-    wanted = _parser("resume", "End a pause before its time.").parse_args(argv)
-    with closing(existing(wanted.ledger)) as ledger:
-        _check_host(ledger, wanted.host)
-        pauses = ledger.orders.current().pauses(host=wanted.host, now=ledger.now())
-        ending = [each for each in pauses if wanted.host in (None, each.host)]
-        if not ending:
-            everywhere = "; every host is paused: resume without --host" if pauses else ""
-            print(f"gpuwarden resume: {wanted.host or 'no host'} is not paused by itself{everywhere}", file=sys.stderr)
-            return 1
-        order = _order(Act.RESUME, ledger, wanted)
-        ledger.orders.give(order)
-    print(f"resumed: {order.host or 'every host'}, by {order.who}")
-    return 0
-
-
-def maintenance(argv: list[str]) -> int:
-    """`gpuwarden maintenance`."""
-    description = "Times in which nothing new is begun: a driver's upgrade, a reboot. What was begun is finished."
-    parser = argparse.ArgumentParser(prog="gpuwarden maintenance", description=description)
-    acts = parser.add_subparsers(dest="act", required=True, metavar="start|end|list")
-    help_text = "from now, or planned; taken up again afterwards is what is still true then"
-    start = _reasoned(acts.add_parser("start", help=help_text, description=help_text))
-    start.add_argument("--host", help=_HOST_HELP)
-    time_help = "local time: 22:00, or 2026-01-31T22:00; now when not given"
-    start.add_argument("--from", dest="since", metavar="TIME", help=time_help)
-    _add_end(start)
-    help_text = "end one before its time, or call it off"
-    end = _reasoned(acts.add_parser("end", help=help_text, description=help_text))
-    end.add_argument("number", type=int, help="its number, from `gpuwarden maintenance list`")
-    help_text = "those that run and those to come"
-    list_ = acts.add_parser("list", help=help_text, description=help_text)
-    add_ledger(list_)
-    list_.add_argument("--host", help=_HOST_HELP)
+    parser = _parser("resume", "End pauses before their time, or call off one that is planned.")
+    help_text = "the pause of this number, from `gpuwarden status`; every one that runs when not given"
+    parser.add_argument("number", type=int, nargs="?", help=help_text)
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
-        if wanted.act == "start":
-            return _maintain(start, ledger, wanted)
-        if wanted.act == "end":
-            return _end_maintenance(ledger, wanted)
-        for window in ledger.orders.current().maintenances(host=wanted.host, now=ledger.now()):
-            print(span(window))
+        _check_host(ledger, wanted.host)
+        now = ledger.now()
+        pauses = ledger.orders.current().pauses(host=wanted.host, now=now)
+        if wanted.number is None:
+            ending = [each for each in pauses if wanted.host in (None, each.host) and begins_s(each, now) <= 0]
+        else:
+            ending = [each for each in pauses if each.order_id == wanted.number]
+        if not ending:
+            print(f"gpuwarden resume: {_not_paused(wanted, pauses)}", file=sys.stderr)
+            return 1
+        if wanted.number is not None:
+            wanted.host = ending[0].host
+        until = max(each.until or 0.0 for each in ending)
+        ledger.orders.give(_order(Act.RESUME, ledger, wanted, until=until, ends=wanted.number))
+    for each in ending:
+        print(f"ended: {span(each)}; what waited for it and is still true is taken up now")
     return 0
+
+
+def _not_paused(wanted: argparse.Namespace, pauses: Sequence[Order]) -> str:
+    if wanted.number is not None:
+        return f"no pause {wanted.number} runs or is planned: `gpuwarden status` names those there are"
+    everywhere = "; every host is paused: resume without --host" if pauses else ""
+    return f"{wanted.host or 'no host'} is not paused by itself{everywhere}"
 
 
 def span(window: Order) -> str:
-    """One maintenance: its number, whose, from when until when, by whom and why."""
+    """One pause: its number, whose, from when until when, by whom and why."""
     until = "" if window.until is None else f" until {when(window.until)}"
     why = f": {plain(window.because)}" if window.because else ""
     return f"{window.scope} from {when(window.since or window.at)}{until}, by {plain(window.who)}{why}"
-
-
-def _maintain(parser: argparse.ArgumentParser, ledger: Ledger, wanted: argparse.Namespace) -> int:
-    now = ledger.now()
-    since = now if wanted.since is None else _time(parser, wanted.since, now)
-    until = since + wanted.for_s if wanted.for_s is not None else _time(parser, wanted.until, since)
-    if not now <= since <= now + AHEAD_MAX_S:
-        parser.error(f"a maintenance begins now or later, within {AHEAD_MAX_S / 86400:.0f} days")
-    if not since < until <= since + PAUSE_MAX_S:
-        parser.error(f"a maintenance ends within {PAUSE_MAX_S / 86400:.0f} days, and not before it began")
-    _check_host(ledger, wanted.host)
-    if len(ledger.orders.current().maintenances(host=None, now=ledger.now())) >= MAINTENANCES_MAX:
-        raise GpuwardenError(f"{MAINTENANCES_MAX} are planned already: `gpuwarden maintenance list` names them")
-    order = _order(Act.MAINTAIN, ledger, wanted, until=until, since=None if wanted.since is None else since)
-    order = replace(order, order_id=ledger.orders.give(order))
-    print(f"{span(order)}; `gpuwarden maintenance end {order.order_id}` ends it or calls it off")
-    for each in _open(ledger, order):
-        if each.free is not None and since <= now:
-            print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} was begun and is finished")
-    return 0
-
-
-def _end_maintenance(ledger: Ledger, wanted: argparse.Namespace) -> int:
-    found = [
-        each
-        for each in ledger.orders.current().maintenances(host=None, now=ledger.now())
-        if each.order_id == wanted.number
-    ]
-    if not found:
-        says = f"no maintenance {wanted.number} runs or is planned: `gpuwarden maintenance list` names those there are"
-        print(f"gpuwarden maintenance: {says}", file=sys.stderr)
-        return 1
-    (window,) = found
-    wanted.host = window.host
-    order = _order(Act.MAINTAINED, ledger, wanted, until=window.until, ends=window.order_id)
-    ledger.orders.give(order)
-    print(f"ended: {span(window)}; what waited for it and is still true is taken up now")
-    return 0
 
 
 def brake(argv: list[str]) -> int:
@@ -260,10 +218,7 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
         lines.append(f"{len(held) - len(ready)} more are open and wait for something else: `gpuwarden status`")
     if (latched := orders.brake()) is not None:
         lines.append(f"the brake is latched and holds all of it: {plain(latched.because)}")
-    for pause_ in orders.pauses(host=order.host, now=order.at):
-        ends = "without end" if pause_.until is None else f"until {when(pause_.until)}"
-        lines.append(f"{pause_.host or 'every host'} is paused {ends}, by {plain(pause_.who)}")
-    lines += [span(each) for each in orders.maintenances(host=order.host, now=order.at)]
+    lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
     return lines
 
 

@@ -35,7 +35,7 @@ from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.guards import Act, Order, Orders, Safeguards
+from remediator.remedies.guards import Act, Order, Orders, Safeguards, begins_s
 
 TIMEOUT_S: Final = 3.0
 """How long each part may take to answer, seconds."""
@@ -58,7 +58,7 @@ LONG_S: Final = 900.0
 _PASSES: Final = frozenset(
     {
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.CIRCUIT_BREAKER, Reason.COOLDOWN, Reason.APPROVAL, Reason.DECLINED),
-        *(Reason.MAINTENANCE, Reason.SILENCED, Reason.GRACE_PERIOD),
+        *(Reason.SILENCED, Reason.GRACE_PERIOD),
         *(Reason.EXECUTOR_ALIVE, Reason.OBSERVATION_TOO_SHORT, Reason.WORKERS_ALIVE, Reason.NO_JOBS),
     }
 )
@@ -127,7 +127,6 @@ class Report:
     episodes: list[HeldEpisode] = field(default_factory=list)
     brake: Order | None = None
     pauses: list[Order] = field(default_factory=list)
-    maintenances: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
     unmended: list[tuple[int, str, str, str]] = field(default_factory=list)
@@ -214,10 +213,7 @@ def page(report: Report) -> Iterator[str]:
         mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
         yield f"{mode:10}{each.remedy} on {each.host}{by}"
     for order in report.pauses:
-        ends = "" if order.until is None else f" until {when(order.until)}"
-        yield f"{'paused':10}{order.host or 'every host'}{ends}, by {plain(order.who)}: {plain(order.because)}"
-    for order in report.maintenances:
-        yield f"{'planned' if (order.since or 0.0) > report.at else 'held':10}{span(order)}"
+        yield f"{'planned' if begins_s(order, report.at) > 0 else 'paused':10}{span(order)}"
     yield f"{len(report.episodes)} open episodes"
     for held in report.episodes:
         since = ago(report.at - held.since)
@@ -252,7 +248,6 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
-    report.maintenances = orders.maintenances(host=wanted.host, now=report.at)
     report.freed_lately = ledger.orders.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.unmended = [
         (each.episode_id, each.worker, each.host, each.message or "")

@@ -14,7 +14,7 @@ log: Final = structlog.get_logger("executor")
 
 _HELD: Final = frozenset(
     {
-        *(Reason.APPROVAL, Reason.CIRCUIT_BREAKER, Reason.DECLINED, Reason.DRY_RUN, Reason.MAINTENANCE),
+        *(Reason.APPROVAL, Reason.CIRCUIT_BREAKER, Reason.DECLINED, Reason.DRY_RUN),
         *(Reason.PAUSED, Reason.SILENCED, Reason.SILENCES_UNKNOWN, Reason.GRACE_PERIOD),
     }
 )

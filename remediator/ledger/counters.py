@@ -168,8 +168,8 @@ def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> i
 
     One whose free has come to another stage since is not meant by that: what was wanted then may be wanted no more, as
     where the process died after all, or the GPU came back. Nor is one whose remedy is disarmed: nobody asks the queue
-    for it then, and whoever disarmed it knows. Armed again it is asked for again. A pause and a maintenance hold up
-    nothing that was begun.
+    for it then, and whoever disarmed it knows. Armed again it is asked for again. A pause holds up nothing that
+    was begun.
     """
     its = JOURNAL.c.episode_id == EPISODES.c.episode_id, JOURNAL.c.step == "quarantine"
     newest = select(func.max(JOURNAL.c.entry_id)).where(*its).correlate(EPISODES).scalar_subquery()

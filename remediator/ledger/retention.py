@@ -32,7 +32,6 @@ from gpuwarden.db.transactions import upsert
 from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, ORDERS, RUN_DECISIONS, SPENT
 from remediator.plan import OVER
 from remediator.reasons import Reason
-from remediator.remedies.guards import Act
 
 EPISODES_AT_ONCE: Final = 50
 """Episodes that are forgotten in one transaction, at most."""
@@ -56,13 +55,11 @@ ASIDE_BITE: Final = 50_000
 
 def matters(now: float | BindParameter[float]) -> ColumnElement[bool]:
     """Whether an order may still matter, to whatever episode; what answers one episode is read with that one."""
-    undo = ORDERS.c.topic.not_in(("approval", "maintenance"))
+    undo = ORDERS.c.topic.not_in(("approval", "pause"))
     newest = select(func.max(ORDERS.c.order_id)).where(undo).group_by(ORDERS.c.topic, ORDERS.c.host, ORDERS.c.remedy)
-    # What ends a maintenance ahead of its time has that time too.
-    maintained = and_(ORDERS.c.topic == "maintenance", ORDERS.c.until > now)
-    # What resumed every host also ended the pauses of single hosts, and does so behind a newer pause of all too.
-    resumed = select(func.max(ORDERS.c.order_id)).where(ORDERS.c.act == Act.RESUME, ORDERS.c.host.is_(None))
-    return or_(ORDERS.c.order_id.in_(newest), ORDERS.c.order_id == resumed.scalar_subquery(), maintained)
+    # What ends a pause ahead of its time has that time too.
+    pauses = and_(ORDERS.c.topic == "pause", or_(ORDERS.c.until > now, ORDERS.c.until.is_(None)))
+    return or_(ORDERS.c.order_id.in_(newest), pauses)
 
 
 def is_due(connection: Connection, *, before: float) -> bool:

@@ -174,14 +174,14 @@ ORDERS = Table(
     Column("order_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
     Column("act", String, nullable=False),  # one of remediator.remedies.guards.Act
-    Column("topic", String, nullable=False),  # arming | pause | maintenance | brake | approval
+    Column("topic", String, nullable=False),  # arming | pause | brake | approval
     Column("host", String),  # none: every host
     Column("remedy", String),  # none: every remedy
     Column("until", Float),
     Column("episode_id", ID),  # of an approval: what it is about, and which incarnation of its container
     Column("key", String),
-    Column("since", Float),  # when a maintenance begins
-    Column("ends", ID),  # which maintenance is over ahead of its time
+    Column("since", Float),  # when a pause begins
+    Column("ends", ID),  # which pause is over ahead of its time
     Column("who", String, nullable=False),
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),

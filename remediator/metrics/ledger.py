@@ -115,11 +115,6 @@ SERIES: Final = Catalogue(
         "gpuwarden_remediator_paused", "1 while a person's pause holds everything new on this host.", absent=_UNREAD
     ),
     Series(
-        "gpuwarden_remediator_maintenance",
-        "1 while a planned maintenance holds everything new on this host.",
-        absent=_UNREAD,
-    ),
-    Series(
         "gpuwarden_remediator_armed",
         "1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
         labels=("remedy",),
@@ -236,9 +231,8 @@ class LedgerCollector(Collector):
 
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
         yield SERIES.gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
-        yield SERIES.gauge("gpuwarden_remediator_paused", float(bool(totals.orders.pauses(host=self._host, now=now))))
-        window = totals.orders.maintenance(host=self._host, now=now)
-        yield SERIES.gauge("gpuwarden_remediator_maintenance", float(window is not None))
+        pause = totals.orders.pause(host=self._host, now=now)
+        yield SERIES.gauge("gpuwarden_remediator_paused", float(pause is not None))
 
     def _executor(self, totals: Totals, now: float) -> Iterator[Metric]:
         if totals.executor is None:

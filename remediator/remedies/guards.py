@@ -6,6 +6,7 @@ of it is used up. What has taken a job from its attempt, or stopped a container,
 but for a disarming, which ends every act at once.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -42,9 +43,7 @@ class Act(StrEnum):
     APPROVE = "approve"
     DECLINE = "decline"
     PAUSE = "pause"
-    RESUME = "resume"
-    MAINTAIN = "maintain"
-    MAINTAINED = "maintained"  # a maintenance was ended, or called off
+    RESUME = "resume"  # a pause was ended, or called off
     BRAKE = "brake"
     RELEASE = "release"
 
@@ -57,15 +56,13 @@ TOPIC: Final[Mapping[Act, str]] = {
     Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
-    Act.MAINTAIN: "maintenance",
-    Act.MAINTAINED: "maintenance",
     Act.BRAKE: "brake",
     Act.RELEASE: "brake",
 }
 """Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
 
-An approval is about one episode: of those the newest for each of them. Maintenances stand beside one another, each
-until its time or its own end.
+An approval is about one episode: of those the newest for each of them. Pauses stand beside one another, each until
+its time or its own end.
 """
 
 
@@ -73,9 +70,9 @@ until its time or its own end.
 class Order:
     """One order. No host is every host, no remedy every remedy. Times are Unix seconds.
 
-    `until` ends a pause, a maintenance, which begins at `since`, and an approval that nothing was begun for. `ends` is
-    the number of the maintenance that an order ends. An approval, or the refusal of one, is about one
-    episode, and in it about `key`, the container's incarnation that was to be freed when the person was asked.
+    `until` ends a pause, which begins at `since`, and an approval that nothing was begun for. `ends` is the number of
+    the pause that an order ends; a resume without one ends all that run. An approval, or the refusal of one, is about
+    one episode, and in it about `key`, the container's incarnation that was to be freed when the person was asked.
     """
 
     act: Act
@@ -96,8 +93,8 @@ class Order:
         """What it is about, in words."""
         if self.episode_id is not None:
             return f"episode {self.episode_id} on {self.host}"
-        if TOPIC[self.act] == "maintenance":
-            return f"maintenance {self.ends or self.order_id} on {self.host or 'every host'}"
+        if self.act is Act.PAUSE or self.ends is not None:
+            return f"pause {self.ends or self.order_id} on {self.host or 'every host'}"
         return f"{self.remedy or 'every remedy'} on {self.host or 'every host'}"
 
 
@@ -127,37 +124,19 @@ class Orders:
         return order is not None and order.act is Act.ASK
 
     def pauses(self, *, host: str | None, now: float) -> list[Order]:
-        """The pauses in force on a host, or with no host anywhere.
-
-        A pause of every host and one of this host stand beside each other; `resume` for a host ends the second only.
-        """
-        standing: dict[str | None, Order] = {}
+        """The pauses of a host, or with no host of any, that run or are still to come; by when they begin."""
+        left: list[Order] = []
         for order in self.given:
             if order.act is Act.PAUSE:
-                standing[order.host] = order
-            elif order.act is Act.RESUME and order.host is None:
-                standing.clear()
+                left.append(order)
             elif order.act is Act.RESUME:
-                standing.pop(order.host, None)
-        here = [each for each in standing.values() if host is None or each.host in (None, host)]
-        return [each for each in here if each.until is None or each.until > now]
+                left = [each for each in left if not _is_ended(each, order)]
+        here = [each for each in left if (host is None or each.host in (None, host)) and _ends_s(each, now) > 0]
+        return sorted(here, key=lambda each: begins_s(each, now))
 
-    def maintenances(self, *, host: str | None, now: float) -> list[Order]:
-        """The maintenances of a host, or with no host of any, that run or are still to come; by when they begin."""
-        ended = {each.ends for each in self.given if each.act is Act.MAINTAINED}
-        left = [
-            each
-            for each in self.given
-            if each.act is Act.MAINTAIN
-            and each.order_id not in ended
-            and (host is None or each.host in (None, host))
-            and _ends_s(each, now) > 0
-        ]
-        return sorted(left, key=lambda each: _begins_s(each, now))
-
-    def maintenance(self, *, host: str, now: float) -> Order | None:
-        """The maintenance that runs on a host, the one that ends last."""
-        running = [each for each in self.maintenances(host=host, now=now) if _begins_s(each, now) <= 0]
+    def pause(self, *, host: str, now: float) -> Order | None:
+        """The pause that runs on a host, the one that ends last."""
+        running = [each for each in self.pauses(host=host, now=now) if begins_s(each, now) <= 0]
         return max(running, key=lambda each: _ends_s(each, now), default=None)
 
     def brake(self) -> Order | None:
@@ -376,19 +355,13 @@ def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     if brake is not None:
         message = f"the brake is latched: {brake.because}; `gpuwarden brake release` once a person has looked"
         return Wait(reason=Reason.CIRCUIT_BREAKER, message=message)
-    pauses = orders.pauses(host=host, now=now)
-    if pauses:
-        return Wait(
-            reason=Reason.PAUSED,
-            message=f"paused: {_told(pauses[-1])}; it ends by itself, and `gpuwarden resume` ends it",
-        )
-    window = orders.maintenance(host=host, now=now)
-    if window is not None:
+    pause = orders.pause(host=host, now=now)
+    if pause is not None:
         message = (
-            f"maintenance {window.order_id}: {_told(window)}; it ends in {_ends_s(window, now):.0f} s, and "
-            f"`gpuwarden maintenance end {window.order_id}` ends it"
+            f"paused: {_told(pause)}; it ends in {_ends_s(pause, now):.0f} s, and `gpuwarden resume {pause.order_id}` "
+            "ends it"
         )
-        return Wait(reason=Reason.MAINTENANCE, message=message)
+        return Wait(reason=Reason.PAUSED, message=message)
     return None
 
 
@@ -504,14 +477,21 @@ def target(host: str, handle: str) -> str:
     return f"{host}/{handle}"
 
 
-def _begins_s(window: Order, now: float) -> float:
-    """In how many seconds a maintenance begins; one without a beginning began when it was ordered."""
-    return (window.at if window.since is None else window.since) - now
+def begins_s(pause: Order, now: float) -> float:
+    """In how many seconds a pause begins; one without a beginning began when it was ordered."""
+    return (pause.at if pause.since is None else pause.since) - now
 
 
-def _ends_s(window: Order, now: float) -> float:
-    """In how many seconds a maintenance ends; each has an end."""
-    return (window.until or 0.0) - now
+def _ends_s(pause: Order, now: float) -> float:
+    """In how many seconds a pause ends."""
+    return (math.inf if pause.until is None else pause.until) - now
+
+
+def _is_ended(pause: Order, by: Order) -> bool:
+    """Whether a resume ends a pause: that of its number, else each that had begun on its host."""
+    if by.ends is not None:
+        return by.ends == pause.order_id
+    return by.host in (None, pause.host) and begins_s(pause, by.at) <= 0
 
 
 def _told(order: Order | None) -> str:

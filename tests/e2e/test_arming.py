@@ -84,7 +84,9 @@ def test_a_pause_holds_a_wedge_ends_by_itself_and_the_wedge_is_mended(scene: Sta
     assert scene.store.job(job_id).state is State.RUNNING
 
     began_s = time.monotonic()
-    gpuwarden(scene, "pause", "--for", f"{PAUSE_S}s")  # it stands in the place of the first, however late that held it
+    (first,) = scene.ledger.orders.current().pauses(host=None, now=scene.ledger.now())
+    gpuwarden(scene, "pause", "--for", f"{PAUSE_S}s")  # counted from now, however late the first held it
+    gpuwarden(scene, "resume", str(first.order_id))
     until(scene, lambda: scene.store.job(job_id).state is State.COMPLETED, "the pause has ended and it is mended")
     assert time.monotonic() - began_s >= PAUSE_S
     assert scene.store.job(job_id).watchdog_retries == 1

@@ -1,8 +1,4 @@
-"""The queue's tables, as gpuwarden.queue.schema has them.
-
-Until a release is out, a change of the tables raises this revision's number: a database of another number is refused.
-The release writes the tables out here, because the revisions after it start from them.
-"""
+"""Before the first release, changed tables raise the number."""
 
 from alembic import op
 

@@ -189,7 +189,6 @@ UNPLAYED: Final = {
             "gpuwarden_remediator_executor_silent_after_seconds",
             "gpuwarden_remediator_intent_age_seconds",
             "gpuwarden_remediator_intent_overdue_after_seconds",
-            "gpuwarden_remediator_maintenance",
             "gpuwarden_remediator_paused",
             "gpuwarden_remediator_quarantines_refused",
             "gpuwarden_remediator_info",

@@ -50,8 +50,7 @@ ARM, DISARM = order(Act.ARM), order(Act.DISARM)
 ASK = order(Act.ASK)
 YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
 NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
-PAUSE = order(Act.PAUSE, until=NOW + 60)
-WINDOW = order(Act.MAINTAIN, until=NOW + 90, order_id=4)
+PAUSE = order(Act.PAUSE, until=NOW + 90, order_id=4)
 BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
 
 
@@ -111,44 +110,39 @@ def test_what_is_paused(given: tuple[Order, ...], *, paused: bool) -> None:
     assert bool(orders(*given).pauses(host=HOST, now=NOW)) is paused
 
 
-def window(host: str | None = None, *, since: float = -10, until: float = 90, number: int = 4) -> Order:
-    return order(Act.MAINTAIN, host, since=NOW + since, until=NOW + until, order_id=number)
+def pause(host: str | None = None, *, since: float = -10, until: float = 90, number: int = 4) -> Order:
+    return order(Act.PAUSE, host, since=NOW + since, until=NOW + until, order_id=number)
 
 
 @pytest.mark.parametrize(
     ("given", "running", "left"),
     [
         pytest.param((), None, [], id="none was planned"),
-        pytest.param((WINDOW,), 4, [4], id="it began when it was ordered, where nothing else is said"),
-        pytest.param((window(since=1),), None, [4], id="it is still to come"),
-        pytest.param((window(since=0),), 4, [4], id="it begins to the second"),
-        pytest.param((window(until=0),), None, [], id="it ends to the second"),
-        pytest.param((window(HOST),), 4, [4], id="this host is maintained"),
-        pytest.param((window("box2"),), None, [], id="another host's is not ours"),
-        pytest.param((window(), order(Act.MAINTAINED, ends=4)), None, [], id="it was ended before its time"),
-        pytest.param((window(since=9), order(Act.MAINTAINED, ends=4)), None, [], id="or called off"),
-        pytest.param((window(), order(Act.MAINTAINED, ends=3)), 4, [4], id="another one was ended"),
+        pytest.param((PAUSE,), 4, [4], id="it began when it was ordered, where nothing else is said"),
+        pytest.param((pause(since=1),), None, [4], id="it is still to come"),
+        pytest.param((pause(since=0),), 4, [4], id="it begins to the second"),
+        pytest.param((pause(until=0),), None, [], id="it ends to the second"),
+        pytest.param((pause(HOST),), 4, [4], id="this host is paused"),
+        pytest.param((pause("box2"),), None, [], id="another host's is not ours"),
+        pytest.param((pause(), order(Act.RESUME, ends=4)), None, [], id="it was ended before its time"),
+        pytest.param((pause(since=9), order(Act.RESUME, ends=4)), None, [], id="or called off"),
+        pytest.param((pause(), order(Act.RESUME, ends=3)), 4, [4], id="another one was ended"),
+        pytest.param((pause(since=-500), order(Act.RESUME)), None, [], id="all that run were ended"),
+        pytest.param((pause(since=9), order(Act.RESUME)), None, [4], id="what is planned is not ended with them"),
         pytest.param(
-            (window(since=50, number=5), window(), window(since=20, number=6)),
+            (pause(since=50, number=5), pause(), pause(since=20, number=6)),
             4,
             [4, 6, 5],
             id="several are planned, the next one first",
         ),
-        pytest.param((window(), window(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
-        pytest.param((window(), order(Act.RESUME)), 4, [4], id="a resume ends pauses only"),
+        pytest.param((pause(), pause(HOST, until=95, number=5)), 5, [4, 5], id="of two, the one that ends last"),
     ],
 )
-def test_what_is_maintained(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
-    found = orders(*given).maintenance(host=HOST, now=NOW)
+def test_which_pause_runs(given: tuple[Order, ...], running: int | None, left: list[int]) -> None:
+    found = orders(*given).pause(host=HOST, now=NOW)
 
     assert (None if found is None else found.order_id) == running
-    assert [each.order_id for each in orders(*given).maintenances(host=HOST, now=NOW)] == left
-
-
-def test_every_hosts_maintenances_are_found_where_no_host_is_asked_for() -> None:
-    given = orders(window(), window("box2", number=5))
-
-    assert [each.order_id for each in given.maintenances(host=None, now=NOW)] == [4, 5]
+    assert [each.order_id for each in orders(*given).pauses(host=HOST, now=NOW)] == left
 
 
 def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
@@ -192,7 +186,6 @@ def others(count: int) -> frozenset[str]:
         pytest.param((ARM, DISARM), Recent(), Reason.DRY_RUN, id="disarmed since the facts were read"),
         pytest.param((ARM, PAUSE), Recent(), Reason.PAUSED, id="paused"),
         pytest.param((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER, id="the brake is latched"),
-        pytest.param((ARM, WINDOW), Recent(), Reason.MAINTENANCE, id="a maintenance runs"),
         pytest.param(
             (ARM, PAUSE, BRAKE),
             Recent(),
@@ -345,7 +338,7 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
         pytest.param(FENCE, build.facts(), True, id="a promise of nothing but a settle"),
     ],
 )
-@pytest.mark.parametrize("stop", [PAUSE, BRAKE, WINDOW], ids=["paused", "braked", "maintained"])
+@pytest.mark.parametrize("stop", [PAUSE, BRAKE], ids=["paused", "braked"])
 def test_a_pause_the_brake_or_a_window_holds(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
     found = guards.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
 
@@ -398,10 +391,8 @@ YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
 HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
     "armed": ((ARM,), Recent(), None),
     "paused": ((ARM, PAUSE), Recent(), Reason.PAUSED),
-    "under maintenance": ((ARM, WINDOW), Recent(), Reason.MAINTENANCE),
     "the brake is latched": ((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
     "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), Reason.PAUSED),
-    "who would hold them is under maintenance": ((ARM, window("box2")), Recent(), Reason.MAINTENANCE),
     "a third is paused": ((ARM, order(Act.PAUSE, "box3")), Recent(), None),
     "nobody has approved it": ((ASK,), Recent(), Reason.APPROVAL),
     "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
@@ -433,7 +424,6 @@ WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] =
     "armed and quiet": (LOCK, (ARM,), Recent(), None),
     "not armed": (LOCK, (), Recent(), Reason.DRY_RUN),
     "paused": (MOVE, (ARM, PAUSE), Recent(), Reason.PAUSED),
-    "a maintenance runs": (BLOCK, (ARM, WINDOW), Recent(), Reason.MAINTENANCE),
     "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
     "nobody has approved it": (LOCK, (ASK,), Recent(), Reason.APPROVAL),
     "somebody approved it": (LOCK, (ASK,), Recent(answer=YES_TO_LOCK), None),
@@ -492,13 +482,8 @@ APPROVE, DECLINE = "`gpuwarden approve 1`", "`gpuwarden decline 1`"
 
 NAMED: dict[str, tuple[tuple[Order, ...], Recent, tuple[str, ...]]] = {
     "who disarmed it and why": ((ARM, DISARM), Recent(), ("ann@box1", "a drill")),
-    "who paused it": ((ARM, order(Act.PAUSE, because="")), Recent(), ("ann@box1", "`gpuwarden resume`")),
+    "who paused it, and until when": ((ARM, PAUSE), Recent(), ("ann@box1", "a drill", "90 s", "`gpuwarden resume 4`")),
     "what closes the breaker": ((ARM, BRAKE), Recent(), ("`gpuwarden brake release`",)),
-    "which maintenance, and until when": (
-        (ARM, WINDOW),
-        Recent(),
-        ("ann@box1", "a drill", "90 s", "`gpuwarden maintenance end 4`"),
-    ),
     "how to answer, and what is asked": ((ASK,), Recent(), (APPROVE, DECLINE, "silent for 130 s")),
     "how to answer once an approval ran out": (
         (ASK,),
@@ -533,8 +518,8 @@ def test_an_orders_scope_reads_as_words() -> None:
     assert ARM.scope == "every remedy on every host"
     assert order(Act.ARM, HOST, remedy=REMEDY).scope == f"{REMEDY} on {HOST}"
     assert YES.scope == f"episode 1 on {HOST}"
-    assert WINDOW.scope == "maintenance 4 on every host"
-    assert order(Act.MAINTAINED, HOST, ends=4, order_id=9).scope == f"maintenance 4 on {HOST}"
+    assert PAUSE.scope == "pause 4 on every host"
+    assert order(Act.RESUME, HOST, ends=4, order_id=9).scope == f"pause 4 on {HOST}"
 
 
 def test_only_what_is_freed_for_a_gpus_memory_waits_for_that_gpu() -> None:

@@ -520,9 +520,6 @@ def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served)
     assert served.count("episodes_held", reason="circuit_breaker") == 2
     assert served.count("episodes_open") == 3
     assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
-    assert served.count("maintenance") == 0
-    served.ledger.orders.give(Order(act=Act.MAINTAIN, at=3.0, until=4_000_000_000.0, who="ann", because="", host=HOST))
-    assert served.count("maintenance") == 1
     served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
     served.ledger.journal.record(1, "decided", "begin", "wedged", now=5.0)
     assert (served.count("brake_latched"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)

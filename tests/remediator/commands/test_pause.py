@@ -1,4 +1,4 @@
-"""`gpuwarden maintenance`: planned times in which nothing new is begun."""
+"""`gpuwarden pause` and `resume`: times in which nothing new is begun."""
 
 import re
 import time
@@ -23,7 +23,7 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left(ledger: Ledger) -> list[int | None]:
-    return [each.order_id for each in ledger.orders.current().maintenances(host=None, now=ledger.now())]
+    return [each.order_id for each in ledger.orders.current().pauses(host=None, now=ledger.now())]
 
 
 def local(in_s: float) -> str:
@@ -35,11 +35,11 @@ def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledge
     works = executor(ledger, store, world)
     now = time.time()
     ledger.orders.give(
-        Order(act=Act.MAINTAIN, at=now, who="ann", because="a new driver", host=HOST, since=now, until=now + 2.0)
+        Order(act=Act.PAUSE, at=now, who="ann", because="a new driver", host=HOST, since=now, until=now + 2.0)
     )
 
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: maintenance"
+    assert told(ledger)[-1] == "decided wait: paused"
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
@@ -52,11 +52,11 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = wedged(ledger, store)
-    assert cli("maintenance", "start", "--from", local(3600), "--for", "2h", "--because", "new\x1b driver") == 0
+    assert cli("pause", "--from", local(3600), "--for", "2h", "--because", "new\x1b driver") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
-        r"maintenance 1 on every host from \S+ \S+ until \S+ \S+, by ann@\S+: new\\x1b driver; "
-        r"`gpuwarden maintenance end 1` ends it or calls it off",
+        r"pause 1 on every host from \S+ \S+ until \S+ \S+, by ann@\S+: new\\x1b driver; "
+        r"`gpuwarden resume 1` ends it or calls it off",
         line,
     )
 
@@ -68,9 +68,9 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
 def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, cli: Callable[..., int]) -> None:
     hour_before = time.strftime("%H:%M", time.localtime(time.time() + 7200 - 3600))
 
-    assert cli("maintenance", "start", "--from", local(7200), "--until", hour_before) == 0
+    assert cli("pause", "--from", local(7200), "--until", hour_before) == 0
 
-    (window,) = ledger.orders.current().maintenances(host=HOST, now=ledger.now())
+    (window,) = ledger.orders.current().pauses(host=HOST, now=ledger.now())
     assert window.since is not None
     assert window.until is not None
     assert window.since == pytest.approx(time.time() + 7200, abs=30)
@@ -78,29 +78,28 @@ def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, c
 
 
 def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    cli("maintenance", "start", "--from", local(86400), "--for", "1h", "--host", HOST)
-    cli("maintenance", "start", "--from", local(3600), "--for", "1h", "--host", HOST)
-    cli("maintenance", "start", "--for", "1h")
+    cli("pause", "--from", local(86400), "--for", "1h", "--host", HOST)
+    cli("pause", "--from", local(3600), "--for", "1h", "--host", HOST)
+    cli("pause", "--for", "1h")
     assert left(ledger) == [3, 2, 1]
     capsys.readouterr()
 
-    assert cli("maintenance", "end", "2", "--because", "postponed") == 0
-    assert missing(capsys.readouterr().out, "ended", "maintenance 2 on box1") == []
+    assert cli("resume", "2", "--because", "postponed") == 0
+    assert missing(capsys.readouterr().out, "ended", "pause 2 on box1") == []
 
-    assert cli("maintenance", "list") == 0
-    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["3", "1"]
-    assert cli("maintenance", "end", "2") == 1
-    assert missing(capsys.readouterr().err, "maintenance 2 ", "`gpuwarden maintenance list`") == []
+    assert left(ledger) == [3, 1]
+    assert cli("resume", "2") == 1
+    assert missing(capsys.readouterr().err, "pause 2 ", "`gpuwarden status`") == []
     cli("ledger", "orders")
     audit = capsys.readouterr().out.splitlines()
-    assert "  maintained maintenance 2 on box1 until " in audit[-1]
+    assert "  resume     pause 2 on box1 until " in audit[-1]
     assert audit[-1].endswith(": postponed")
 
 
 def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[..., int]) -> None:
     now = time.time()
-    ledger.orders.give(Order(act=Act.MAINTAIN, at=now - 9, who="ann", because="", until=now - 1))
-    cli("maintenance", "start", "--for", "1h")
+    ledger.orders.give(Order(act=Act.PAUSE, at=now - 9, who="ann", because="", until=now - 1))
+    cli("pause", "--for", "1h")
 
     assert [each.order_id for each in ledger.orders.current().given] == [2]
 
@@ -108,15 +107,14 @@ def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[...
 @pytest.mark.parametrize(
     ("argv", "code", "words"),
     [
-        (("start",), 2, ("--for", "--until")),
-        (("start", "--for", "0s"), 2, ("before",)),
-        (("start", "--for", "32d"), 2, ("31 days",)),
-        (("start", "--for", "1h", "--from", "2001-01-01T00:00"), 2, ("now or later",)),
-        (("start", "--for", "1h", "--from", local(367 * 86400)), 2, ("366 days",)),
-        (("start", "--until", "2001-01-01T00:00"), 2, ("before",)),
-        (("start", "--for", "1h", "--host", "bxo1"), 1, ("'bxo1'", HOST)),
-        (("end", "1"), 1, ("maintenance 1 ",)),
-        ((), 2, ("start|end|list",)),
+        (("pause",), 2, ("--for", "--until")),
+        (("pause", "--for", "0s"), 2, ("before",)),
+        (("pause", "--for", "32d"), 2, ("31 days",)),
+        (("pause", "--for", "1h", "--from", "2001-01-01T00:00"), 2, ("now or later",)),
+        (("pause", "--for", "1h", "--from", local(367 * 86400)), 2, ("366 days",)),
+        (("pause", "--until", "2001-01-01T00:00"), 2, ("before",)),
+        (("pause", "--for", "1h", "--host", "bxo1"), 1, ("'bxo1'", HOST)),
+        (("resume", "1"), 1, ("pause 1 ",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(
@@ -127,7 +125,7 @@ def test_what_will_not_do_is_told_and_changes_nothing(
     code: int,
     words: tuple[str, ...],
 ) -> None:
-    assert cli("maintenance", *argv) == code
+    assert cli(*argv) == code
 
     assert missing(capsys.readouterr().err, *words) == []
     assert ledger.orders.current().given == ()
@@ -136,19 +134,19 @@ def test_what_will_not_do_is_told_and_changes_nothing(
 def test_so_many_may_be_planned_and_no_more(
     cli: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remediator.commands.orders.MAINTENANCES_MAX", 1)
-    assert cli("maintenance", "start", "--for", "1h") == 0
+    monkeypatch.setattr("remediator.commands.orders.PAUSES_MAX", 1)
+    assert cli("pause", "--for", "1h") == 0
 
-    assert cli("maintenance", "start", "--for", "2h") == 1
+    assert cli("pause", "--for", "2h") == 1
 
-    assert missing(capsys.readouterr().err, "1 ", "`gpuwarden maintenance list`") == []
+    assert missing(capsys.readouterr().err, "1 ", "`gpuwarden status`") == []
 
 
 def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    cli("maintenance", "start", "--for", "1h")
-    (window,) = ledger.orders.current().maintenances(host=None, now=ledger.now())
+    cli("pause", "--for", "1h")
+    (window,) = ledger.orders.current().pauses(host=None, now=ledger.now())
     capsys.readouterr()
 
     cli("arm", "--yes")
 
-    assert missing(capsys.readouterr().out, "maintenance 1 on every host", when(window.at)) == []
+    assert missing(capsys.readouterr().out, "pause 1 on every host", when(window.at)) == []
