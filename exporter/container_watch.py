@@ -17,7 +17,7 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReading
 from exporter.sources import processes
-from exporter.sources.containers.cgroups import Places
+from exporter.sources.containers.cgroups import ContainerCgroups
 from exporter.sources.containers.directory import HOLDING, Placement, Running
 from exporter.sources.process_io import Work
 
@@ -40,7 +40,7 @@ class ContainerWatch:
     """
 
     def __init__(
-        self, thresholds: Thresholds, *, places: Places, unknown: UnknownCounter, has_gpu_source: bool
+        self, thresholds: Thresholds, *, places: ContainerCgroups, unknown: UnknownCounter, has_gpu_source: bool
     ) -> None:
         self._thresholds = thresholds
         self._places = places
@@ -73,10 +73,10 @@ class ContainerWatch:
             self._look_at(container, placement.looks[each], gpus, now_s, sharing.get(container.id, ()))
             for each, container in running.containers.items()
         ]
-        self._kinds |= running.told
+        self._kinds |= running.listed_kinds
         # A worker that was not looked at by itself in this look begins again, as after a gap.
         self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
-        self._work.let_go(placement.pids)
+        self._work.close_unused(placement.pids)
         return ContainersSeen(
             containers=tuple(each for each, _ in looked),
             worker_evidence={name: own for _, each in looked for name, own in each.items()},
@@ -143,7 +143,7 @@ class ContainerWatch:
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
         first = container.pid if container.kind in BEGINNING_TOLD else None
-        own = process_ownership.pids_by_worker(pids, processes.born(pids), workers, first=first)
+        own = process_ownership.pids_by_worker(pids, processes.read_origins(pids), workers, first=first)
         members = []
         for each in sharing:
             name, pid = each.worker.worker, each.pid

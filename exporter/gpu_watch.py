@@ -65,13 +65,13 @@ class GpuWatch:
         nodes = {gpu.node: gpu.uuid for gpu in gpus if gpu.node is not None}
         self._nodes.update(nodes)
         if any(gpu.node is None for gpu in gpus):
-            self._nvidia.told()
+            self._nvidia.note_read()
         return replace(
             told[0],
             gpus=gpus,
             failed=tuple(source for source, readings in answers.items() if readings is None),
             gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
-            nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_be_there(),
+            nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_have_nvidia(),
             unlisted=None
             if any(readings.unlisted is None for readings in told)
             else tuple(pid for readings in told for pid in readings.unlisted or ()),

@@ -23,7 +23,7 @@ from exporter.model.gpu import NUMBERED, WITH_NODES, GpuReadings
 from exporter.sampler import Sampler
 from exporter.settings import Settings, unknown_variables
 from exporter.sources.containers import kubelet
-from exporter.sources.containers.discovery import Engines, Sought
+from exporter.sources.containers.discovery import EngineRegistry, PendingEngine
 from exporter.sources.containers.kubernetes import LOGS, Api, Pods
 from exporter.sources.containers.poller import Listener
 from exporter.sources.containers.systemd import Units
@@ -32,7 +32,7 @@ from exporter.sources.gpu.drm import gpus as drm
 from exporter.sources.gpu.isolated.process import Driver
 from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
 from exporter.sources.gpu.nvml import library, presence
-from exporter.sources.process_io import allow_files
+from exporter.sources.process_io import raise_file_limit
 from exporter.sources.servers.http_probe import Prober
 from exporter.sources.servers.monitor import Servers
 from exporter.sources.tasks import Tasks
@@ -86,8 +86,8 @@ def serve(settings: Settings) -> None:
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
-    engines = Engines(engines_of(settings), sought_by(settings))
-    allow_files()
+    engines = EngineRegistry(engines_of(settings), sought_by(settings))
+    raise_file_limit()
     servers = Servers(
         Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s),
         kept=AnsweredFile(settings.state_dir) if settings.state_dir else None,
@@ -170,14 +170,14 @@ def engines_of(settings: Settings) -> dict[str, Listener]:
     return asked
 
 
-def sought_by(settings: Settings) -> dict[str, Sought]:
+def sought_by(settings: Settings) -> dict[str, PendingEngine]:
     """What is to be asked from when it is there, by kind."""
     sought = {}
     if settings.docker == "auto":
         make = partial(_engine, settings, "docker", f"unix://{DOCKER_SOCKET}")
-        sought["docker"] = Sought(mark=DOCKER_SOCKET, is_it=stat.S_ISSOCK, make=make)
+        sought["docker"] = PendingEngine(mark=DOCKER_SOCKET, is_it=stat.S_ISSOCK, make=make)
     if settings.pods == "auto" and not settings.node_name:
-        sought["kubernetes"] = Sought(mark=LOGS, is_it=stat.S_ISDIR, make=partial(pods_of, settings))
+        sought["kubernetes"] = PendingEngine(mark=LOGS, is_it=stat.S_ISDIR, make=partial(pods_of, settings))
     return sought
 
 

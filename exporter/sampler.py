@@ -24,7 +24,7 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.worker import WorkerReadings
 from exporter.source_runner import Driver, SourceRunner
 from exporter.sources import workers
-from exporter.sources.containers.cgroups import Places, Unlisted
+from exporter.sources.containers.cgroups import ContainerCgroups, UnlistedContainers
 from exporter.sources.containers.directory import ContainerDirectory, Listings, Running, holding, unseen
 from exporter.sources.containers.systemd import Units
 from exporter.sources.gpu.nvml.presence import NvidiaHost
@@ -55,11 +55,11 @@ class Sampler:
         drivers: Mapping[str, Driver] | None = None,
         nvidia: NvidiaHost | None = None,
         met: Callable[[Collection[str]], None] | None = None,
-        places: Places | None = None,
-        unlisted: Unlisted | None = None,
+        places: ContainerCgroups | None = None,
+        unlisted: UnlistedContainers | None = None,
     ) -> None:
-        units, places = units or Units(()), places or Places()
-        unlisted = unlisted or Unlisted(workers.own_container())
+        units, places = units or Units(()), places or ContainerCgroups()
+        unlisted = unlisted or UnlistedContainers(workers.own_container())
         read_gpus = {name: read for name, read in ((NUMBERED, gpus), (WITH_NODES, drm)) if read is not None}
         unknown, runner = UnknownCounter(), SourceRunner(drivers or {})
         self._host = host

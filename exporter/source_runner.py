@@ -87,7 +87,7 @@ class SourceRunner:
             because=because,
             succeeded_unix_s=self._succeeded_unix_s.get(source),
         )
-        for each in (health, *(result.beside if isinstance(result, Listing) else ())):
+        for each in (health, *(result.other_sources if isinstance(result, Listing) else ())):
             self._health.append(each)
             self._log_failing(each.source, each.because)
         return result

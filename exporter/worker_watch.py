@@ -64,7 +64,7 @@ class WorkerWatch:
             place = self._last_places.get(key)
             if sighting.alive is False:
                 if place is not None and place.kind == "systemd":
-                    place = by_id.get(place.id) or self._units.renewed(place)
+                    place = by_id.get(place.id) or self._units.refresh(place)
                 else:
                     place = place_now(place, sighting.folder, listings)
                 if place is not None and place.id not in by_id:

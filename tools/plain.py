@@ -64,7 +64,6 @@ LATER: Final = frozenset(
         "exporter",
         "exporter/collectors",
         "exporter/model",
-        "exporter/sources",
         "gpuwarden",
         "gpuwarden/cli",
         "gpuwarden/db",

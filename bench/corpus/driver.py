@@ -112,7 +112,7 @@ class Driver:
         return Gpu(
             uuid=f"MIG-{number}", index=int(parent), name="NVIDIA A100 MIG", utilization_ratio=None,
             memory_used_bytes=used, memory_size_bytes=size, memory_free_bytes=size - used,
-            processes=None if state == "unlisted" else process_samples.measured(listed, None, Cursor()),
+            processes=None if state == "unlisted" else process_samples.measure(listed, None, Cursor()),
 
             attribution=NO_ATTRIBUTION,
             mig=MigInstance(parent=f"GPU-{parent}", number=int(part), gpu_instance=int(part) + 1, compute_instance=0),

@@ -165,10 +165,10 @@ class Servers:
                 continue
             asking = self._askings.get(key, ProbeState())
             if running[key].paused:
-                asking = asking.forgotten()
+                asking = asking.reset()
             elif second % ASKED_EVERY_S == 0:
                 told = life.doing.answers and life.doing.process is Process.WORKS
-                asking = asking.then(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
+                asking = asking.add_probe(told, began_s=now.boottime_s, ended_s=now.boottime_s, gap_max_s=30.0)
             self._askings[key] = asking
             if asking.answered and key not in self._answered:
                 self._answered.add(key)

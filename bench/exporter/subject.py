@@ -79,20 +79,20 @@ class Subject:
 
     def cpu_s(self) -> float:
         """All the CPU time it has used, and those that it has started with it."""
-        used = (processes.cpu_use(pid).used_ticks for pid in processes.tree(self.pid))
+        used = (processes.cpu_use(pid).used_ticks for pid in processes.process_tree(self.pid))
         return sum(used) / procfs.TICKS_PER_S
 
     def resident_mib(self) -> float:
         """What they hold in RAM."""
-        return processes.resident_bytes(processes.tree(self.pid)) / 2**20
+        return processes.resident_bytes(processes.process_tree(self.pid)) / 2**20
 
     def descriptors(self) -> int:
         """The files they have open."""
-        return sum(len(list((procfs.PROC / str(pid) / "fd").iterdir())) for pid in processes.tree(self.pid))
+        return sum(len(list((procfs.PROC / str(pid) / "fd").iterdir())) for pid in processes.process_tree(self.pid))
 
     def threads(self) -> int:
         """Their threads."""
-        return sum(len(list((procfs.PROC / str(pid) / "task").iterdir())) for pid in processes.tree(self.pid))
+        return sum(len(list((procfs.PROC / str(pid) / "task").iterdir())) for pid in processes.process_tree(self.pid))
 
 
 def free_port() -> int:

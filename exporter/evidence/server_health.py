@@ -46,7 +46,7 @@ class ProbeState:
     last_probe_s: float | None = None
     because: str = ""
 
-    def then(
+    def add_probe(
         self, answered: bool, *, began_s: float, ended_s: float, gap_max_s: float, because: str = ""
     ) -> "ProbeState":
         """Return the state after one more probe. A gap ends a failure."""
@@ -56,7 +56,7 @@ class ProbeState:
         since_s = self.failing_since_s if unbroken and self.failing_since_s is not None else began_s
         return replace(self, failing_since_s=since_s, last_probe_s=ended_s, because=because)
 
-    def forgotten(self) -> "ProbeState":
+    def reset(self) -> "ProbeState":
         """Return the state after a time without probes."""
         return ProbeState(answered=self.answered)
 
@@ -71,24 +71,24 @@ class HealthCheckTracker:
     """Results of Docker's health check, timed when seen. The first ones may be of an earlier incarnation."""
 
     def __init__(self) -> None:
-        self.asking = ProbeState()
+        self.state = ProbeState()
         self._seen: HealthCheck | None = None
 
     def observe(self, health: HealthCheck, *, paused: bool, now_s: float) -> ProbeState:
         """Add one sample."""
         before, self._seen = self._seen, health
         if paused:  # a paused container fails its check
-            self.asking = self.asking.forgotten()
+            self.state = self.state.reset()
         elif before is not None and health.newest not in ("", before.newest):
-            asking = self.asking
+            asking = self.state
             if health.failing_streak <= before.failing_streak:  # it passed in between
-                asking = asking.forgotten()
-            self.asking = asking.then(
+                asking = asking.reset()
+            self.state = asking.add_probe(
                 health.passed, began_s=now_s, ended_s=now_s, gap_max_s=health.fresh_s, because="its health check fails"
             )
-        if health.status == "healthy" and not self.asking.answered:
-            self.asking = replace(self.asking, answered=True)
-        return self.asking
+        if health.status == "healthy" and not self.state.answered:
+            self.state = replace(self.state, answered=True)
+        return self.state
 
 
 def parse_probe_labels(labels: Mapping[str, str]) -> Probe | Unknown | None:

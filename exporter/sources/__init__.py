@@ -1,1 +1,1 @@
-"""Raw readings, one file a source. A source reads; what its readings mean is decided elsewhere."""
+"""Raw readings."""

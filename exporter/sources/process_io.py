@@ -1,7 +1,7 @@
-"""What processes have done, from files of the kernel's that stay open from one look to the next.
+"""Work of processes, from kernel files that stay open between samples.
 
-To open the files of 256 processes at each look takes 0.5 % of a core more than to read open ones again. An open file
-also stays with its process: once that is gone it tells nothing more, whoever has the pid by then.
+Opening the files of 256 processes per sample takes 0.5 % of a core more. An open file never reads as another process
+with the same pid.
 """
 
 import os
@@ -17,22 +17,17 @@ from exporter.model.worker import ProcessWork
 from gpuwarden import procfs
 
 _IO: Final = re.compile(rb"rchar: (\d+)\nwchar: (\d+)\n(?:.*\n)*?read_bytes: (\d+)\nwrite_bytes: (\d+)\n")
-"""What counts as I/O of /proc/PID/io (proc_pid_io(5)): the first two pass through system calls and are there with a
-warm page cache too; the others reach a disk, also by mmap and io_uring. What does both counts twice."""
+"""The I/O counters in /proc/PID/io (proc_pid_io(5)): bytes of system calls, and bytes of disks, which include mmap."""
 
-FILES_WANTED: Final = 8192
-"""Enough to keep those of 2,000 processes and 400 containers open."""
+OPEN_FILES: Final = 8192
+"""Enough for 2,000 processes and 400 containers."""
 
 _BYTES_MAX: Final = 4096
-"""More than either file holds."""
 
 
 @dataclass(slots=True)
 class _Files:
-    """The descriptors of one process's `stat` and `io`, the latter `None` while it has not been opened.
-
-    `read` is what both held at the last look, and what that means. The files of a process that sleeps hold the same.
-    """
+    """Descriptors of one process's files, and their last content."""
 
     stat: int
     io: int | None = None
@@ -40,70 +35,66 @@ class _Files:
 
 
 class Work:
-    """Reads what processes have done; one thread at a time.
+    """Read the work of processes, from one thread at a time; at most `open_max` of them keep their files open."""
 
-    Files of `kept_max` processes stay open at most, for half of the files that this process may open; those of more are
-    opened with each look.
-    """
-
-    def __init__(self, *, proc: Path = procfs.PROC, kept_max: int | None = None) -> None:
+    def __init__(self, *, proc: Path = procfs.PROC, open_max: int | None = None) -> None:
         self._proc = proc
-        self._kept_max = files_max() // 4 if kept_max is None else kept_max
+        self._open_max = max_open_files() // 4 if open_max is None else open_max
         self._files: dict[int, _Files] = {}
-        self._asked: set[int] = set()
+        self._read_pids: set[int] = set()
         weakref.finalize(self, _close_all, self._files)
 
     def read(self, pids: Iterable[int]) -> dict[int, ProcessWork]:
-        """What each of these processes has done since it started; one that is gone by now is left out.
+        """Read the totals of each process that still exists.
 
         Raises:
-            OSError: one of them is not ours to look at.
-            ValueError: what the kernel answers is no such line.
+            OSError: a process is not readable for this user.
+            ValueError: a kernel file has an unknown format.
         """
         found: dict[int, ProcessWork] = {}
         for pid in pids:
-            self._asked.add(pid)
+            self._read_pids.add(pid)
             try:
                 found[pid] = self._one(pid)
             except (FileNotFoundError, ProcessLookupError):
                 continue
         return found
 
-    def let_go(self, but: Collection[int] = ()) -> None:
-        """Close the files of those that were not asked for since the last call, `but` of these."""
-        for pid in self._files.keys() - self._asked:
+    def close_unused(self, but: Collection[int] = ()) -> None:
+        """Close the files of processes that were not read since the last call, except `but`."""
+        for pid in self._files.keys() - self._read_pids:
             if pid not in but:
                 _close(self._files.pop(pid))
-        self._asked = set()
+        self._read_pids = set()
 
     def _one(self, pid: int) -> ProcessWork:
         files = self._files.get(pid)
         if files is not None:
             try:
-                return self._told(pid, files)
-            except ProcessLookupError:  # it has ended; its pid may be another's by now
+                return self._parse(pid, files)
+            except ProcessLookupError:  # ended; its pid may be reused
                 _close(self._files.pop(pid))
         files = _Files(os.open(f"{self._proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC))
-        kept = len(self._files) < self._kept_max
+        kept = len(self._files) < self._open_max
         if kept:
             self._files[pid] = files
         try:
-            return self._told(pid, files)
+            return self._parse(pid, files)
         finally:
             if not kept:
                 _close(files)
 
-    def _told(self, pid: int, files: _Files) -> ProcessWork:
+    def _parse(self, pid: int, files: _Files) -> ProcessWork:
         held = stat, io = os.pread(files.stat, _BYTES_MAX, 0), self._io(pid, files)
         if files.read is not None and files.read[0] == held:
             return files.read[1]
-        # Field N of proc_pid_stat(5) is at N - 3, after the name, which stands in brackets and may hold some itself.
+        # Field N of proc_pid_stat(5) is at N - 3, after the name in brackets, which may contain brackets.
         fields = stat.rpartition(b")")[2].split(None, 20)
         if len(fields) < 20:
-            raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
+            raise ValueError(f"process {pid}: stat has {len(fields)} fields after the name, expected 20 or more")
         work = ProcessWork(
             start_ticks=int(fields[19]),
-            io_bytes=None if io is None else _io_bytes(io),
+            io_bytes=None if io is None else _parse_io(io),
             faults=sum(map(int, fields[7:11])),
             cpu_s=sum(map(int, fields[11:15])) / procfs.TICKS_PER_S,
         )
@@ -111,7 +102,7 @@ class Work:
         return work
 
     def _io(self, pid: int, files: _Files) -> bytes | None:
-        """What the kernel says of a process's I/O; `None` where it keeps no account of it, or not for us."""
+        # `None` if the kernel does not account I/O, or not for this user.
         try:
             if files.io is None:
                 files.io = os.open(f"{self._proc}/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
@@ -124,24 +115,23 @@ class Work:
             raise
 
 
-def _io_bytes(io: bytes) -> int:
-    """What a process has read and written, from its `io` file."""
+def _parse_io(io: bytes) -> int:
     found = _IO.match(io)
     if found is None:
-        raise ValueError(f"/proc/PID/io begins {io[:40]!r}, which is not its format")
+        raise ValueError(f"/proc/PID/io has an unknown format: {io[:40]!r}")
     return sum(map(int, found.groups()))
 
 
-def allow_files() -> None:
-    """Let this process open `FILES_WANTED` files, as far as it may: systemd allows a service 1024 unless it asks."""
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files, which is 1024 in a systemd service."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def files_max() -> int:
-    """How many files this process may have open."""
+def max_open_files() -> int:
+    """The number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2**16 if soft == resource.RLIM_INFINITY else soft
 

@@ -1,4 +1,4 @@
-"""Workers that run in no container: their process tree stands in for one."""
+"""Process trees of workers that run in no container."""
 
 import os
 from collections.abc import Iterable
@@ -11,20 +11,18 @@ from exporter.model.worker import CpuUse
 from gpuwarden import clock, procfs
 
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-"""4096 on x86-64, up to 65536 on ARM servers: the unit of /proc/PID/statm (proc_pid_statm(5))."""
+"""The unit of /proc/PID/statm (proc_pid_statm(5)); up to 65536 on ARM."""
 
 
 PROCESSES_MAX: Final = 2048
-"""Processes of one container whose work is read once a second; that of more is unknown."""
+"""Processes of one container that are read once a second; the work of more is unknown."""
 
 
 def container(pid: int, worker: str, *, proc: Path = procfs.PROC) -> Container:
-    """A worker's own process tree, as a container named after the worker.
-
-    GPUs are those of its NVIDIA_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES; with neither set, a process sees every GPU.
+    """A worker's process tree, as a container named after the worker.
 
     Raises:
-        OSError: the process is gone, or is not ours to look at.
+        OSError: the process ended or is not readable.
     """
     ticks = procfs.start_ticks(pid, proc=proc)
     return Container(
@@ -38,25 +36,25 @@ def container(pid: int, worker: str, *, proc: Path = procfs.PROC) -> Container:
 
 
 def gpu_request(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:
-    """The GPUs that a process outside of any engine was given, as `Container.gpu_request` has them.
+    """The GPUs of a process outside of every engine, as in `Container.gpu_request`. By default it sees all.
 
     Raises:
-        OSError: the process is gone, or is not ours to look at.
+        OSError: the process ended or is not readable.
     """
     environment = _environment(pid, proc)
     devices = _variable(environment, b"NVIDIA_VISIBLE_DEVICES")
     if devices is None:
         devices = _variable(environment, b"CUDA_VISIBLE_DEVICES")
     if devices is not None and devices.strip() == "-1":
-        devices = "none"  # how CUDA is told to see no GPU
+        devices = "none"  # CUDA's value for no GPU
     return ("all",) if devices is None else visible_devices(devices)
 
 
 def gpus_of_container(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, ...] | None:
-    """The GPUs that the NVIDIA container runtime gave to the container of a process: none where it is told nothing.
+    """The GPUs that the NVIDIA container runtime assigned to a process's container.
 
     Raises:
-        OSError: the process is gone, or is not ours to look at.
+        OSError: the process ended or is not readable.
     """
     devices = _variable(_environment(pid, proc), b"NVIDIA_VISIBLE_DEVICES")
     return None if devices is None else visible_devices(devices)
@@ -67,21 +65,20 @@ def _environment(pid: int, proc: Path) -> bytes:
 
 
 def _variable(environment: bytes, name: bytes) -> str | None:
-    """The value of a variable, of one that is there twice the last; the others are not looked at."""
     _, there, rest = environment.rpartition(b"\0" + name + b"=")
     return rest.partition(b"\0")[0].decode("utf-8", "replace") if there else None
 
 
 def cpu_use(pid: int, *, proc: Path = procfs.PROC) -> CpuUse:
-    """The CPU time a process has used, all its threads together, those that ended too; its state (proc_pid_stat(5)).
+    """The CPU time of all threads of a process, and its state (proc_pid_stat(5)).
 
     Raises:
-        OSError: the process is gone, or is not ours to look at.
-        ValueError: what the kernel answers is no such line.
+        OSError: the process ended or is not readable.
+        ValueError: the kernel's line has an unknown format.
     """
     fields = procfs.stat(pid, proc=proc)  # field N of the manual is the one at N - 3
     if len(fields) < 20:
-        raise ValueError(f"process {pid} has {len(fields)} fields after its name, not 20 or more")
+        raise ValueError(f"process {pid}: stat has {len(fields)} fields after the name, expected 20 or more")
     return CpuUse(
         start_ticks=int(fields[19]),
         used_ticks=int(fields[11]) + int(fields[12]),
@@ -89,8 +86,8 @@ def cpu_use(pid: int, *, proc: Path = procfs.PROC) -> CpuUse:
     )
 
 
-def tree(pid: int, *, proc: Path = procfs.PROC) -> frozenset[int]:
-    """A process and all below it."""
+def process_tree(pid: int, *, proc: Path = procfs.PROC) -> frozenset[int]:
+    """A process and its descendants."""
     found: set[int] = set()
     waiting = [pid]
     while waiting:
@@ -100,7 +97,7 @@ def tree(pid: int, *, proc: Path = procfs.PROC) -> frozenset[int]:
         found.add(parent)
         threads = f"{proc}/{parent}/task"
         try:
-            numbers = os.listdir(threads)  # noqa: PTH208 - hundreds of times a second, as is what follows
+            numbers = os.listdir(threads)  # noqa: PTH208 - a hot path
         except OSError:
             continue
         for number in numbers:
@@ -112,7 +109,7 @@ def tree(pid: int, *, proc: Path = procfs.PROC) -> frozenset[int]:
 
 
 def has_ended(pid: int, *, proc: Path = procfs.PROC) -> bool:
-    """Whether nothing runs under a pid any more: it is gone, or a zombie."""
+    """Whether a process ended or is a zombie."""
     try:
         return procfs.has_ended(procfs.stat(pid, proc=proc))
     except (FileNotFoundError, ProcessLookupError):
@@ -121,8 +118,8 @@ def has_ended(pid: int, *, proc: Path = procfs.PROC) -> bool:
         return False
 
 
-def born(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, ProcessOrigin]:
-    """Whose child each of these processes is, and since when; what is gone, or not ours to look at, is left out."""
+def read_origins(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, ProcessOrigin]:
+    """The parent and start of each readable process."""
     found: dict[int, ProcessOrigin] = {}
     for pid in pids:
         try:
@@ -134,10 +131,10 @@ def born(pids: Iterable[int], *, proc: Path = procfs.PROC) -> dict[int, ProcessO
 
 
 def resident_bytes(pids: Iterable[int], *, proc: Path = procfs.PROC) -> int:
-    """What these processes hold in RAM, bytes; pages they share are counted once for each.
+    """RAM of these processes, bytes. Shared pages count once for each.
 
     Raises:
-        OSError: none of them can be read.
+        OSError: all are unreadable.
     """
     sizes = []
     for pid in pids:
@@ -146,11 +143,11 @@ def resident_bytes(pids: Iterable[int], *, proc: Path = procfs.PROC) -> int:
         except OSError:
             continue
     if not sizes:
-        raise OSError("none of the worker's processes can be read")
+        raise OSError("no process of the worker can be read")
     return sum(sizes)
 
 
 def visible_devices(value: str) -> tuple[str, ...] | None:
-    """NVIDIA_VISIBLE_DEVICES as the NVIDIA container runtime reads it: a list, `all`, or `none`, `void` and empty."""
+    """Parse NVIDIA_VISIBLE_DEVICES: a list, `all`, or `none`, `void` and empty."""
     names = tuple(name.strip() for name in value.split(",") if name.strip())
     return None if not names or names in (("none",), ("void",)) else names

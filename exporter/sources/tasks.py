@@ -1,11 +1,8 @@
-"""Tasks of other runners from the files they leave, and whether each one's process is still there (D1).
+"""Tasks of other runners, from their files, and whether the process of each is alive (D1).
 
-A file says which process a task is, and a pid alone names none: another may have it by now. A task's process had
-started when its file was written, so one that started later is another's. Which process it is is settled at the first
-look that sees both, by pid and start time, and from then on no clock that is set can confuse the two.
-
-The pids in the files are the host's. In another pid namespace a process that is not seen may well be there, so that
-only one that was seen is told dead.
+A pid can be reused. A task's process starts before its file is written, so a later start is another process. The first
+sample that sees both fixes the process by pid and start time.
+The pids are the host's. In another pid namespace, a process that was never seen is unknown and not dead.
 """
 
 import os
@@ -17,32 +14,32 @@ from typing import Final
 
 from exporter.model.worker import TaskReading, TaskReadings
 from exporter.sources import untrusted_files
-from exporter.sources.untrusted_files import Refused
+from exporter.sources.untrusted_files import InvalidFiles
 from gpuwarden import clock, procfs, state_file
 from gpuwarden.procfs import ProcessId
 from gpuwarden.state_file import StateFileError, TaskFile
 
 TASKS_MAX: Final = 256
-"""Task files read in one folder; more are counted and left out, so that the number of series is bounded."""
+"""Task files read in one folder; more are counted only, to bound the number of series."""
 
 ENTRIES_MAX: Final = 4096
-"""Entries looked at in one folder."""
+"""Entries read in one folder."""
 
 START_SLACK_S: Final = 5.0
-"""How much later than its file says a task's process may have started, seconds: `date +%s` cuts the fraction off, and a
-runner may take the time before it starts the shell that is the task. A pid is not given again within that time."""
+"""How much later than in its file a process may have started, seconds. `date +%s` truncates, and a runner may take the
+time before it starts the shell."""
 
 _NAME: Final = re.compile(r"(0|[1-9][0-9]{0,18})" + re.escape(state_file.TASK_SUFFIX))
 
 _Stamp = tuple[int, int, int]
 
 _HOSTS_PID_NAMESPACE: Final = 4026531836
-"""Inode of the first pid namespace (PROC_PID_INIT_INO of the kernel's linux/proc_ns.h)."""
+"""Inode of the first pid namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 
 
 @dataclass(kw_only=True)
-class _Known:
-    """A file as it was read, and which process it means, once that has been seen."""
+class _KnownTask:
+    """A parsed file, and its process once seen."""
 
     stamp: _Stamp
     file: TaskFile
@@ -50,38 +47,38 @@ class _Known:
 
 
 class Tasks:
-    """The task files of some folders, one look after another; what has not changed is not read again."""
+    """Read the task files of some folders; unchanged files are not parsed again."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = tuple(folders)
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[Path, _KnownTask] = {}
         self._alive: frozenset[Path] = frozenset()
-        self._sees_all = _sees_the_hosts_processes()
+        self._sees_all = _is_in_host_pid_namespace()
 
     def read(self) -> TaskReadings:
-        """Look at every file.
+        """Read every task.
 
-        A file that cannot be trusted costs its own task, and a folder that cannot be read its own tasks; both are
-        counted. Of two that claim one id the one with a live process is kept, then the first folder's.
+        An invalid file or folder is counted and skipped. Of two files with one id, the one with a live process counts,
+        then the first folder's.
 
         Raises:
-            OSError: not one of the folders can be read.
+            OSError: no folder can be read.
         """
-        refused = Refused()
-        known: dict[Path, _Known] = {}
+        invalid = InvalidFiles()
+        known: dict[Path, _KnownTask] = {}
         living: set[Path] = set()
         found: dict[int, TaskReading] = {}
         unread: list[OSError] = []
         for folder in self._folders:
             try:
-                entries = list(self._entries(folder, refused))
+                entries = list(self._entries(folder, invalid))
             except OSError as error:
                 reason = "folder_missing" if isinstance(error, FileNotFoundError) else "folder_unreadable"
-                refused.add(reason, folder, error)
+                invalid.add(reason, folder, error)
                 unread.append(error)
                 continue
             for path, stamp in entries:
-                each = self._file(path, stamp, refused)
+                each = self._file(path, stamp, invalid)
                 if each is None:
                     continue
                 known[path] = each
@@ -90,41 +87,37 @@ class Tasks:
                     living.add(path)
                 other = found.setdefault(sighting.task.task_id, sighting)
                 if other is not sighting:
-                    refused.add("duplicate", path, f"another file tells of a task {sighting.task.task_id}, too")
+                    invalid.add("duplicate", path, f"another file has the task id {sighting.task.task_id}")
                     if sighting.alive and not other.alive:
                         found[sighting.task.task_id] = sighting
         if len(unread) == len(self._folders):
             raise unread[0]
         self._known, self._alive = known, frozenset(living)
         return TaskReadings(
-            tasks=tuple(found[each] for each in sorted(found)), errors=refused.counts, first_errors=refused.first_errors
+            tasks=tuple(found[each] for each in sorted(found)), errors=invalid.counts, first_errors=invalid.first_errors
         )
 
-    def _entries(self, folder: Path, refused: Refused) -> Iterator[tuple[Path, _Stamp]]:
-        """The task files of a folder, with what tells whether one has changed.
-
-        Those come first that were alive at the last look, then the newest: what SIGKILL leaves behind is there for
-        ever, and would hide every task after it.
-        """
+    def _entries(self, folder: Path, invalid: InvalidFiles) -> Iterator[tuple[Path, _Stamp]]:
+        # Live ones first, then the newest: files that SIGKILL leaves behind must not hide new tasks.
         stamps: dict[str, _Stamp] = {}
         with os.scandir(folder) as entries:
             for number, entry in enumerate(entries):
                 if number == ENTRIES_MAX:
-                    refused.add("too_many", folder, f"over {ENTRIES_MAX} entries")
+                    invalid.add("too_many", folder, f"over {ENTRIES_MAX} entries")
                     break
                 if entry.name.startswith(".") or not entry.name.endswith(state_file.TASK_SUFFIX):
                     continue
                 if not _NAME.fullmatch(entry.name):
-                    refused.add(
+                    invalid.add(
                         "name",
                         folder / entry.name,
-                        f"no name of a task's: its running_log_id and {state_file.TASK_SUFFIX} are wanted",
+                        f"invalid name, expected running_log_id{state_file.TASK_SUFFIX}",
                     )
                     continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
-                    continue  # the task ended since the folder was listed
+                    continue  # the task ended after the listing
                 stamps[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
 
         def rank(name: str) -> tuple[bool, int, int, str]:
@@ -132,59 +125,57 @@ class Tasks:
 
         names = sorted(stamps, key=rank, reverse=True)
         if len(names) > TASKS_MAX:
-            refused.add("too_many", folder, f"{len(names)} task files, of which {TASKS_MAX} are read")
+            invalid.add("too_many", folder, f"{len(names)} task files, only {TASKS_MAX} are read")
         for name in names[:TASKS_MAX]:
             yield folder / name, stamps[name]
 
-    def _file(self, path: Path, stamp: _Stamp, refused: Refused) -> _Known | None:
+    def _file(self, path: Path, stamp: _Stamp, invalid: InvalidFiles) -> _KnownTask | None:
         known = self._known.get(path)
         if known is not None and known.stamp == stamp:
             return known
         try:
-            file = state_file.parse_task(untrusted_files.text(path))
+            file = state_file.parse_task(untrusted_files.read_text(path))
         except StateFileError as error:
-            refused.add(error.reason, path, error)
+            invalid.add(error.reason, path, error)
             return None
         except FileNotFoundError:
             return None
         except OSError as error:
-            refused.add("unreadable", path, error)
+            invalid.add("unreadable", path, error)
             return None
         if path.name != f"{file.task_id}{state_file.TASK_SUFFIX}":
-            refused.add("name", path, f"it says that it is of task {file.task_id}")
+            invalid.add("name", path, f"the content has task id {file.task_id}")
             return None
-        # Written again by a runner that still means the same process: what is known of that stays known.
+        # The runner wrote the same content again.
         same = known is not None and known.file == file
-        return _Known(stamp=stamp, file=file, process=known.process if known is not None and same else None)
+        return _KnownTask(stamp=stamp, file=file, process=known.process if known is not None and same else None)
 
-    def _is_alive(self, known: _Known) -> bool | None:
-        """Whether the task's process is there; `None` where that cannot be told."""
+    def _is_alive(self, known: _KnownTask) -> bool | None:
         found = _alive(known)
         if found is False and known.process is None and not self._sees_all:
             return None
         return found
 
 
-def _sees_the_hosts_processes() -> bool:
+def _is_in_host_pid_namespace() -> bool:
     try:
         return Path("/proc/self/ns/pid").stat().st_ino == _HOSTS_PID_NAMESPACE
     except OSError:
         return False
 
 
-def _alive(known: _Known) -> bool | None:
-    """Whether the task's process is there; `None` where the kernel does not tell."""
+def _alive(known: _KnownTask) -> bool | None:
     try:
         os.kill(known.file.pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it is there, and somebody else's
+        pass  # it exists, for another user
     try:
         fields = procfs.stat(known.file.pid)
         ended, process = procfs.has_ended(fields), ProcessId(known.file.pid, int(fields[19]))
     except (OSError, ValueError, IndexError):
-        return None  # hidden from us (hidepid of proc(5)), or gone since: the next look tells
+        return None  # hidden (hidepid in proc(5)), or just ended
     if ended:
         return False
     if known.process is None:

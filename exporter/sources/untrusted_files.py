@@ -1,4 +1,4 @@
-"""Files that tenants make, read so that none of them can hold us up, lead us elsewhere, or fill our memory."""
+"""Read files that tenants write, without waiting, following links, or filling the memory."""
 
 import os
 import stat
@@ -8,44 +8,44 @@ from pathlib import Path
 from gpuwarden.state_file import SIZE_MAX_BYTES, StateFileError
 
 
-class Refused:
-    """What cannot be trusted or read in one look: how many by reason, and of each reason the first, for a person."""
+class InvalidFiles:
+    """Files that are invalid or unreadable: counts, and the first one by reason."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.first_errors: dict[str, str] = {}
 
     def add(self, reason: str, which: Path | str, because: Exception | str) -> None:
-        """One more. Only the first of a reason is named: tenants may make any number of them."""
+        """Count one file; only the first of a reason is kept."""
         self.counts[reason] += 1
         if reason not in self.first_errors:
             said = because.strerror if isinstance(because, OSError) else None
-            name = os.fsencode(which).decode("utf-8", "backslashreplace")  # what is no UTF-8 would fail the page
+            name = os.fsencode(which).decode("utf-8", "backslashreplace")  # other bytes would break the page
             self.first_errors[reason] = f"{name}: {said or because}"
 
 
-def open_plain(path: Path | str) -> int:
-    """A descriptor of a plain file, never through a link and never waiting.
+def open_regular(path: Path | str) -> int:
+    """Open a regular file, without following a link and without waiting.
 
     Raises:
         OSError: it cannot be opened.
-        StateFileError: it is a pipe, a socket, a folder or a device.
+        StateFileError: it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StateFileError("not_a_file", "it is no plain file")
+        raise StateFileError("not_a_file", "not a regular file")
     return descriptor
 
 
-def text(path: Path | str) -> str:
-    """What a file holds; at most one byte more than is valid is read.
+def read_text(path: Path | str) -> str:
+    """Read a file, at most one byte too many.
 
     Raises:
         OSError: it cannot be read.
-        StateFileError: it is no plain file, too long, or no text.
+        StateFileError: it is not a regular file, too long, or not UTF-8.
     """
-    descriptor = open_plain(path)
+    descriptor = open_regular(path)
     try:
         data = os.read(descriptor, SIZE_MAX_BYTES + 1)
         while len(data) <= SIZE_MAX_BYTES and (more := os.read(descriptor, SIZE_MAX_BYTES + 1 - len(data))):
@@ -53,8 +53,8 @@ def text(path: Path | str) -> str:
     finally:
         os.close(descriptor)
     if len(data) > SIZE_MAX_BYTES:
-        raise StateFileError("oversized", f"it is over {SIZE_MAX_BYTES} bytes")
+        raise StateFileError("oversized", f"over {SIZE_MAX_BYTES} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise StateFileError("not_json", "it is not UTF-8") from None
+        raise StateFileError("not_json", "not UTF-8") from None

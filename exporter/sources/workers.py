@@ -1,4 +1,4 @@
-"""Workers from their state files and locks. Liveness comes from the kernel: F_GETLK names the holder's pid."""
+"""Workers from their state files and locks. F_GETLK returns the pid of a lock's holder."""
 
 import contextlib
 import fcntl
@@ -13,15 +13,15 @@ from typing import Final, Generic, TypeVar
 
 from exporter.model.worker import WorkerReading, WorkerReadings
 from exporter.sources import untrusted_files
-from exporter.sources.untrusted_files import Refused
+from exporter.sources.untrusted_files import InvalidFiles
 from gpuwarden import cgroup, procfs, state_file
 from gpuwarden.state_file import JobFile, StateFileError, WorkerFile
 
 FILES_MAX: Final = 64
-"""Worker files read in one folder; more are counted as errors and left out, so that a tenant crowds out itself only."""
+"""Worker files read in one folder; more are counted only, so that a tenant crowds out only itself."""
 
 ENTRIES_MAX: Final = 4096
-"""Entries looked at in one folder."""
+"""Entries read in one folder."""
 
 T = TypeVar("T")
 
@@ -30,39 +30,39 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
-    """Look at every worker below `$GPUWARDEN_DIR`.
+    """Read every worker below `$GPUWARDEN_DIR`.
 
-    A file that cannot be trusted costs its own worker only. Of two that claim one name, the one whose lock is held is
-    kept, then the one whose process started first, by the kernel's word; the other is counted.
+    An invalid file is counted and skipped. Of two files with one worker name, the one with a held lock counts, then the
+    one whose process started first.
 
     Raises:
-        OSError: the directory itself cannot be read.
+        OSError: the directory cannot be read.
     """
-    refused = Refused()
+    invalid = InvalidFiles()
     kept: dict[str, WorkerReading] = {}
     duplicates = 0
     unread: set[str] = set()
     _WORKER_FILES.begin()
     _JOB_FILES.begin()
-    for folder, base in _worker_files(directory, refused, unread):
+    for folder, base in _find_worker_files(directory, invalid, unread):
         try:
-            sighting = _sight(directory, folder, base, proc, refused)
+            sighting = _read_worker(directory, folder, base, proc, invalid)
         except StateFileError as error:
-            refused.add(error.reason, f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
+            invalid.add(error.reason, f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         except FileNotFoundError:
-            continue  # the worker ended, cleanly, since the folder was listed
+            continue  # the worker ended after the listing
         except (OSError, ValueError) as error:
-            refused.add("unreadable", f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
+            invalid.add("unreadable", f"{directory}/{folder}/{base}{state_file.WORKER_SUFFIX}", error)
             unread.add(folder)
             continue
         name = sighting.worker.worker
         if name in kept:
             duplicates += 1
             kept[name], other = sorted((kept[name], sighting), key=lambda each: _precedence(each, proc))
-            twice = f"worker {name}, in the folders {kept[name].folder} and {other.folder}"
-            refused.first_errors.setdefault("duplicate", twice)
+            twice = f"worker {name} in folders {kept[name].folder} and {other.folder}"
+            invalid.first_errors.setdefault("duplicate", twice)
             if other.alive is not False:
                 unread.add(other.folder)
         else:
@@ -70,15 +70,15 @@ def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
     found = tuple(kept[name] for name in sorted(kept))
     return WorkerReadings(
         workers=found,
-        errors=refused.counts,
-        first_errors=refused.first_errors,
+        errors=invalid.counts,
+        first_errors=invalid.first_errors,
         duplicates=duplicates,
         unread=frozenset(unread),
     )
 
 
-def _worker_files(directory: Path, refused: Refused, unread: set[str]) -> Iterator[tuple[str, str]]:
-    """The folder and the name of each worker that a file says is there."""
+def _find_worker_files(directory: Path, invalid: InvalidFiles, unread: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield the folder and name of each worker file."""
     with os.scandir(directory) as entries:
         folders = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     for folder in folders:
@@ -86,62 +86,59 @@ def _worker_files(directory: Path, refused: Refused, unread: set[str]) -> Iterat
             with os.scandir(f"{directory}/{folder}") as entries:
                 names = [entry.name for entry in islice(entries, ENTRIES_MAX)]
         except OSError as error:
-            refused.add("unreadable", f"{directory}/{folder}", error)
+            invalid.add("unreadable", f"{directory}/{folder}", error)
             unread.add(folder)
             continue
         found = sorted(name for name in names if name.endswith(state_file.WORKER_SUFFIX) and not name.startswith("."))
         if len(found) > FILES_MAX or len(names) == ENTRIES_MAX:
-            refused.add("too_many", f"{directory}/{folder}", f"{len(found)} worker files among {len(names)} files")
+            invalid.add("too_many", f"{directory}/{folder}", f"{len(found)} worker files among {len(names)} files")
             unread.add(folder)
         yield from ((folder, name.removesuffix(state_file.WORKER_SUFFIX)) for name in found[:FILES_MAX])
 
 
-class _Parsed(Generic[T]):
-    """What the files of the last look and of this one hold, by their text: from look to look hardly any is written.
-
-    Every file is read at every look all the same. What a text says it says for ever, so that nothing here goes stale.
-    """
+class _ParseCache(Generic[T]):
+    """Cache of parsed files, by their text, of this sample and the one before."""
 
     def __init__(self) -> None:
         self._before: dict[str, T] = {}
         self._now: dict[str, T] = {}
 
     def begin(self) -> None:
-        """Another look begins: what the last one did not come by is forgotten."""
+        """Start a sample: drop what the last one did not use."""
         self._before, self._now = self._now, {}
 
     def read(self, text: str, parse: Callable[[str], T]) -> T:
-        """What a text says, by the one function that is given for it.
+        """Parse a text, always with the same function.
 
         Raises:
-            StateFileError: it cannot be trusted.
+            StateFileError: it is invalid.
         """
         found = self._now.get(text) or self._before.get(text) or parse(text)
         self._now[text] = found
         return found
 
 
-_WORKER_FILES: Final[_Parsed[WorkerFile]] = _Parsed()
-_JOB_FILES: Final[_Parsed[JobFile]] = _Parsed()
+_WORKER_FILES: Final[_ParseCache[WorkerFile]] = _ParseCache()
+_JOB_FILES: Final[_ParseCache[JobFile]] = _ParseCache()
 
 
-def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused) -> WorkerReading:
+def _read_worker(directory: Path, folder: str, base: str, proc: Path, invalid: InvalidFiles) -> WorkerReading:
     stem = f"{directory}/{folder}/{base}"
-    worker = _WORKER_FILES.read(untrusted_files.text(stem + state_file.WORKER_SUFFIX), state_file.parse_worker)
+    worker = _WORKER_FILES.read(untrusted_files.read_text(stem + state_file.WORKER_SUFFIX), state_file.parse_worker)
     if worker.worker != base:
-        raise StateFileError("name", f"it says that it is of worker {worker.worker}")
-    alive, pid = _lock(stem + state_file.LOCK_SUFFIX, refused)
+        raise StateFileError("name", f"the content has worker {worker.worker}")
+    alive, pid = _lock(stem + state_file.LOCK_SUFFIX, invalid)
     container_id = None
     if pid is not None:
         try:
             found_in = cgroup.container_id(pid, proc=proc)
-            # In the container that the exporter itself is in, it sees nothing but processes.
+            # In its own container the exporter sees processes only.
             container_id = None if found_in == own_container() else found_in
         except OSError:
-            pid = None  # it died between the two looks; the lock will say so at the next
+            pid = None  # it just ended; the next sample sees the lock free
     return WorkerReading(
         worker=worker,
-        job=_job(stem + state_file.JOB_SUFFIX, worker, refused),
+        job=_job(stem + state_file.JOB_SUFFIX, worker, invalid),
         alive=alive,
         pid=pid,
         container_id=container_id,
@@ -151,45 +148,45 @@ def _sight(directory: Path, folder: str, base: str, proc: Path, refused: Refused
 
 @cache
 def own_container() -> str | None:
-    """The container that the exporter itself is in."""
+    """The container of this process."""
     return cgroup.container_id(os.getpid())
 
 
-def _job(path: str, worker: WorkerFile, refused: Refused) -> JobFile | None:
+def _job(path: str, worker: WorkerFile, invalid: InvalidFiles) -> JobFile | None:
     try:
-        job = _JOB_FILES.read(untrusted_files.text(path), state_file.parse_job)
+        job = _JOB_FILES.read(untrusted_files.read_text(path), state_file.parse_job)
     except FileNotFoundError:
         return None
     except StateFileError as error:
-        refused.add(error.reason, path, error)
+        invalid.add(error.reason, path, error)
         return None
     except OSError as error:
-        refused.add("unreadable", path, error)
+        invalid.add("unreadable", path, error)
         return None
     if (job.worker, job.incarnation) != (worker.worker, worker.incarnation):
-        refused.add("foreign", path, f"it is of another life of worker {worker.worker}, or of another worker")
+        invalid.add("foreign", path, f"of another worker or another incarnation of worker {worker.worker}")
         return None
     return job
 
 
-def _lock(path: str, refused: Refused) -> tuple[bool | None, int | None]:
-    """Whether the lock is held, and by which pid of this namespace; `None` for what cannot be told.
+def _lock(path: str, invalid: InvalidFiles) -> tuple[bool | None, int | None]:
+    """Whether the lock is held, and by which pid of this namespace; `None` is unknown.
 
-    A worker never takes its lock file away: where it is missing somebody else did, and its holder may live.
+    A worker never removes its lock file. If it is missing, the worker may still live.
     """
     try:
-        descriptor = untrusted_files.open_plain(path)
+        descriptor = untrusted_files.open_regular(path)
     except FileNotFoundError:
-        refused.add("lock_missing", path, "it is not there")
+        invalid.add("lock_missing", path, "the file is missing")
         return None, None
     except (OSError, StateFileError) as error:
-        refused.add("lock_unreadable", path, error)
+        invalid.add("lock_unreadable", path, error)
         return None, None
     try:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
     except OSError as error:
-        refused.add("lock_unreadable", path, error)
+        invalid.add("lock_unreadable", path, error)
         return None, None
     finally:
         os.close(descriptor)
@@ -199,7 +196,7 @@ def _lock(path: str, refused: Refused) -> tuple[bool | None, int | None]:
 
 
 def _precedence(sighting: WorkerReading, proc: Path) -> tuple[bool, float, float]:
-    """What a file says of its start is a claim: another tenant could claim to be older and hide this worker."""
+    # By the kernel's start time: a file could claim any time to hide this worker.
     ticks = math.inf
     if sighting.pid is not None:
         with contextlib.suppress(OSError):

@@ -112,4 +112,4 @@ def test_two_claims_to_one_name_are_logged(house: Path, logged: LogCapture) -> N
     sampler(house).sample()
 
     assert logged.entries[0]["invalid"] == {"duplicate": 1}
-    assert logged.entries[0]["first_errors"] == {"duplicate": "worker w0, in the folders a and b"}
+    assert logged.entries[0]["first_errors"] == {"duplicate": "worker w0 in folders a and b"}

@@ -23,7 +23,7 @@ from exporter.model.snapshot import DriverHealth, Snapshot, SourceHealth
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.sources import processes
-from exporter.sources.containers.cgroups import Places
+from exporter.sources.containers.cgroups import ContainerCgroups
 from exporter.sources.containers.poller import Listener, Listing
 from exporter.sources.gpu import simulated
 from exporter.sources.gpu.drm import clients
@@ -186,9 +186,9 @@ def test_a_process_tree_holds_children_of_every_thread_and_their_ram_is_summed(t
     shape(2, pages=20, children={2: "", 21: "1 "})
     shape(3, pages=40, children={3: ""})
 
-    assert processes.tree(1, proc=tmp_path) == {1, 2, 3, 4}
+    assert processes.process_tree(1, proc=tmp_path) == {1, 2, 3, 4}
     assert processes.resident_bytes({1, 2, 3, 4}, proc=tmp_path) == 70 * processes.PAGE_BYTES
-    with pytest.raises(OSError, match="none of the worker's processes can be read"):
+    with pytest.raises(OSError, match="no process of the worker can be read"):
         processes.resident_bytes({4}, proc=tmp_path)
 
 
@@ -300,7 +300,7 @@ BOTH = ("GPU-0", "GPU-0000000000000007")
 def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.getpid()
     docker = Docker(build.container(pid=pid, gpu_request=("0",)))
-    places = Places()
+    places = ContainerCgroups()
     amd = Amd(house, Tree(tmp_path / "host"), pid, containers={"docker": docker}, places=places)
     monkeypatch.setattr(places, "look", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
     looks = [amd.look()]
@@ -663,7 +663,7 @@ class Engine(Listener):
     """Lists once, and then does not answer until it is let go."""
 
     def __init__(self) -> None:
-        super().__init__("engine", nothing="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
+        super().__init__("engine", failure_prefix="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
         self.answers = threading.Event()
         self.listed = False
 
@@ -692,7 +692,7 @@ def test_an_engine_that_does_not_answer_took_as_long_as_it_has_been_asked(house:
 
     assert (listed.success, listed.duration_s) == (True, 0.001)
     assert (hangs.success, hangs.succeeded_unix_s) == (False, listed.succeeded_unix_s)
-    assert "it has not answered since" in (hangs.because or "")
+    assert "no answer since the last one" in (hangs.because or "")
     assert "it refuses" in (refused.because or "")
 
 

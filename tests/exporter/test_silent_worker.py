@@ -280,7 +280,7 @@ def test_a_line_that_is_too_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "41").mkdir()
     (tmp_path / "41" / "stat").write_text("41 (x) S 1 2 3\n")
 
-    with pytest.raises(ValueError, match="process 41 has 4 fields after its name, not 20 or more"):
+    with pytest.raises(ValueError, match="process 41: stat has 4 fields after the name, expected 20 or more"):
         processes.cpu_use(41, proc=tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Containers from Docker, Podman, Kubernetes and systemd, and their cgroups."""
+"""Sources of containers."""

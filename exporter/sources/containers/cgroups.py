@@ -1,8 +1,6 @@
-"""Containers by the kernel's word: where each is accounted, and those that no engine lists.
+"""Containers by their cgroups: processes, RAM, and containers that no engine lists.
 
-A container's processes are read from its cgroup at each look, so that one that moved, or one with a pid that was
-somebody else's, is never taken for another. What is remembered is only what cannot change while its key stands: the
-place of a container's incarnation, and which container a process of one start is in, for `OWNER_S`.
+Processes are read from the cgroup in every sample, so that a reused pid is not mistaken.
 """
 
 import time
@@ -15,49 +13,46 @@ from exporter.model.container import Container, RamUse
 from exporter.model.unknown import Unknown
 from exporter.sources import processes
 from exporter.sources.containers.poller import Listing
-from exporter.sources.process_io import files_max
+from exporter.sources.process_io import max_open_files
 from gpuwarden import cgroup, clock, procfs
 from gpuwarden.procfs import ProcessId
 
 OWNER_S: Final = 5.0
-"""How long it is believed that a process has not moved into another container, seconds."""
+"""Seconds for which the container of a process is cached."""
 
 ASKED_MAX_S: Final = 0.1
-"""How long it may take to ask whether a container is frozen, seconds."""
+"""Longest check whether a container is frozen, seconds."""
 
 
-class Places:
-    """Where the running containers are accounted: looked for once in each incarnation, and again when it is gone.
+class ContainerCgroups:
+    """The cgroups of running containers, found once per incarnation.
 
-    The files of `kept_max` containers stay open at most, for a fifth of the files that this process may open; those of
-    more are opened with each look. To open them each time takes 0.4 % of a core with 64 containers.
+    Files of `open_max` containers stay open, by default a fifth of the files that this process may open. Opening them
+    in every sample takes 0.4 % of a core for 64 containers.
     """
 
-    def __init__(self, *, proc: Path = procfs.PROC, root: Path = cgroup.ROOT, kept_max: int | None = None) -> None:
+    def __init__(self, *, proc: Path = procfs.PROC, root: Path = cgroup.ROOT, open_max: int | None = None) -> None:
         self._proc = proc
         self._root = root
-        self._kept_max = files_max() // 20 if kept_max is None else kept_max
-        self._known: dict[str, cgroup.Place] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._open_max = max_open_files() // 20 if open_max is None else open_max
+        self._places: dict[str, cgroup.Place] = {}
+        self._files: dict[str, _CgroupFiles] = {}
         self._first: dict[str, tuple[Path, int]] = {}
 
     def look(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
-        """A container's processes and its RAM; `None` for processes that are unknown."""
+        """The processes (`None` if unknown) and RAM of a container."""
         try:
             if container.kind == "process":
-                pids = processes.tree(container.pid, proc=self._proc)
+                pids = processes.process_tree(container.pid, proc=self._proc)
                 return pids, RamUse(usage_bytes=processes.resident_bytes(pids, proc=self._proc))
             return self._read_again(container.incarnation) or self._read(container)
         except (OSError, ValueError) as error:
-            self._known.pop(container.incarnation, None)
-            self._kept.pop(container.incarnation, None)
+            self._places.pop(container.incarnation, None)
+            self._files.pop(container.incarnation, None)
             return None, RamUse(usage_bytes=None, unknown=Unknown(reason="unreadable", because=str(error)))
 
     def stands(self, container: Container) -> bool:
-        """Whether a container that was looked at still has the group that it began with, and processes in it.
-
-        A group made anew at its path has another number: then it was started again, and is another incarnation.
-        """
+        """Whether a container still has its cgroup, with processes. A restart makes a new inode at its path."""
         group, inode = self._first.get(container.incarnation, (None, 0))
         try:
             return group is not None and group.stat().st_ino == inode and bool(cgroup.processes(group))
@@ -65,32 +60,32 @@ class Places:
             return False
 
     def _read_again(self, incarnation: str) -> tuple[frozenset[int], RamUse] | None:
-        """By the files that are open; `None` where there are none, or they tell of nothing any more."""
-        kept = self._kept.get(incarnation)
+        """Read the open files; `None` if there are none, or the cgroup ended."""
+        kept = self._files.get(incarnation)
         if kept is None:
             return None
         try:
             if pids := kept.group.processes():
                 return pids, _ram(kept.memory)
-        except OSError:  # it is gone, and another may be in its place
+        except OSError:  # it ended; another may use its path
             pass
-        del self._kept[incarnation]
+        del self._files[incarnation]
         return None
 
     def _read(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
-        place = self._known.get(container.incarnation)
+        place = self._places.get(container.incarnation)
         found = None if place is None or place.group is None else cgroup.processes(place.group)
-        # One that runs has a process: none means that its group is not there, or went while it was looked at.
+        # A running container has a process, so its cgroup moved.
         if place is None or not found:
             place = self._place(container)
             found = None if place.group is None else cgroup.processes(place.group)
-            self._known[container.incarnation] = place
+            self._places[container.incarnation] = place
             if place.group is not None and container.incarnation not in self._first:
                 self._first[container.incarnation] = place.group, place.group.stat().st_ino
         memory = None if place.memory is None else cgroup.MemoryFiles(place.memory)
         ram = _ram(memory)
-        if found and place.group is not None and len(self._kept) < self._kept_max:
-            self._kept[container.incarnation] = _Kept(group=cgroup.Group(place.group), memory=memory)
+        if found and place.group is not None and len(self._files) < self._open_max:
+            self._files[container.incarnation] = _CgroupFiles(group=cgroup.Group(place.group), memory=memory)
         return found or None, ram
 
     def _place(self, container: Container) -> cgroup.Place:
@@ -99,31 +94,26 @@ class Places:
         return cgroup.place(container.pid, container.id, proc=self._proc, root=self._root)
 
     def frozen_s(self, container: Container) -> float | None:
-        """When, CLOCK_BOOTTIME seconds, the kernel said that all of a container is frozen; `None` where it does not.
-
-        Nor where the asking took so long that nobody knows when that was.
-        """
+        """When the kernel reported the whole container frozen, CLOCK_BOOTTIME seconds; `None` if not, or too slow."""
         asked_s = clock.boottime_s()
         try:
             frozen = cgroup.frozen(container.pid, container.id, proc=self._proc, root=self._root)
-        except OSError:  # its first process is gone
+        except OSError:  # its first process ended
             return None
         return asked_s if frozen and clock.boottime_s() - asked_s <= ASKED_MAX_S else None
 
     def keep(self, incarnations: Collection[str]) -> None:
-        """Forget all others."""
+        """Forget all other containers."""
         there = frozenset(incarnations)
-        if all(there.issuperset(each) for each in (self._known, self._kept, self._first)):
-            return  # as at nearly every look
-        self._known = {each: place for each, place in self._known.items() if each in incarnations}
-        self._kept = {each: kept for each, kept in self._kept.items() if each in incarnations}
+        if all(there.issuperset(each) for each in (self._places, self._files, self._first)):
+            return  # the usual case
+        self._places = {each: place for each, place in self._places.items() if each in incarnations}
+        self._files = {each: kept for each, kept in self._files.items() if each in incarnations}
         self._first = {each: first for each, first in self._first.items() if each in incarnations}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """The files of one container, open; no `memory` where nothing accounts for it."""
-
+class _CgroupFiles:
     group: cgroup.Group
     memory: cgroup.MemoryFiles | None
 
@@ -145,26 +135,24 @@ class _Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """`inode` is the number that the kernel gave to the group's directory as it was made: a restart makes another."""
+    """`inode` is that of the cgroup's directory: a restart makes another one."""
 
     container: Container
     group: Path
     inode: int
 
     def runs(self) -> bool:
-        """Whether it is still the same, with processes."""
+        """Whether it is the same cgroup, with processes."""
         try:
             return self.group.stat().st_ino == self.inode and bool(cgroup.processes(self.group))
         except OSError:
             return False
 
 
-class Unlisted:
-    """Containers that no engine lists, found by the processes that matter: workers', and those on a GPU.
+class UnlistedContainers:
+    """Finds containers that no engine lists, by the processes of workers and on GPUs.
 
-    Such as containerd's and CRI-O's, a user's own Podman, and any that runs while its engine is not asked. One is taken
-    for unlisted only once each engine has listed its containers after it was first seen, and it is not among them; as
-    long as an engine does not answer, nobody new is.
+    A container counts as unlisted once every engine has listed its containers after it was first seen.
     """
 
     def __init__(self, own: str | None = None, *, proc: Path = procfs.PROC, root: Path = cgroup.ROOT) -> None:
@@ -175,13 +163,10 @@ class Unlisted:
         self._first_seen_s: dict[str, float] = {}
         self._found: dict[str, _Found] = {}
         self.met: frozenset[str] = frozenset()
-        """The engines of which a container runs, by its cgroup's name, that none of those that are asked lists."""
+        """Engines that are not listed but have a container, by its cgroup's name."""
 
     def find(self, pids: Iterable[int], listings: Mapping[str, Listing | None]) -> list[Container]:
-        """The unlisted containers of these processes, and those that were found before and still have processes.
-
-        `own` is the exporter's own container, in which it sees nothing but processes.
-        """
+        """Find the unlisted containers of these processes, and earlier ones that still run."""
         now_s = time.monotonic()
         self._owners = {pid: owner for pid in pids if (owner := self._owner(pid, now_s)) is not None}
         seen = {
@@ -194,8 +179,10 @@ class Unlisted:
         listed = frozenset[str]().union(*(listing.ids for listing in known))
         self._found = {each: found for each, found in self._found.items() if each not in listed and found.runs()}
         for each, first_s in self._first_seen_s.items():
-            told = len(known) == len(listings) and all(listing.taken_s - listing.lag_s > first_s for listing in known)
-            if told and each not in listed and each not in self._found:
+            all_listed = len(known) == len(listings) and all(
+                listing.taken_s - listing.lag_s > first_s for listing in known
+            )
+            if all_listed and each not in listed and each not in self._found:
                 found = self._container(each, *seen[each])
                 if found is not None:
                     self._found[each] = found
@@ -204,7 +191,7 @@ class Unlisted:
         return [found.container for found in self._found.values()]
 
     def _owner(self, pid: int, now_s: float) -> _Owner | None:
-        """Which container a process is in; `None` when it is gone, or not ours to look at."""
+        """The container of a process; `None` if it ended or is not readable."""
         try:
             process = ProcessId.of(pid, proc=self._proc)
             known = self._owners.get(pid)
@@ -223,9 +210,9 @@ class Unlisted:
             inode = group.stat().st_ino
             request = processes.gpus_of_container(pid, proc=self._proc)
         except OSError:
-            return None  # it ended between the two looks
+            return None  # it just ended
         container = Container(
-            # Of one of Docker's too no more is known than of any: its name and labels are Docker's to tell.
+            # Only Docker knows the name and labels.
             kind="container" if runtime is None or runtime == cgroup.DOCKER else runtime,
             id=full_id,
             name=full_id[:12],

@@ -1,4 +1,4 @@
-"""Every container of the host that runs, whoever runs it, and the processes in each."""
+"""All running containers of the host, and their processes."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,37 +11,42 @@ from exporter.model.container import Container, RamUse
 from exporter.model.gpu import GpuReadings
 from exporter.model.worker import WorkerReadings
 from exporter.sources import processes
-from exporter.sources.containers.cgroups import Places, Unlisted
+from exporter.sources.containers.cgroups import ContainerCgroups, UnlistedContainers
 from exporter.sources.containers.poller import Listing
 from exporter.sources.containers.systemd import Units
 from gpuwarden import cgroup
 
 Listings = Mapping[str, Listing | None]
-"""The newest listing of each engine, by kind; `None` where it tells none."""
+"""The newest listing of each engine, by kind; `None` without one."""
 
 HOLDING: Final = frozenset({"docker", "podman"})
-"""The engines whose containers can be servers, or have folders of workers mounted: of a pod neither is read."""
+"""Engines whose containers can be servers or mount workers' folders. Those of pods are not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """The containers that run at one look, by incarnation.
+    """The running containers in one sample, by incarnation.
 
-    Of the kinds of containers, `told` were told of at this look, and `silent` were not. `whole` says whether every
-    container that runs is here.
+    Attributes:
+        listed_kinds: kinds of containers that were listed.
+        silent: kinds that were not.
+        whole: whether no running container is missing.
     """
 
     containers: Mapping[str, Container]
-    told: frozenset[str]
+    listed_kinds: frozenset[str]
     silent: frozenset[str]
     whole: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """What each container's cgroup says, by incarnation: its processes, `None` where unknown, and its RAM.
+    """Processes and RAM of each container, by incarnation.
 
-    `pids` are the processes of all containers, and `whole` says whether those of every container are known.
+    Attributes:
+        looks: processes (`None` if unknown) and RAM.
+        pids: the processes of all containers.
+        whole: whether all are known.
     """
 
     looks: Mapping[str, tuple[frozenset[int] | None, RamUse]]
@@ -50,22 +55,22 @@ class Placement:
 
 
 class ContainerDirectory:
-    """Finds the containers that run.
+    """Finds the running containers.
 
     Args:
-        units: the services that are to be looked at.
-        places: where containers are accounted.
-        unlisted: finds those that no engine lists.
-        met: is called with the engines of which a container was met and that are not asked.
-        unknown: counts what cannot be found.
+        units: the systemd services.
+        places: their cgroups.
+        unlisted: finds unlisted ones.
+        met: called with unlisted engines that have a container.
+        unknown: counts failures.
     """
 
     def __init__(
         self,
         *,
         units: Units,
-        places: Places,
-        unlisted: Unlisted,
+        places: ContainerCgroups,
+        unlisted: UnlistedContainers,
         met: Callable[[Collection[str]], None] | None,
         unknown: UnknownCounter,
     ) -> None:
@@ -74,83 +79,82 @@ class ContainerDirectory:
         self._unlisted = unlisted
         self._met = met
         self._unknown = unknown
-        self._told_last: dict[str, Mapping[str, Container]] = {}
-        self._left: dict[str, Mapping[str, Container]] = {}
+        self._last_listed: dict[str, Mapping[str, Container]] = {}
+        self._remaining: dict[str, Mapping[str, Container]] = {}
         self._placed: frozenset[int] = frozenset()
 
     def running(self, found: WorkerReadings | None, gpus: GpuReadings | None, listings: Listings) -> Running:
-        """Every container that runs: of engines, of services, of workers in none, and those that no engine lists."""
+        """Find the running containers: of engines, services, workers outside of both, and unlisted ones."""
         whole = found is not None and all(each is not None and each.whole for each in listings.values())
-        told = {kind: self._told_by(kind, listing) for kind, listing in listings.items()}
-        unlisted = self._without_engine(found, gpus, listings, told)
-        containers, complete = self._all_of(found, told, unlisted)
+        by_kind = {kind: self._containers_of(kind, listing) for kind, listing in listings.items()}
+        unlisted = self._find_unlisted(found, gpus, listings, by_kind)
+        containers, complete = self._merge(found, by_kind, unlisted)
         silent = {kind for kind, listing in listings.items() if listing is None}
         silent |= gpu_attribution.OUTSIDE if found is None else frozenset()
         return Running(
             containers=containers,
-            told=frozenset({*listings, *gpu_attribution.OUTSIDE} - silent),
+            listed_kinds=frozenset({*listings, *gpu_attribution.OUTSIDE} - silent),
             silent=frozenset(silent),
             whole=whole and complete,
         )
 
     def place(self, running: Running) -> Placement:
-        """Look which processes are in each container."""
+        """Read the processes and RAM of each container."""
         self._places.keep(running.containers)
         looks = {each: self._places.look(container) for each, container in running.containers.items()}
         within = [pids for pids, _ in looks.values()]
         self._placed = frozenset[int]().union(*filter(None, within))
         return Placement(looks=looks, pids=self._placed, whole=running.whole and None not in within)
 
-    def _told_by(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
-        """The containers of one engine, by id; while it tells of none, those that it told of last and that still stand.
+    def _containers_of(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
+        """The containers of one engine, by id. Without a listing, the last ones that still run.
 
-        An id is in its cgroup's path, and name and labels stay as they are for as long as it runs.
+        Names and labels do not change while a container runs.
         """
         if listing is not None:
-            self._told_last[kind] = listing.containers
-            self._left.pop(kind, None)
+            self._last_listed[kind] = listing.containers
+            self._remaining.pop(kind, None)
             return listing.containers
-        if kind not in self._left:
-            last = self._told_last.pop(kind, {})
-            self._left[kind] = {each: replace(its, listed=False) for each, its in last.items()}
-        # One that has ended is not asked for again: another may begin in its place.
-        self._left[kind] = {each: its for each, its in self._left[kind].items() if self._places.stands(its)}
-        return self._left[kind]
+        if kind not in self._remaining:
+            last = self._last_listed.pop(kind, {})
+            self._remaining[kind] = {each: replace(its, listed=False) for each, its in last.items()}
+        # An ended one is not checked again, because another may use its path.
+        self._remaining[kind] = {each: its for each, its in self._remaining[kind].items() if self._places.stands(its)}
+        return self._remaining[kind]
 
-    def _without_engine(
+    def _find_unlisted(
         self,
         found: WorkerReadings | None,
         gpus: GpuReadings | None,
         listings: Listings,
-        told: Mapping[str, Mapping[str, Container]],
+        by_kind: Mapping[str, Mapping[str, Container]],
     ) -> list[Container]:
-        """Containers of live workers, and of processes on a GPU, that no engine tells of."""
-        listed = frozenset[str]().union(*told.values())
+        """Find containers of live workers and of GPU processes that no engine lists."""
+        listed = frozenset[str]().union(*by_kind.values())
         pids = {
             each.pid
             for each in (() if found is None else found.workers)
             if each.pid is not None and each.container_id is not None and each.container_id not in listed
         }
-        if gpus is not None:  # whom the last look has placed is looked for no more: the others are few
+        if gpus is not None:  # skip the processes that the last sample placed
             pids |= gpus.by_pid.keys() - self._placed
         unlisted = self._unlisted.find(pids, listings)
         if self._unlisted.met and self._met is not None:
             self._met(self._unlisted.met)
         return unlisted
 
-    def _all_of(
+    def _merge(
         self,
         found: WorkerReadings | None,
-        told: Mapping[str, Mapping[str, Container]],
+        by_kind: Mapping[str, Mapping[str, Container]],
         unlisted: list[Container],
     ) -> tuple[Mapping[str, Container], bool]:
-        """Every container there is, by incarnation, and whether none is missing.
+        """All containers by incarnation, and whether none is missing.
 
-        Of two with one name the first is kept. Of a pod's container that its engine lists too, the pod's is kept:
-        Kubernetes runs it.
+        The first of two with one name counts. A pod's container counts for Kubernetes and not for its engine.
         """
         complete = True
-        by_id = {full_id: each for containers in told.values() for full_id, each in containers.items()}
+        by_id = {full_id: each for containers in by_kind.values() for full_id, each in containers.items()}
         containers = [*by_id.values(), *unlisted]
         units = self._units.containers(() if found is None else found.workers)
         containers.extend(units.values())
@@ -176,7 +180,7 @@ class ContainerDirectory:
 
 
 def unseen(listings: Listings, running: Running) -> Iterator[str]:
-    """Containers that may be ranked by their VRAM budgets and are in no ranking, for whatever reason."""
+    """Names of containers with a VRAM budget that cannot be ranked."""
     seen = {each.id for each in running.containers.values()}
     for listing in listings.values():
         if listing is not None:

@@ -1,4 +1,4 @@
-"""Who is asked for containers: whoever the settings name, and of the others those that are found on the host."""
+"""Select the container engines to list: those in the settings, and others that appear on the host."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ log: Final = structlog.get_logger("exporter")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sought:
-    """One that is asked from when its `mark` is there; `make` makes who listens to it.
+class PendingEngine:
+    """An engine to connect to when its `mark` appears.
 
-    `is_it` judges the mark's mode (inode(7)): in a socket's place Docker makes a folder of a mount without a source.
+    `is_it` checks the mark's mode (inode(7)): Docker creates a folder for a mount without a source.
     """
 
     mark: Path
@@ -24,7 +24,7 @@ class Sought:
     make: Callable[[], Listener]
 
     def is_there(self) -> bool:
-        """Whether it is there, for all that we may look at."""
+        """Whether it is present, or not readable."""
         try:
             return self.is_it(self.mark.stat().st_mode)
         except (FileNotFoundError, NotADirectoryError):
@@ -34,13 +34,13 @@ class Sought:
 
 
 @dataclass(frozen=True)
-class Unheard:
-    """One that is there, and whom nobody could begin to ask: that is tried again with each look."""
+class FailedEngine:
+    """An engine whose client cannot start; every sample tries again."""
 
     because: str
 
     def latest(self) -> Listing:
-        """Nothing so far.
+        """Raise the reason.
 
         Raises:
             NoListingError: always.
@@ -48,64 +48,63 @@ class Unheard:
         raise NoListingError(self.because, took_s=0.0)
 
 
-class Engines(Mapping[str, Listener | Unheard]):
-    """Who lists containers, by kind; each time that they are gone through it is looked who of the `sought` has come.
+class EngineRegistry(Mapping[str, Listener | FailedEngine]):
+    """The engines that are listed, by kind. Each iteration looks for the `pending` ones.
 
-    One that was there is asked for good: as it goes, its source fails, for its containers may run on. It fails too for
-    as long as we cannot begin to ask it, short of files or in the middle of an upgrade.
+    An engine stays once it appeared: after it stops, its source fails, because its containers may still run.
     """
 
-    def __init__(self, asked: Mapping[str, Listener], sought: Mapping[str, Sought] | None = None) -> None:
-        self._asked = dict(asked)
-        self._sought = dict(sought or {})
-        self._unheard: dict[str, Unheard] = {}
-        self._met: frozenset[str] = frozenset()
+    def __init__(self, asked: Mapping[str, Listener], pending: Mapping[str, PendingEngine] | None = None) -> None:
+        self._listeners = dict(asked)
+        self._pending = dict(pending or {})
+        self._failed: dict[str, FailedEngine] = {}
+        self._expected: frozenset[str] = frozenset()
 
-    def __getitem__(self, kind: str) -> Listener | Unheard:
-        """Who lists those of a kind, where that is asked."""
-        return self._unheard[kind] if kind in self._unheard else self._asked[kind]
+    def __getitem__(self, kind: str) -> Listener | FailedEngine:
+        """The engine of a kind."""
+        return self._failed[kind] if kind in self._failed else self._listeners[kind]
 
     def __len__(self) -> int:
-        """How many are asked."""
-        return len(self._asked) + len(self._unheard)
+        """The number of engines."""
+        return len(self._listeners) + len(self._failed)
 
     def __iter__(self) -> Iterator[str]:
-        """The kinds that are asked."""
-        for kind in self._arrived():
-            self._begin(kind)
-        return iter((*self._asked, *self._unheard))
+        """The kinds of engines."""
+        for kind in self._find_arrived():
+            self._connect(kind)
+        return iter((*self._listeners, *self._failed))
 
     def start(self) -> None:
-        """Begin to ask those that the settings name, and those that are there."""
-        for listener in self._asked.values():
+        """Start to list the configured engines and those that are present."""
+        for listener in self._listeners.values():
             listener.start()
-        for kind in self._sought.keys() - set(self):
-            log.info("no such containers unless this comes to be there", kind=kind, mark=str(self._sought[kind].mark))
+        for kind in self._pending.keys() - set(self):
+            log.info("engine not found; will use it when it appears", kind=kind, mark=str(self._pending[kind].mark))
 
     def met(self, kinds: Collection[str]) -> None:
-        """A container runs of these, so that whoever is sought of them is to be asked, there or not."""
-        self._met = frozenset(kinds)
+        """Connect to these engines even without a mark: a container of each runs."""
+        self._expected = frozenset(kinds)
 
     def close(self) -> None:
-        """Stop asking."""
-        self._sought.clear()
-        self._unheard.clear()
-        for listener in self._asked.values():
+        """Stop all engines."""
+        self._pending.clear()
+        self._failed.clear()
+        for listener in self._listeners.values():
             listener.close()
 
-    def _arrived(self) -> Sequence[str]:
-        certain = self._met | self._unheard.keys()
-        return [kind for kind, sought in self._sought.items() if kind in certain or sought.is_there()]
+    def _find_arrived(self) -> Sequence[str]:
+        certain = self._expected | self._failed.keys()
+        return [kind for kind, pending in self._pending.items() if kind in certain or pending.is_there()]
 
-    def _begin(self, kind: str) -> None:
+    def _connect(self, kind: str) -> None:
         try:
-            listener = self._sought[kind].make()
+            listener = self._pending[kind].make()
             listener.start()
-        except Exception as error:  # noqa: BLE001 - it loads a client: whatever that raises, the look goes on and tells
-            because = f"nobody listens to {kind} yet: {type(error).__name__}: {error}"[:BECAUSE_MAX]
-            self._unheard[kind] = Unheard(because)
+        except Exception as error:  # noqa: BLE001 - it loads a client, and a sample must not fail
+            because = f"the {kind} client cannot start: {type(error).__name__}: {error}"[:BECAUSE_MAX]
+            self._failed[kind] = FailedEngine(because)
             return
-        self._asked[kind] = listener
-        del self._sought[kind]
-        self._unheard.pop(kind, None)
-        log.info("an engine is there, or a container of its, and asked from now on", kind=kind)
+        self._listeners[kind] = listener
+        del self._pending[kind]
+        self._failed.pop(kind, None)
+        log.info("engine found", kind=kind)

@@ -1,7 +1,4 @@
-"""Which containers there are: an engine's.
-
-The engine is Docker, or Podman, which answers the same calls in the same words at a socket of its own.
-"""
+"""Containers of Docker, or of Podman, which has the same API."""
 
 import contextlib
 import grp
@@ -28,92 +25,83 @@ from exporter.sources.processes import visible_devices
 from gpuwarden import procfs
 
 REFRESH_S: Final = 1.0
-"""How often the daemon is asked for its running containers, seconds, while anything about them is to be followed."""
 
 CALM_S: Final = 4.0
-"""And how often while it tells by itself of all that changes, and nothing has: each listing costs the daemon more than
-us. An event ends the calm, and so does a daemon that ends; one that hangs is seen by this."""
+"""Seconds between two listings while events show no change. A daemon that hangs is noticed after this time."""
 
 SWIFT_S: Final = 1.0
-"""Longer than this no listing takes that calm follows, seconds: with it, the calm and the time that the next answer may
-take, a listing is still believed (`FRESH_S`) when the next one comes."""
+"""Longest listing before such a pause, seconds: it must stay fresh (`FRESH_S`) until the next one."""
 
 TIMEOUT_S: Final = 5
-"""How long the daemon may take to answer, seconds."""
 
 INSPECT_S: Final = 1.5
-"""How long the daemon may take to inspect one container, seconds: one that is stuck in it must not hide the others."""
+"""Timeout of one inspection, seconds."""
 
 INSPECTIONS_S: Final = 2.0
-"""How long the inspections of those that run may take together, seconds, and again of all the others, in what is left
-of the time that a listing may take (`_listing_max_s`); the rest has its turn with the next listing."""
+"""Time to inspect running containers in one listing, seconds, and again for the others."""
 
 FRESH_S: Final = 10.0
-"""A listing older than this is no longer believed, seconds."""
+"""Age up to which a listing counts, seconds."""
 
 DOWN_MAX: Final = 64
-"""Containers that are down and are inspected, once a second."""
+"""Stopped containers that are inspected, once a second."""
 
 HEALTH_DEFAULT_NS: Final = 30e9
-"""Interval and timeout of a health check that sets none, nanoseconds (Docker's own default)."""
+"""Docker's default interval and timeout."""
 
 CDI_GPU: Final = "nvidia.com/gpu="
-"""How `docker run --device` names a GPU, before its index, UUID or `all` (Container Device Interface)."""
+"""Prefix of a GPU in `docker run --device` (Container Device Interface)."""
 
 DRI: Final = Path("/dev/dri")
-"""Where the nodes of GPUs are that have one."""
 
 
 class EngineContainers(Listener):
-    """Listens to one engine, of kind `docker` or `podman`.
-
-    `directory` is `$GPUWARDEN_DIR`: what is mounted of it tells where a worker was that is dead.
-    """
+    """Lists one engine. Mounts of `directory` (`$GPUWARDEN_DIR`) show which container had a dead worker."""
 
     def __init__(self, base_url: str, directory: Path | None = None, *, kind: str = "docker") -> None:
         nothing = f"{kind.capitalize()} at {base_url} does not answer"
-        super().__init__(kind, nothing=nothing, refresh_s=REFRESH_S, fresh_s=FRESH_S)
+        super().__init__(kind, failure_prefix=nothing, refresh_s=REFRESH_S, fresh_s=FRESH_S)
         self._base_url = base_url
         self._kind = kind
         self._client: docker.APIClient | None = None
         self._directory = None if directory is None else os.path.realpath(directory)
-        self._known: dict[str, tuple[int, int, Container]] = {}
+        self._inspected: dict[str, tuple[int, int, Container]] = {}
         self._tried_s: dict[str, float] = {}
-        # Podman tells its events from a file or a journal that it reads for each who asks.
+        # Podman reads its events from a file or journal, for each client.
         self._events = Events(lambda: _connect(base_url)) if kind == "docker" else None
         self._is_calm = False
 
     def close(self) -> None:
-        """Stop asking, and following."""
+        """Stop listing and following."""
         self._closing.set()
         if self._events is not None:
             self._events.close()
         super().close()
 
     def pause(self) -> None:
-        """Until the next listing is due."""
+        """Wait until the next listing is due."""
         if not self._closing.wait(REFRESH_S) and self._is_calm and self._events is not None:
             self._events.news.wait(CALM_S - REFRESH_S)
 
     def list_now(self) -> Listing:
-        """Ask the daemon once; after a failure, the next time by another connection.
+        """List once. After a failure the next call uses a new connection.
 
         Raises:
-            OSError: it does not answer.
-            Exception: its answer makes no sense, in whichever way.
+            OSError: the engine does not answer.
+            Exception: its answer is invalid.
         """
         started_s = time.monotonic()
         self._is_calm = False
-        followed = self._events is not None and self._events.followed()
+        followed = self._events is not None and self._events.is_following()
         if self._events is not None:
-            self._events.news.clear()  # what has happened is in the listing that follows
+            self._events.news.clear()  # the listing below includes what happened before
         try:
             client = self._client = self._client or _connect(self._base_url)
             rows = client.containers(all=True)
             taken_s = time.monotonic()
             containers = self._list(client, rows)
             until_s = min(time.monotonic() + INSPECTIONS_S, started_s + _listing_max_s())
-            down = self._down(client, rows, until_s)
+            down = self._inspect_stopped(client, rows, until_s)
         except Exception:
             if self._client is not None:
                 with contextlib.suppress(Exception):
@@ -121,7 +109,7 @@ class EngineContainers(Listener):
             self._client = None
             raise
         inspected = {full_id for full_id, tried_s in self._tried_s.items() if tried_s >= started_s}
-        # Whoever else was inspected may have to be again: a server each time, and what did not answer.
+        # Servers, and containers that failed, need another inspection.
         self._is_calm = followed and inspected <= down.keys() and time.monotonic() - started_s < SWIFT_S
         self._tried_s = {row["Id"]: self._tried_s.get(row["Id"], 0.0) for row in rows}
         return Listing(
@@ -130,37 +118,33 @@ class EngineContainers(Listener):
             taken_s=taken_s,
             duration_s=time.monotonic() - started_s,
             ids=frozenset(row["Id"] for row in rows),
-            unseen=tuple(_unseen(rows, containers)),
+            unseen=tuple(_uninspected_names(rows, containers)),
             whole=all(row["Id"] in containers for row in rows if row.get("State", "running") in _UP),
         )
 
     def _list(self, client: docker.APIClient, rows: list[dict[str, Any]]) -> dict[str, Container]:
-        """Those that run. One whose name and first process are unchanged is not inspected again, but for servers.
-
-        A server's health and address change while it runs. One that cannot be inspected is left out; a server stays as
-        it was, and its health grows old.
-        """
+        """Inspect running containers that are new or changed, and servers, whose health and address change."""
         until_s = time.monotonic() + INSPECTIONS_S
         up = {row["Id"]: row for row in rows if row.get("State", "running") in _UP}
-        known = {full_id: entry for full_id, entry in self._known.items() if full_id in up}
-        # Whose turn is longest ago first, and new ones before all: what hangs holds up the others once a round at most.
+        known = {full_id: entry for full_id, entry in self._inspected.items() if full_id in up}
+        # The longest waiting first, and new ones before all: one that hangs delays the others once per round.
         for full_id in sorted(up, key=lambda each: self._tried_s.get(each, 0.0)):
             before, names = known.pop(full_id, None), up[full_id]["Names"]
             if before is not None and (f"/{before[2].name}" not in names or _ticks(before[0]) != before[1]):
                 before = None
             if before is None or before[2].server is not None:
-                before = self._seen(client, full_id, until_s, before)
+                before = self._inspect_running(client, full_id, until_s, before)
             if before is not None:
                 paused = up[full_id].get("State") == "paused"
-                same = before[2].paused == paused  # hundreds of containers a second, and hardly ever one that is not
+                same = before[2].paused == paused  # a hot path: pauses are rare
                 known[full_id] = before if same else (*before[:2], replace(before[2], paused=paused))
-        self._known = known
+        self._inspected = known
         return {full_id: known[full_id][2] for full_id in up if full_id in known}
 
-    def _seen(
+    def _inspect_running(
         self, client: docker.APIClient, full_id: str, until_s: float, before: tuple[int, int, Container] | None
     ) -> tuple[int, int, Container] | None:
-        """One that runs, with its first process and when that started; as it was `before` where that is not told."""
+        """Inspect a running container; returns its first pid with the start, and the container, or else `before`."""
         try:
             found = self._inspect(client, full_id, until_s)
             fresh = None if found is None else _container(found, self._directory, self._kind)
@@ -174,7 +158,7 @@ class EngineContainers(Listener):
         return None if ticks is None else (fresh.pid, ticks, fresh)
 
     def _inspect(self, client: docker.APIClient, full_id: str, until_s: float) -> dict[str, Any] | None:
-        """What the daemon tells of one container; `None` where it tells nothing, or nothing in time."""
+        """Inspect a container; `None` without a result in time."""
         left_s = until_s - time.monotonic()
         if left_s <= 0:
             return None
@@ -182,14 +166,16 @@ class EngineContainers(Listener):
         client.timeout = min(INSPECT_S, left_s)  # type: ignore[assignment]  # fractions of a second will do
         try:
             found: dict[str, Any] = client.inspect_container(full_id)
-        except RequestException:  # an error it answers with, no answer in time, a broken connection
+        except RequestException:  # an error, a timeout, or a broken connection
             return None
         finally:
             client.timeout = TIMEOUT_S
         return found
 
-    def _down(self, client: docker.APIClient, rows: list[dict[str, Any]], until_s: float) -> dict[str, Container]:
-        """Those that do not run and hold a worker's folder. Asked each time: one may have run again meanwhile."""
+    def _inspect_stopped(
+        self, client: docker.APIClient, rows: list[dict[str, Any]], until_s: float
+    ) -> dict[str, Container]:
+        """Inspect stopped containers with a worker's folder, every time: one may have run since."""
         holding = [
             row for row in rows if row.get("State", "running") not in _UP and _folders(row, self._directory)
         ]  # the newest first, as Docker lists them
@@ -205,18 +191,18 @@ class EngineContainers(Listener):
 
 
 def _listing_max_s() -> float:
-    """How long one listing may take, seconds: two in a row, and the pause between, and it is still believed."""
+    """Longest listing, seconds: two of them and a pause stay within `FRESH_S`."""
     return (FRESH_S - REFRESH_S) / 2
 
 
 _UP: Final = frozenset({"running", "paused"})
-"""The states of a container that has processes, in the engine's own words."""
+"""The engine's states of a container with processes."""
 
 
-def _unseen(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterator[str]:
-    """Of those that run and were left out, the names of those that may be ranked, by what the daemon's list tells."""
+def _uninspected_names(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterator[str]:
+    """Names of running containers with a VRAM budget that could not be inspected."""
     for row in rows:
-        runs = row.get("State", "running") == "running"  # a paused one is stopped by nobody
+        runs = row.get("State", "running") == "running"  # a paused container is not recycled
         if (
             runs
             and row["Id"] not in seen
@@ -226,10 +212,9 @@ def _unseen(rows: list[dict[str, Any]], seen: Mapping[str, Container]) -> Iterat
 
 
 def _connect(base_url: str) -> docker.APIClient:
-    """A client that speaks the daemon's own version of its API.
+    """Connect with the daemon's API version.
 
-    The package's client leaves its socket open when the daemon refuses it, and when it is to find the version by itself
-    and gets no answer: once a second for as long as the daemon is away. So both are tried by what is surely closed.
+    docker-py leaks a socket if the daemon refuses it or does not send its version. So both are tried before.
     """
     if base_url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as probe:
@@ -238,7 +223,7 @@ def _connect(base_url: str) -> docker.APIClient:
             try:
                 probe.connect(path)
             except PermissionError as error:
-                hint = f"run the exporter as root{_or_as_whom(path)}"
+                hint = f"run the exporter as root{_group_hint(path)}"
                 raise PermissionError(error.errno, f"{error.strerror} to open the socket: {hint}") from None
     first = docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=DEFAULT_DOCKER_API_VERSION)
     try:
@@ -246,13 +231,13 @@ def _connect(base_url: str) -> docker.APIClient:
     finally:
         first.close()
     client = docker.APIClient(base_url=base_url, timeout=TIMEOUT_S, version=version)
-    # Else each call looks for a proxy and for ~/.netrc, of which a socket has none.
+    # Otherwise each call looks for a proxy and ~/.netrc.
     client.trust_env = not base_url.startswith("unix://")
     return client
 
 
-def _or_as_whom(path: str) -> str:
-    """Who else may open a socket, as far as that can be seen: its group, such as Docker's `docker`."""
+def _group_hint(path: str) -> str:
+    """Name the group that may open a socket, such as `docker`."""
     try:
         found = Path(path).stat()
         group = grp.getgrgid(found.st_gid).gr_name
@@ -292,24 +277,22 @@ def _identity(found: dict[str, Any], directory: str | None, kind: str) -> Contai
 
 
 def _server(found: dict[str, Any]) -> Server | None:
-    """What a container's labels ask for, and whether and where it can be had."""
+    """Parse a container's probe labels, and find its health check and address."""
     probe = server_health.parse_probe_labels(found["Config"].get("Labels") or {})
     if probe is None:
         return None
     health, address = _health(found), _address(found)
     if isinstance(probe, Probe) and probe.kind == "docker" and health is None:
-        because = "its own health check is wanted, and it has none, or a disabled one: HEALTHCHECK, or --health-cmd"
+        because = "no health check, or it is disabled: set HEALTHCHECK or --health-cmd"
         probe = Unknown(reason="no_health_check", because=because)
     if isinstance(probe, Probe) and probe.kind == "http" and address is None:
-        because = (
-            "it has no address of its own, in network none or in another container's; gpuwarden.probe=docker needs none"
-        )
+        because = "no address: its network is none or another container's; use gpuwarden.probe=docker"
         probe = Unknown(reason="no_address", because=because)
     return Server(probe=probe, address=address, health=health)
 
 
 def _address(found: dict[str, Any]) -> str | None:
-    """Where the container itself is reached from its host: the first of its networks', or loopback for the host's."""
+    """The container's address from its host: its first network's, or loopback in the host's network."""
     if found["HostConfig"].get("NetworkMode") == "host":
         return "127.0.0.1"
     networks = (found.get("NetworkSettings") or {}).get("Networks") or {}
@@ -321,7 +304,7 @@ def _address(found: dict[str, Any]) -> str | None:
 
 
 def _health(found: dict[str, Any]) -> HealthCheck | None:
-    """What the health check has told (Docker Engine API, ContainerInspect: State.HealthCheck, Config.Healthcheck)."""
+    """The last health check result (Docker Engine API, ContainerInspect: State.Health, Config.Healthcheck)."""
     health = found["State"].get("Health") or {}
     status: str = health.get("Status") or "none"
     if status == "none":
@@ -339,7 +322,7 @@ def _health(found: dict[str, Any]) -> HealthCheck | None:
 
 
 def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
-    """The subdirectories of `$GPUWARDEN_DIR` that are mounted into a container."""
+    """The subdirectories of `$GPUWARDEN_DIR` that a container mounts."""
     if directory is None:
         return ()
     sources = (os.path.realpath(mount["Source"]) for mount in found.get("Mounts") or [] if mount.get("Source"))
@@ -351,12 +334,12 @@ def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
 
 
 def _gpu_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Which GPUs Docker was asked to give: NVIDIA's, and the render nodes among its devices."""
+    """The requested GPUs: NVIDIA's and render nodes."""
     return (*(_nvidia_request(found) or ()), *_render_nodes(found)) or None
 
 
 def _render_nodes(found: dict[str, Any]) -> list[str]:
-    """What `--device /dev/dri`, or a node in it, gives: AMD's and Intel's GPUs (ContainerInspect: Devices)."""
+    """Render nodes of `--device /dev/dri`, or of single nodes (ContainerInspect: Devices)."""
     paths = [Path(device.get("PathOnHost", "")) for device in found["HostConfig"].get("Devices") or []]
     if DRI in paths:
         return [ALL_NODES]
@@ -364,7 +347,7 @@ def _render_nodes(found: dict[str, Any]) -> list[str]:
 
 
 def _nvidia_request(found: dict[str, Any]) -> tuple[str, ...] | None:
-    """Which of NVIDIA's GPUs: --gpus or --device (device requests), else what the NVIDIA runtime reads."""
+    """Requested NVIDIA GPUs: --gpus or --device (device requests), or NVIDIA_VISIBLE_DEVICES."""
     for request in found["HostConfig"].get("DeviceRequests") or []:
         ids = request.get("DeviceIDs") or []
         by_cdi = tuple(name.removeprefix(CDI_GPU) for name in ids if name.startswith(CDI_GPU))

@@ -1,4 +1,4 @@
-"""What changes among an engine's containers, told by the engine as it happens: who listens need not ask so often."""
+"""Events of Docker's containers. With them the exporter lists containers less often."""
 
 import contextlib
 import threading
@@ -10,20 +10,15 @@ import docker
 from docker.types import CancellableStream
 
 RETRY_S: Final = 30.0
-"""How long after events were begun to be followed they are begun to be again, where the engine tells none, seconds."""
 
 CLOSE_S: Final = 5.0
-"""How long it may take to end once the stream is cut, seconds; its thread ends with the program at the latest."""
 
 OF: Final = ("create", "start", "restart", "die", "destroy", "rename", "pause", "unpause")
-"""What changes a listing (Docker Engine API, SystemEvents). A health check's command is an event, too, and not here."""
+"""Events that change a listing (Docker Engine API, SystemEvents). Health checks also send events."""
 
 
 class Events:
-    """Follows them in a thread of its own, by a connection of its own that `connect` makes.
-
-    `news` is set by each, and when there are to be no more.
-    """
+    """Follow events in a thread. `news` is set by each event, and when the stream ends."""
 
     def __init__(self, connect: Callable[[], docker.APIClient]) -> None:
         self._connect = connect
@@ -33,8 +28,8 @@ class Events:
         self._closed = False
         self.news = threading.Event()
 
-    def followed(self) -> bool:
-        """Whether all that changes from now on sets `news`; where not, begins to follow, which takes a moment."""
+    def is_following(self) -> bool:
+        """Whether every change now sets `news`; if not, starts to follow."""
         if self._thread is None or not self._thread.is_alive():
             if not self._closed and time.monotonic() - self._begun_s >= RETRY_S:
                 self._begun_s = time.monotonic()
@@ -44,24 +39,24 @@ class Events:
         return self._stream is not None
 
     def close(self) -> None:
-        """Follow no more."""
+        """Stop following."""
         self._closed = True
         stream = self._stream
         if stream is not None:
-            with contextlib.suppress(OSError, AttributeError):  # it has ended by itself meanwhile
+            with contextlib.suppress(OSError, AttributeError):  # it just ended
                 stream.close()
         self.news.set()
         if self._thread is not None and stream is not None:
             self._thread.join(CLOSE_S)
 
     def _follow(self) -> None:
-        # Who tells no events, in whichever way, is asked each second, as ever.
+        # Without events the engine is listed every second.
         with contextlib.suppress(Exception), contextlib.closing(self._connect()) as client:
-            # The stream does not show its answer's headers; a hook of requests does, of which its clients are sessions.
+            # The stream does not show its headers. A hook of requests does.
             encodings: list[str | None] = []
             client.hooks["response"].append(lambda its, **_: encodings.append(its.headers.get("Transfer-Encoding")))
             stream = client.events(filters={"type": ["container"], "event": list(OF)})
-            # What does not come in chunks docker-py reads to its end, however long that takes, before it tells of any.
+            # docker-py returns no event of a response that is not chunked before its end.
             if encodings[-1:] != ["chunked"]:
                 stream.close()
                 return

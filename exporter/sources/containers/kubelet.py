@@ -1,4 +1,4 @@
-"""What the kubelet gave to whom: `List` of its pod-resources API, at a socket that is there for the host's root.
+"""GPUs of pods, from `List` of the kubelet's pod-resources API, on a socket that root may open.
 
     unix:///var/lib/kubelet/pod-resources/kubelet.sock   v1.PodResourcesLister/List   (k8s.io/kubelet, podresources/v1)
 
@@ -7,8 +7,8 @@
     ContainerResources       { string name = 1; repeated ContainerDevices devices = 2; … }
     ContainerDevices         { string resource_name = 1; repeated string device_ids = 2; … }
 
-One call over HTTP/2 (RFC 9113) in the way of gRPC, spoken here: the gRPC package would hold 27 MB for it. No header of
-the answer is read: an answer without its message, whole, is an error whatever the status is.
+One gRPC call over HTTP/2 (RFC 9113), written here because the gRPC package takes 27 MB. Headers of the answer are not
+read: an answer without a whole message is an error.
 """
 
 import socket
@@ -21,18 +21,18 @@ from typing import Final
 SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 
 TIMEOUT_S: Final = 5.0
-"""How long the kubelet may take for its whole answer, seconds."""
+"""Timeout of the whole answer, seconds."""
 
 ANSWER_MAX: Final = 16 * 2**20
-"""Bytes of an answer: gRPC's own bound for the kubelet's clients."""
+"""Largest answer, bytes: gRPC's limit for the kubelet's clients."""
 
-Given = Mapping[tuple[str, str, str], Mapping[str, tuple[str, ...]]]
-"""The device ids that each container was given, by namespace, pod and container, then by the resource's name."""
+DeviceIds = Mapping[tuple[str, str, str], Mapping[str, tuple[str, ...]]]
+"""Device ids by (namespace, pod, container), then by resource name."""
 
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _ACK, _END_HEADERS, _PADDED = 1, 1, 4, 8
 _FRAME_MAX: Final = 2**14
-"""Bytes of a frame that anyone may send who was not told otherwise (SETTINGS_MAX_FRAME_SIZE)."""
+"""Default of SETTINGS_MAX_FRAME_SIZE, bytes."""
 
 _REQUEST: Final = {
     ":method": "POST",
@@ -44,27 +44,27 @@ _REQUEST: Final = {
 }
 
 
-def given(path: Path = SOCKET) -> Given:
-    """Ask the kubelet once.
+def read_devices(path: Path = SOCKET) -> DeviceIds:
+    """Call the kubelet once.
 
     Raises:
-        OSError: it is not there, does not answer in time, or refuses; the message says which.
-        ValueError: what it answers is not such a message.
+        OSError: no socket, a timeout, or an error.
+        ValueError: the answer is invalid.
     """
     return parse(_call(path))
 
 
-def parse(message: bytes) -> Given:
-    """Read a ListPodResourcesResponse; fields that are not named above are passed over.
+def parse(message: bytes) -> DeviceIds:
+    """Decode a ListPodResourcesResponse; unknown fields are skipped.
 
     Raises:
-        ValueError: it is not one.
+        ValueError: it is invalid.
     """
     found: dict[tuple[str, str, str], dict[str, tuple[str, ...]]] = {}
     for pod in _all(message, 1):
         for container in _all(pod, 3):
             devices: dict[str, tuple[str, ...]] = {}
-            for each in _all(container, 2):  # one entry for each NUMA node: several may be of one resource
+            for each in _all(container, 2):  # one entry per NUMA node
                 resource = _text(each, 1)
                 devices[resource] = devices.get(resource, ()) + tuple(_utf8(name) for name in _all(each, 2))
             found[_text(pod, 2), _text(pod, 1), _text(container, 1)] = devices
@@ -84,7 +84,7 @@ def _utf8(value: bytes) -> str:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Fields of a message that have a length: texts, bytes, messages (protobuf.dev, encoding)."""
+    """Yield the fields with a length: texts, bytes, messages (protobuf.dev, encoding)."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -94,7 +94,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
             continue
         size, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, -1), at)
         if size < 0 or at + size > len(message):
-            raise ValueError("the kubelet's answer is no message of its pod-resources API")
+            raise ValueError("the kubelet's answer is not a message of its pod-resources API")
         if kind == 2:
             yield key >> 3, message[at : at + size]
         at += size
@@ -113,12 +113,11 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _call(path: Path) -> bytes:
-    """The one message that `List` answers with."""
     until_s = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.connect(str(path))
-        # Windows as wide as the whole answer may be, so that none has to be opened further.
+        # Windows for the whole answer, so that none has to be enlarged.
         settings = struct.pack(">HIHI", 0x2, 0, 0x4, ANSWER_MAX)  # no push; the window of each stream
         connection.sendall(
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -144,7 +143,7 @@ def _call(path: Path) -> bytes:
             if len(data) > ANSWER_MAX:
                 raise OSError(f"the kubelet's answer is over {ANSWER_MAX} bytes")
     if len(data) < 5 or data[0] or len(data) != 5 + int.from_bytes(data[1:5], "big"):
-        raise OSError("the kubelet answers without a message: is the pod-resources API of version v1 there?")
+        raise OSError("the kubelet's answer has no message: it may not support pod-resources API v1")
     return bytes(data[5:])
 
 
@@ -153,7 +152,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header that is kept in nobody's table, as it is (RFC 7541, 6.2.2); both are shorter than 127."""
+    """A header that is in no table (RFC 7541, 6.2.2), shorter than 127 bytes."""
     return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
@@ -161,7 +160,7 @@ def _next_frame(connection: socket.socket, until_s: float) -> tuple[int, int, in
     head = _receive(connection, 9, until_s)
     size = int.from_bytes(head[:3], "big")
     if size > _FRAME_MAX:
-        raise OSError("what answers at the kubelet's socket speaks no HTTP/2")
+        raise OSError("the kubelet's socket does not speak HTTP/2")
     kind, flags, stream = struct.unpack(">BBI", head[3:])
     return kind, flags, stream & 0x7FFFFFFF, _receive(connection, size, until_s)
 
@@ -171,10 +170,10 @@ def _receive(connection: socket.socket, size: int, until_s: float) -> bytes:
     while len(found) < size:
         left_s = until_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"the kubelet does not answer within {TIMEOUT_S:g} s")
+            raise TimeoutError(f"no answer from the kubelet within {TIMEOUT_S:g} s")
         connection.settimeout(left_s)
         part = connection.recv(size - len(found))
         if not part:
-            raise OSError("the kubelet hung up")
+            raise OSError("the kubelet closed the connection")
         found += part
     return found

@@ -1,13 +1,11 @@
-"""The containers of the pods on this node: who they are, their GPUs and budgets.
+"""Containers of the pods on this node, with their GPUs and budgets.
 
-Who they are is told by the Kubernetes API where it is asked, else by the links to their logs that the kubelet makes on
-its host:
+They come from the Kubernetes API, or from the kubelet's links to their logs:
 
     /var/log/containers/POD_NAMESPACE_CONTAINER-ID.log -> /var/log/pods/NAMESPACE_POD_UID/CONTAINER/RESTARTS.log
 
-Which GPUs they were given is told by the kubelet's pod-resources socket where there is one. Without it, by the API only
-whether they were given any; and without either, by NVIDIA_VISIBLE_DEVICES of their first process. Where their processes
-are, by the cgroup that bears their id. Budgets are told by the API alone.
+GPUs come from the kubelet's pod-resources socket. Without it the API shows only whether there are any; without both,
+NVIDIA_VISIBLE_DEVICES of the first process counts. Processes come from the cgroup with the id, budgets from the API.
 """
 
 import http.client
@@ -34,36 +32,34 @@ from gpuwarden.errors import GpuwardenError
 LOGS: Final = Path("/var/log/containers")
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes puts a pod's own token and the authority that signed its API's certificate."""
+"""A pod's service account: its token and the API's certificate authority."""
 
 REFRESH_S: Final = 5.0
-"""How often pods are listed anew, seconds."""
+"""Seconds between two listings."""
 
 FRESH_S: Final = 20.0
-"""A listing older than this is no longer believed, seconds."""
+"""Age up to which a listing counts, seconds."""
 
 LAG_S: Final = 30.0
-"""How long the API may take to know of a container that runs, seconds."""
+"""Seconds until the API lists a new container."""
 
 TIMEOUT_S: Final = 5.0
-"""How long the API may leave the connection silent, seconds."""
+"""Timeout of the connection, seconds."""
 
 ANSWER_MAX: Final = 64 * 2**20
-"""Bytes of the API's answer: a node has 110 pods or so, of some 10 KB each."""
+"""Largest answer, bytes: a node has about 110 pods of 10 KB."""
 
 ABSENT_S: Final = 60.0
-"""How often groups are looked for again of containers that had none, such as those whose logs outlive them, seconds."""
+"""Seconds between two searches for missing cgroups: logs outlive their containers."""
 
 GPU_RESOURCE: Final = re.compile(
     r"nvidia\.com/(?:gpu|mig-).*|amd\.com/(?:gpu|[a-z]+_nps[0-9]+)|gpu\.intel\.com/(?!.*_monitoring$).*"
 )
-"""Whose devices are GPUs, as the vendors' device plugins name them.
+"""Resources whose devices are GPUs.
 
-nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md): other devices of
-NVIDIA's, such as network cards, have other names. amd.com/gpu, and amd.com/cpx_nps4 of parts of GPUs
-(ROCm/k8s-device-plugin, internal/pkg/plugin/plugin.go). gpu.intel.com/i915 and gpu.intel.com/xe, of which
-gpu.intel.com/i915_monitoring is no GPU but a look at all of them (intel/intel-device-plugins-for-kubernetes,
-cmd/gpu_plugin/README.md).
+nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.10gb (NVIDIA/k8s-device-plugin, README.md); amd.com/gpu,
+amd.com/cpx_nps4 for partitions (ROCm/k8s-device-plugin, internal/pkg/plugin/plugin.go); gpu.intel.com/i915 and
+gpu.intel.com/xe, but not i915_monitoring (intel/intel-device-plugins-for-kubernetes, cmd/gpu_plugin/README.md).
 """
 
 _LINK = re.compile(r".*-([0-9a-f]{64})\.log")
@@ -74,7 +70,7 @@ _ID = re.compile(r"[a-z0-9.-]+://([0-9a-f]{64})")
 
 @dataclass(frozen=True, kw_only=True)
 class PodContainer:
-    """A container of a pod, as the API or the kubelet's links tell of it. `gpu_wanted` is unknown to the links."""
+    """A container of a pod; `gpu_wanted` is unknown without the API."""
 
     id: str
     namespace: str
@@ -88,20 +84,17 @@ class PodContainer:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """As the kubelet's pod-resources name it."""
+        """Its key in the kubelet's pod-resources."""
         return self.namespace, self.pod, self.name
 
 
 class Api:
-    """The Kubernetes API at a URL, asked for the pods of one node; in a cluster, by the pod's own account.
-
-    Its token goes nowhere but over TLS.
-    """
+    """Reads the pods of one node from the Kubernetes API; the account's token is sent only over TLS."""
 
     def __init__(self, url: str, *, node: str, resource: str, account: Path = ACCOUNT) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise GpuwardenError(f"{url} is no URL of a Kubernetes API: give https://HOST:PORT, or in-cluster")
+            raise GpuwardenError(f"invalid URL of a Kubernetes API: {url}; use https://HOST:PORT or in-cluster")
         self.url = url
         self._tls = parts.scheme == "https"
         self._where = parts.hostname, parts.port
@@ -110,15 +103,15 @@ class Api:
         self._account = account
 
     def containers(self) -> list[PodContainer]:
-        """Those that run.
+        """The running containers.
 
         Raises:
-            OSError: it does not answer, or not with a list of pods; the message says what it said.
-            Exception: its answer makes no sense, in whichever way.
+            OSError: no answer, or an HTTP error.
+            Exception: the answer is invalid.
         """
         headers = {"Accept": "application/json"}
         token = self._account / "token"
-        if self._tls and token.exists():  # read each time: the kubelet replaces it before it runs out
+        if self._tls and token.exists():  # the kubelet replaces it before it expires
             headers["Authorization"] = f"Bearer {token.read_text(encoding='ascii').strip()}"
         connection = self._connection()
         try:
@@ -126,15 +119,15 @@ class Api:
             answer = connection.getresponse()
             text = answer.read(ANSWER_MAX + 1)
         except http.client.HTTPException as error:
-            raise OSError(f"no answer in HTTP: {type(error).__name__}: {error}") from None
+            raise OSError(f"invalid HTTP answer: {type(error).__name__}: {error}") from None
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            hint = "; let its account list pods" if answer.status in (401, 403) else ""
-            raise OSError(f"it answers {answer.status} {answer.reason}{hint}")
+            hint = "; allow its account to list pods" if answer.status in (401, 403) else ""
+            raise OSError(f"HTTP status {answer.status} {answer.reason}{hint}")
         if len(text) > ANSWER_MAX:
-            raise OSError(f"its list of pods is over {ANSWER_MAX} bytes")
-        return [each for pod in json.loads(text)["items"] for each in running(pod, self._resource)]
+            raise OSError(f"the list of pods is over {ANSWER_MAX} bytes")
+        return [each for pod in json.loads(text)["items"] for each in running_containers(pod, self._resource)]
 
     def _connection(self) -> http.client.HTTPConnection:
         host, port = self._where
@@ -145,8 +138,8 @@ class Api:
         return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
 
 
-def running(pod: dict[str, Any], resource: str) -> list[PodContainer]:
-    """The containers of a pod that run (Kubernetes API, Pod v1); `resource` is what budgets are declared in."""
+def running_containers(pod: dict[str, Any], resource: str) -> list[PodContainer]:
+    """The running containers of a pod (Kubernetes API, Pod v1); `resource` holds the VRAM budget."""
     about, spec, status = pod["metadata"], pod["spec"], pod.get("status") or {}
     specs = {
         each["name"]: each
@@ -177,11 +170,11 @@ def running(pod: dict[str, Any], resource: str) -> list[PodContainer]:
     return found
 
 
-def linked(logs: Path = LOGS) -> list[PodContainer]:
-    """Those whose logs the kubelet keeps, whether they run or not.
+def read_log_links(logs: Path = LOGS) -> list[PodContainer]:
+    """Containers with a log, running or not.
 
     Raises:
-        OSError: there is no such folder.
+        OSError: the folder is missing.
     """
     found = []
     for link in logs.iterdir():
@@ -189,7 +182,7 @@ def linked(logs: Path = LOGS) -> list[PodContainer]:
         try:
             target = _TARGET.fullmatch(str(link.readlink())) if named else None
         except OSError:
-            continue  # taken away since it was listed, or no link
+            continue  # just removed, or not a link
         if named and target:
             namespace, pod, uid, name, restarts = target.groups()
             found.append(
@@ -201,10 +194,10 @@ def linked(logs: Path = LOGS) -> list[PodContainer]:
 
 
 class Pods(Listener):
-    """Listens to who knows of this node's pods.
+    """Lists this node's pods.
 
-    The kubelet's socket `pod_resources` need not be there, unless it is `wanted` or was there before. One that does not
-    answer costs no pod: whom it has told of has the GPUs that it told, and of others it is as without it.
+    The kubelet's socket `pod_resources` may be missing unless it is `wanted` or was present before. While it fails,
+    known pods keep their GPUs.
     """
 
     def __init__(
@@ -217,12 +210,14 @@ class Pods(Listener):
         proc: Path = procfs.PROC,
         root: Path = cgroup.ROOT,
     ) -> None:
-        super().__init__("pods", nothing="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S)
+        super().__init__(
+            "pods", failure_prefix="the pods of this node cannot be listed", refresh_s=REFRESH_S, fresh_s=FRESH_S
+        )
         self._api = api
         self._pod_resources = pod_resources
         self._kubelet_wanted = pod_resources_wanted
         self._kubelet_answered_unix_s: float | None = None
-        self._given: dict[str, tuple[str, ...] | None] = {}
+        self._gpus_by_id: dict[str, tuple[str, ...] | None] = {}
         self._logs = logs
         self._proc = proc
         self._root = root
@@ -231,10 +226,10 @@ class Pods(Listener):
         self._walked_s = -ABSENT_S
 
     def latest(self) -> Listing:
-        """The newest listing, without those whose group has gone since.
+        """The newest listing, without containers that ended since.
 
         Raises:
-            NoListingError: there is none, or it is too old to believe; the message says why.
+            NoListingError: it is missing or too old.
         """
         listing = super().latest()
         groups = self._groups
@@ -246,21 +241,21 @@ class Pods(Listener):
         return replace(listing, containers=alive)
 
     def list_now(self) -> Listing:
-        """Ask everyone once.
+        """List once.
 
         Raises:
-            OSError: who tells of pods does not answer; the message says who.
-            Exception: an answer makes no sense, in whichever way.
+            OSError: no answer; the message names the source.
+            Exception: an invalid answer.
         """
         taken_s = time.monotonic()
         try:
-            known = linked(self._logs) if self._api is None else self._api.containers()
+            known = read_log_links(self._logs) if self._api is None else self._api.containers()
         except OSError as error:
             who = (
                 f"the kubelet's logs in {self._logs}" if self._api is None else f"the Kubernetes API at {self._api.url}"
             )
             raise OSError(f"{who}: {error}") from None
-        beside = self._ask_kubelet(known)
+        other_sources = self._read_kubelet(known)
         self._find_groups({each.id for each in known}, taken_s)
         before = self._listing.containers if self._listing else {}
         containers = {}
@@ -274,25 +269,25 @@ class Pods(Listener):
             duration_s=time.monotonic() - taken_s,
             ids=frozenset(each.id for each in known),
             lag_s=LAG_S,
-            beside=() if beside is None else (beside,),
+            other_sources=() if other_sources is None else (other_sources,),
         )
 
-    def _ask_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:
-        """Ask the kubelet which GPUs these have, and tell how that went; `None` where there is none to be asked."""
+    def _read_kubelet(self, known: Collection[PodContainer]) -> SourceHealth | None:
+        """Read GPUs from the kubelet; `None` without a socket."""
         path, because = self._pod_resources, None
-        if path is None or not (self._kubelet_wanted or _may_be_there(path)):
+        if path is None or not (self._kubelet_wanted or _may_exist(path)):
             return None
         self._kubelet_wanted = True
         began_s = time.monotonic()
         try:
-            given = kubelet.given(path)
+            given = kubelet.read_devices(path)
         except (OSError, ValueError) as error:
-            because = f"the kubelet at {path}: {error}; --pod-resources none goes without"
+            because = f"the kubelet at {path}: {error}; or set --pod-resources none"
             ids = {each.id for each in known}
-            self._given = {each: gpus for each, gpus in self._given.items() if each in ids}
+            self._gpus_by_id = {each: gpus for each, gpus in self._gpus_by_id.items() if each in ids}
         else:
             self._kubelet_answered_unix_s = time.time()
-            self._given = {each.id: _given_gpus(given.get(each.key, {})) for each in known}
+            self._gpus_by_id = {each.id: _select_gpus(given.get(each.key, {})) for each in known}
         return SourceHealth(
             source="pod_resources",
             success=because is None,
@@ -302,7 +297,7 @@ class Pods(Listener):
         )
 
     def _find_groups(self, wanted: set[str], now_s: float) -> None:
-        """Look for the groups of those that are new, and for now and then of those that had none."""
+        """Search the cgroups of new containers, and now and then of those without one."""
         groups = {each: group for each, group in self._groups.items() if each in wanted and group.is_dir()}
         missing = wanted - groups.keys()
         if missing - self._absent or (missing and now_s - self._walked_s >= ABSENT_S):
@@ -313,9 +308,8 @@ class Pods(Listener):
         self._absent = frozenset(missing)
         self._groups = groups
 
-    def _container(self, told: PodContainer, before: Container | None) -> Container | None:
-        """One that runs, with one of its processes; `None` where it has none."""
-        group = self._groups.get(told.id)
+    def _container(self, pod: PodContainer, before: Container | None) -> Container | None:
+        group = self._groups.get(pod.id)
         if group is None:
             return None
         try:
@@ -323,37 +317,37 @@ class Pods(Listener):
             if not pids:
                 return None
             pid = before.pid if before is not None and before.pid in pids else self._first(pids)
-            if told.id in self._given:
-                request = self._given[told.id]
-            elif told.gpu_wanted is not None:
+            if pod.id in self._gpus_by_id:
+                request = self._gpus_by_id[pod.id]
+            elif pod.gpu_wanted is not None:
                 request = (
-                    (gpu_attribution.ALL, ALL_NODES) if told.gpu_wanted else None
-                )  # which is not told: all are looked at
+                    (gpu_attribution.ALL, ALL_NODES) if pod.gpu_wanted else None
+                )  # the GPUs are unknown, so all may be its own
             else:
                 request = processes.gpus_of_container(pid, proc=self._proc)
         except OSError:
-            return None  # it ended between the two looks
+            return None  # it just ended
         return Container(
             kind="kubernetes",
-            id=told.id,
-            name=f"{told.namespace}/{told.pod}/{told.name}",
-            incarnation=f"{told.uid}@{told.id}@{told.restarts}",
+            id=pod.id,
+            name=f"{pod.namespace}/{pod.pod}/{pod.name}",
+            incarnation=f"{pod.uid}@{pod.id}@{pod.restarts}",
             pid=pid,
             gpu_request=request,
-            image=told.image,
-            vram_budget=told.vram_budget,
-            namespace=told.namespace,
-            pod=told.pod,
+            image=pod.image,
+            vram_budget=pod.vram_budget,
+            namespace=pod.namespace,
+            pod=pod.pod,
             group=str(group),
         )
 
     def _first(self, pids: frozenset[int]) -> int:
-        """Whoever of them started first: the container's own first process, but for those that joined from outside."""
+        # The oldest process: the first one of the container, unless another joined from outside.
         return min(pids, key=lambda pid: (procfs.start_ticks(pid, proc=self._proc), pid))
 
 
-def _may_be_there(path: Path) -> bool:
-    """Whether something is there, for all that we may look at."""
+def _may_exist(path: Path) -> bool:
+    """Whether it is present, or not readable."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -363,11 +357,11 @@ def _may_be_there(path: Path) -> bool:
     return True
 
 
-def _given_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The GPUs among the devices that a container was given, by one of their names (`Gpu.names`).
+def _select_gpus(devices: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The GPUs among a container's devices, by a name in `Gpu.names`.
 
-    NVIDIA's plugin calls a share of one by time UUID::NUMBER, Intel's (cmd/gpu_plugin/gpu_plugin.go) each share of one
-    card0-NUMBER; AMD's (internal/pkg/amdgpu/amdgpu.go) calls one by its PCI address.
+    NVIDIA's plugin names a time share UUID::NUMBER, Intel's (cmd/gpu_plugin/gpu_plugin.go) card0-NUMBER. AMD's
+    (internal/pkg/amdgpu/amdgpu.go) uses PCI addresses.
     """
     names = (_gpu(name) for resource, ids in devices.items() if GPU_RESOURCE.fullmatch(resource) for name in ids)
     return tuple(dict.fromkeys(names)) or None

@@ -1,7 +1,6 @@
-"""Services of systemd's: one stands in for a container where its name was opted in, whether a worker is in it or not.
+"""systemd services that were opted in, as containers, with or without a worker.
 
-systemd links `/run/systemd/units/invocation:UNIT` to the id of what runs of a unit (InvocationID in systemd.exec(5)),
-for anybody to read, and takes the link away when it forgets the unit.
+systemd links `/run/systemd/units/invocation:UNIT` to the id of a unit's invocation (InvocationID in systemd.exec(5)).
 """
 
 import contextlib
@@ -23,21 +22,21 @@ INVOCATIONS: Final = Path("/run/systemd/units")
 INVOCATION: Final = "invocation:"
 
 AGAIN_S: Final = 60.0
-"""How often a service in another slice than system.slice is looked for, seconds."""
+"""Seconds between two searches for a service outside of system.slice."""
 
 UNITS_MAX: Final = 256
-"""Services without a worker that are looked at, the first by name."""
+"""Services without a worker, the first by name."""
 
 SLICES_MAX: Final = 1000
-"""Slices of systemd's that are looked through for one service: it is hardly ever in another than system.slice."""
+"""Slices that are searched for one service."""
 
 SETTLED_NS: Final = 1_000_000_000
-"""A folder that changed less than this ago may change once more without another time of change, nanoseconds."""
+"""A folder that changed less than this ago may change again with the same mtime, nanoseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Service:
-    """What runs of a service, by whichever of its processes started first."""
+    """A service's oldest process and its GPUs."""
 
     process: ProcessId
     gpu_request: tuple[str, ...] | None
@@ -65,17 +64,16 @@ class Units:
         self._services: dict[str, _Service] = {}
 
     def place(self, found: WorkerReadings) -> WorkerReadings:
-        """Give workers that are in no container the service they are in, as the id of one."""
+        """Set the service of workers in no container."""
         if not self._patterns:
             return found
-        return replace(found, workers=tuple(self._placed(each) for each in found.workers))
+        return replace(found, workers=tuple(self._assign_service(each) for each in found.workers))
 
     def containers(self, workers: Iterable[WorkerReading]) -> Mapping[str, Container]:
-        """The services that these workers are in, and those that run without any, by name.
+        """Services with or without workers, by name.
 
-        One that cannot be read is left out; and of those without a worker, one with containers inside of it: whoever
-        lists those tells of them. It has the GPUs of all its workers together, each known as a supervised process's
-        are; without one, those of its first process.
+        Left out are unreadable ones, and ones without a worker but with containers, which an engine lists. A service
+        has the GPUs of all its workers, or of its first process.
         """
         found: dict[str, Container] = {}
         for sighting in workers:
@@ -101,11 +99,11 @@ class Units:
         return found
 
     def _without_worker(self, found: Collection[str]) -> Iterator[tuple[str, _Service]]:
-        """The services that were opted in and run, other than those that are found already."""
+        """Yield the services that run and are not in `found`."""
         services: dict[str, _Service] = {}
         for unit in self._running():
             if unit not in found and (group := self._group(unit)) is not None:
-                with contextlib.suppress(OSError, ValueError, LookupError):  # it ended between two looks
+                with contextlib.suppress(OSError, ValueError, LookupError):  # it just ended
                     service = self._service(unit, group)
                     if service is not None:
                         services[unit] = service
@@ -113,14 +111,14 @@ class Units:
         yield from services.items()
 
     def _running(self) -> Sequence[str]:
-        """Those that were opted in and that systemd knows an invocation of; listed where that may have changed."""
+        """Opted-in services with an invocation; listed again only after a change."""
         if not self._patterns:
             return ()
         try:
             changed_ns = self._invocations.stat().st_mtime_ns
             if changed_ns != self._invocations_ns or time.time_ns() - changed_ns < SETTLED_NS:
                 kept = os.listdir(self._invocations)  # noqa: PTH208 - names alone
-                # Beside a unit's invocation it keeps how that logs, each by a link of its own.
+                # The folder also has a link per unit for its log settings.
                 names = (each.removeprefix(INVOCATION) for each in kept if each.startswith(INVOCATION))
                 self._opted_in = tuple(sorted(filter(self._is_opted_in, names)))[:UNITS_MAX]
                 self._invocations_ns = changed_ns
@@ -134,7 +132,7 @@ class Units:
         return bool(cgroup.UNIT.fullmatch(unit)) and any(fnmatchcase(unit, pattern) for pattern in self._patterns)
 
     def _group(self, unit: str) -> Path | None:
-        """Where a service's processes are listed; one that has none, as after its end, is looked for now and then."""
+        """The cgroup of a service. The search outside of system.slice runs only now and then."""
         known = self._groups.get(unit)
         if known is not None and known.is_dir():
             return known
@@ -162,20 +160,20 @@ class Units:
         first = min(running, key=lambda process: (process.start_ticks, process.pid))
         return _Service(process=first, gpu_request=processes.gpu_request(first.pid, proc=self._proc))
 
-    def renewed(self, last: Container) -> Container:
-        """A service as systemd has it now: one that was started anew is another incarnation."""
+    def refresh(self, last: Container) -> Container:
+        """A service's present state: a restart makes another incarnation."""
         try:
             return replace(last, incarnation=f"{last.id}@{self._invocation(last.id)}", pid=0)
         except OSError:
             return replace(last, pid=0)
 
-    def _placed(self, sighting: WorkerReading) -> WorkerReading:
+    def _assign_service(self, sighting: WorkerReading) -> WorkerReading:
         if sighting.pid is None or sighting.container_id is not None:
             return sighting
         try:
             unit = cgroup.unit(sighting.pid, proc=self._proc)
         except OSError:
-            return sighting  # it died between the two looks
+            return sighting  # it just ended
         if unit is None or not self._is_opted_in(unit):
             return sighting
         return replace(sighting, container_id=unit)
@@ -191,7 +189,7 @@ def _container(unit: str, invocation: str, pid: int, gpu_request: tuple[str, ...
 
 
 def _in_slices(tops: Iterable[Path], unit: str) -> Path | None:
-    """A service's group in whichever slice it is, nested as systemd nests them."""
+    """Search the nested slices for a service's cgroup."""
     waiting = list(tops)
     for _ in range(SLICES_MAX):
         if not waiting:
@@ -199,6 +197,6 @@ def _in_slices(tops: Iterable[Path], unit: str) -> Path | None:
         top = waiting.pop()
         if (top / unit).is_dir():
             return top / unit
-        with contextlib.suppress(OSError):  # gone meanwhile
+        with contextlib.suppress(OSError):  # it just ended
             waiting.extend(each for each in top.iterdir() if each.name.endswith(".slice"))
     return None

@@ -1,1 +1,1 @@
-"""GPU readings: NVIDIA by NVML, AMD and Intel by the kernel, or simulated."""
+"""Sources of GPU readings."""

@@ -1,12 +1,12 @@
-"""GPUs from a file, for demonstrations and tests: `--simulate-gpu FILE`. Never chosen by itself, always labelled.
+"""GPUs from a file, for demonstrations and tests: `--simulate-gpu FILE`. Always labelled as simulated.
 
-The file is one JSON object, replaced whole by rename, read anew at every sample:
+One JSON object, replaced by rename, read in every sample:
 
     {"gpus": [{"uuid": "GPU-sim-0", "index": 0, "name": "Simulated GPU", "utilization_ratio": 0.93,
                "memory_used_bytes": 2147483648, "memory_size_bytes": 17179869184,
                "processes": [{"pid": 4242, "utilization_ratio": 0.93, "memory_bytes": 2147483648}]}]}
 
-Ratios are 0 to 1, sizes bytes, pids the host's. `null`, or a missing field, is unknown, as where a driver will not say.
+Ratios are 0 to 1, sizes bytes, pids the host's. `null`, or a missing field, is unknown.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ SOURCE: Final = "simulated"
 
 
 class SimulationError(GpuwardenError):
-    """The simulation file cannot be read; every GPU is unknown meanwhile."""
+    """The simulation file is invalid; every GPU is unknown."""
 
 
 class _Process(BaseModel):
@@ -59,7 +59,7 @@ def read(path: Path) -> GpuReadings:
     """Read the simulated GPUs.
 
     Raises:
-        SimulationError: the file is missing, half-written or says what no GPU can.
+        SimulationError: the file is missing or invalid.
     """
     try:
         found = _File.model_validate_json(path.read_bytes())
@@ -80,5 +80,5 @@ def _gpu(found: _Gpu) -> Gpu:
         Gpu,
         memory_free_bytes=None if used is None or size is None else max(0, size - used),
         processes=None if processes is None else tuple(GpuProcess(**process.model_dump()) for process in processes),
-        unknown="the simulated driver does not say" if processes is None or found.utilization_ratio is None else None,
+        unknown="the simulated driver reports none" if processes is None or found.utilization_ratio is None else None,
     )

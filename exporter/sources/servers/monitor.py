@@ -1,4 +1,4 @@
-"""The host's servers at one look: what their labels ask for, and what has come of asking them."""
+"""The host's servers: their probe labels and their probe results."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -18,46 +18,48 @@ from gpuwarden.errors import GpuwardenError
 log: Final = structlog.get_logger("exporter")
 
 HOLDS_WORKERS: Final = Unknown(
-    reason="holds_workers", because="a worker lives in it: what wedges in it is judged by its jobs, not as a server"
+    reason="holds_workers", because="a worker runs in it, so its jobs are checked and not the server"
 )
 MAY_HOLD_WORKERS: Final = Unknown(
-    reason="workers_unknown", because="whether a worker lives in it cannot be told from the files and locks there are"
+    reason="workers_unknown", because="the worker files and locks do not show whether a worker runs in it"
 )
 
 
 class Servers:
-    """Keeps what was seen of each server, by its container's incarnation.
+    """Probe results of each server, by its container's incarnation.
 
-    Who has answered is `kept` beyond this process, where there is a place for it: what wedges while the exporter is
-    started anew would otherwise count as one that still loads, for ever.
+    Args:
+        prober: sends HTTP probes.
+        kept: a file of the servers that have answered. Without it, a server that hangs during a restart of the
+            exporter would look as if it still loads.
     """
 
     def __init__(self, prober: Prober, kept: AnsweredFile | None = None) -> None:
         self._prober = prober
         self._watches: dict[str, HealthCheckTracker] = {}
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._kept = kept
-        # In order, those that were seen last at the end: incarnations that have ended make room, and none comes back.
+        # The newest last: ended incarnations are dropped first.
         self._answered: dict[str, None] = {}
         self._written: frozenset[str] = frozenset()
         if kept is not None:
             try:
                 self._answered = dict.fromkeys(kept.read())
             except (GpuwardenError, OSError) as error:
-                log.warning("which servers have answered before is not known", because=str(error))
+                log.warning("file of answered servers not read", because=str(error))
             self._written = frozenset(self._answered)
 
     def close(self) -> None:
-        """Ask nobody any more."""
+        """Stop all probes."""
         self._prober.close()
 
     def look(
         self, running: Iterable[Container], workers: WorkerReadings | None, *, now_s: float
     ) -> tuple[ServerEvidence, ...]:
-        """Take in one look at the containers that run."""
+        """Add one sample of the running containers."""
         running = tuple(running)
         servers = [(each, each.server) for each in running if each.server is not None]
-        self._prober.tend(each for each, _ in servers if _kind(each) == "http")
+        self._prober.set_servers(each for each, _ in servers if _kind(each) == "http")
         found = tuple(
             self._evidence(each, server, None if workers is None else count_workers(each, workers, running), now_s)
             for each, server in servers
@@ -65,19 +67,19 @@ class Servers:
         incarnations = [each.incarnation for each, _ in servers]
         self._remember(found)
         self._watches = {each: self._watches[each] for each in incarnations if each in self._watches}
-        self._tell(found)
+        self._log_changes(found)
         return found
 
     @property
     def keeps(self) -> bool:
-        """Whether who has answered is kept beyond this process."""
+        """Whether answered servers are saved to a file."""
         return self._kept is not None
 
     def keep(self) -> None:
-        """Write down who has answered, where that has changed.
+        """Save the answered servers if they changed.
 
         Raises:
-            OSError: it cannot be written now; it is known on, and the next call tries again.
+            OSError: the file cannot be written; the next call tries again.
         """
         if self._kept is not None and self._answered.keys() != self._written:
             self._kept.write(self._answered)
@@ -99,12 +101,12 @@ class Servers:
             return ServerEvidence(container=container, probe=server.probe, workers=count)
         if server.probe.kind == "docker":
             watch = self._watches.setdefault(container.incarnation, HealthCheckTracker())
-            asking, fresh_s = watch.asking, 0.0
+            asking, fresh_s = watch.state, 0.0
             if server.health is not None:
                 asking = watch.observe(server.health, paused=container.paused, now_s=now_s)
                 fresh_s = server.health.fresh_s
         else:
-            asking, fresh_s = self._prober.asking(container.incarnation), self._prober.fresh_s
+            asking, fresh_s = self._prober.state(container.incarnation), self._prober.fresh_s
         silent_s = asking.unanswered_s(now_s=now_s, fresh_s=fresh_s)
         unknown = None
         if container.paused:
@@ -112,7 +114,7 @@ class Servers:
         elif count is None:
             unknown = MAY_HOLD_WORKERS
         elif silent_s is None:
-            unknown = Unknown(reason="not_asked", because="it was not asked lately")
+            unknown = Unknown(reason="not_asked", because="no recent probe")
         return ServerEvidence(
             container=container,
             probe=server.probe,
@@ -123,22 +125,22 @@ class Servers:
             because=asking.because,
         )
 
-    def _tell(self, found: Iterable[ServerEvidence]) -> None:
-        """Log what changed: labels that cannot be used, servers that stopped to answer, and that do again."""
-        told: dict[str, str] = {}
+    def _log_changes(self, found: Iterable[ServerEvidence]) -> None:
+        """Log invalid labels, servers that stopped answering, and servers that answer again."""
+        reported: dict[str, str] = {}
         for each in found:
             name = each.container.name
             if isinstance(each.probe, Unknown):
-                told[name] = each.probe.because
-                if self._told.get(name) != each.probe.because:
-                    log.warning("server cannot be asked", container=name, because=each.probe.because)
+                reported[name] = each.probe.because
+                if self._reported.get(name) != each.probe.because:
+                    log.warning("server cannot be probed", container=name, because=each.probe.because)
             elif each.unanswered_s:
-                told[name] = ""
-                if name not in self._told:
+                reported[name] = ""
+                if name not in self._reported:
                     log.info("server does not answer", container=name, because=each.because, armed=each.answered)
-        for name in self._told.keys() - told.keys():
-            log.info("server answers, or is gone", container=name)
-        self._told = told
+        for name in self._reported.keys() - reported.keys():
+            log.info("server answers again or has stopped", container=name)
+        self._reported = reported
 
 
 def _kind(container: Container) -> str | None:

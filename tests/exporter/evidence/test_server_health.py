@@ -139,7 +139,9 @@ def test_whatever_the_labels_say_nobody_is_asked_but_the_container_itself(probe:
 
 
 def asked(asking: ProbeState, at_s: float, *, answered: bool = False, took_s: float = 1.0) -> ProbeState:
-    return asking.then(answered, began_s=at_s, ended_s=at_s + took_s, gap_max_s=GAP_S, because="" if answered else "no")
+    return asking.add_probe(
+        answered, began_s=at_s, ended_s=at_s + took_s, gap_max_s=GAP_S, because="" if answered else "no"
+    )
 
 
 def test_a_server_that_nobody_asked_yet_is_unknown() -> None:
@@ -196,7 +198,7 @@ def test_after_a_gap_the_silence_starts_anew(at_s: float) -> None:
 
 
 def test_what_could_not_be_asked_for_a_while_is_unknown_and_armed_still() -> None:
-    asking = asked(asked(ProbeState(), 100.0, answered=True), 105.0).forgotten()
+    asking = asked(asked(ProbeState(), 100.0, answered=True), 105.0).reset()
 
     assert asking == ProbeState(answered=True)
     assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) is None

@@ -23,7 +23,7 @@ from exporter.model.worker import ProcessWork, WorkerReading, WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import processes, workers
 from exporter.sources.containers.poller import Listing
-from exporter.sources.process_io import FILES_WANTED, Work
+from exporter.sources.process_io import OPEN_FILES, Work
 from gpuwarden import cgroup, procfs
 from gpuwarden.evidence import WorkerFacts
 from tests.exporter import builders as build
@@ -121,10 +121,10 @@ def test_the_files_of_what_is_not_looked_at_any_more_are_closed_and_all_with_who
     open_before = descriptors()
     work = Work(proc=tmp_path)
     work.read([41, 42])
-    work.let_go()
+    work.close_unused()
     both = descriptors() - open_before
     work.read([42])
-    work.let_go()
+    work.close_unused()
     one = descriptors() - open_before
     del work
     gc.collect()
@@ -136,7 +136,7 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
     for pid in (41, 42, 43):
         kernel(tmp_path, pid)
     open_before = descriptors()
-    work = Work(proc=tmp_path, kept_max=1)
+    work = Work(proc=tmp_path, open_max=1)
 
     found = [work.read([41, 42, 43]) for _ in range(2)]
 
@@ -145,13 +145,13 @@ def test_no_more_files_stay_open_than_may_be_and_what_is_told_is_the_same(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard", "allowed"), [(1024, None, FILES_WANTED), (1024, 2048, 2048), (9000, None, 9000)]
+    ("soft", "hard", "allowed"), [(1024, None, OPEN_FILES), (1024, 2048, 2048), (9000, None, 9000)]
 )
 def test_the_limit_of_open_files_is_raised(soft: int, hard: int | None, allowed: int) -> None:
     program = (
-        "import resource, sys; from exporter.sources.process_io import allow_files; "
+        "import resource, sys; from exporter.sources.process_io import raise_file_limit; "
         "soft, hard = map(int, sys.argv[1:]);"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); allow_files();"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)); raise_file_limit();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     hard = hard or max(9000, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -178,10 +178,10 @@ def test_the_files_of_those_whose_turn_it_was_not_stay_open_where_they_are_there
     open_before = descriptors()
     work = Work(proc=tmp_path)
     work.read([41, 42, 43])
-    work.let_go()
+    work.close_unused()
     work.read([41])
 
-    work.let_go({42})
+    work.close_unused({42})
 
     assert len(descriptors() - open_before) == 4
 

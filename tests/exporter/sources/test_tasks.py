@@ -38,7 +38,7 @@ read -r _
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one; wherever the tests run, its tasks' pids are of this namespace."""
-    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: True)
+    monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: True)
     found = tmp_path / "running_tasks"
     found.mkdir()
     return found
@@ -335,7 +335,7 @@ def test_a_process_that_was_never_seen_is_dead(
     folder: Path, run_task: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, hosts: bool
 ) -> None:
     """In another namespace the host's processes have other pids, or none: there it is unknown."""
-    monkeypatch.setattr(exporter.sources.tasks, "_sees_the_hosts_processes", lambda: hosts)
+    monkeypatch.setattr(exporter.sources.tasks, "_is_in_host_pid_namespace", lambda: hosts)
     tasks = Tasks([folder])
     seen = run_task(7)
     write(folder, 8, pid=dead_pid())

@@ -209,7 +209,7 @@ def test_an_empty_file_is_reported_and_rewritten(kept: AnsweredFile, logged: Log
 
     assert seen(kept, by_health(**FAILING)).answered is False
     (entry,) = [each for each in logged.entries if each["log_level"] == "warning"]
-    assert entry["event"] == "which servers have answered before is not known"
+    assert entry["event"] == "file of answered servers not read"
     seen(kept, by_health())
     assert kept.read() == (by_health().incarnation,)
 

@@ -1,7 +1,6 @@
-"""`python -m exporter.sources.gpu.drm.child PARENT DRIVER…`: reads AMD's and Intel's GPUs (isolated/server.py).
+"""`python -m exporter.sources.gpu.drm.child PARENT DRIVER…`: reads AMD and Intel GPUs (isolated/server.py).
 
-A read of a file of the kernel's is a call into the driver that the file is of, and can hang like any other. A GPU's
-number is the minor number of its render node.
+A GPU's number is the minor number of its render node.
 """
 
 import sys
@@ -13,8 +12,8 @@ from exporter.sources.gpu.isolated import server
 def main() -> int:
     """Answer until the exporter closes the pipe."""
 
-    def driver(tell: server.Tell) -> server.Read:
-        return gpus.DrmGpus(frozenset(sys.argv[2:]), asks=server.announces(tell)).read
+    def driver(send: server.Send) -> server.Read:
+        return gpus.DrmGpus(frozenset(sys.argv[2:]), announce=server.announce_changes(send)).read
 
     return server.serve(int(sys.argv[1]), driver)
 

@@ -1,14 +1,12 @@
-"""Who holds a GPU of the DRM open, and how busy each keeps it: /proc/PID/fd and /proc/PID/fdinfo of every process.
+"""Processes with a DRM GPU open, and their use of it: /proc/PID/fd and /proc/PID/fdinfo.
 
-To list every open file of every process each second would cost more than all else together. So a process that is new is
-listed at once and every other one at each `RELIST_LOOKS`th look: by then it is seen what it does on a GPU that it has
-opened in between. What it was seen to hold is read at each look, and parsed where it says something else than before.
+New processes are listed at once, others in every `RELIST_LOOKS`th sample: listing all each second would cost more than
+everything else. Known files are read in every sample, and parsed when they change.
 
-Whoever runs a process chooses how many files it opens and what lies at /dev/dri in its own mount namespace. So a name
-makes no GPU: it has to be a device of the DRM, opened to be used. And a look takes a bounded time: who is not looked at
-in whole is told apart, as one that may hold any GPU.
+A process may open any number of files and mount anything at /dev/dri. So a file counts only if it is a DRM device, and
+a sample has a time limit. Processes that are not read in full may use any GPU.
 
-Sources: proc_pid_fd(5), proc_pid_fdinfo(5); what the files say is in exporter/sources/gpu/drm/fdinfo.py.
+Sources: proc_pid_fd(5), proc_pid_fdinfo(5); fdinfo.py has the format.
 """
 
 import itertools
@@ -23,7 +21,7 @@ from typing import Final
 
 from exporter.sources.gpu.drm import fdinfo
 from exporter.sources.gpu.drm.fdinfo import Client, Meter
-from exporter.sources.gpu.drm.kfd import Asks, content
+from exporter.sources.gpu.drm.kfd import Announce, content
 from exporter.sources.gpu.isolated.protocol import Question
 
 PROC: Final = Path("/proc")
@@ -31,53 +29,49 @@ RELIST_LOOKS: Final = 5
 DEVICES: Final = "/dev/dri/"
 
 MAJOR: Final = 226
-"""The major number of every device of the DRM (Documentation/admin-guide/devices.txt of the kernel)."""
+"""Major number of DRM devices (Documentation/admin-guide/devices.txt of the kernel)."""
 
 FILES_MAX: Final = 16_384
-"""How many open files of one process are looked at."""
+"""Open files of one process that are read."""
 
 LOOK_S: Final = 0.5
-"""How long to list open files may take in one look, seconds, and how long to read them."""
+"""Time limit of listing files in one sample, seconds, and of reading them."""
 
 
 @dataclass(kw_only=True)
-class Held:
-    """What one process holds of one GPU.
-
-    `shares` is the part of the GPU's time by kind of engine and `local_bytes` its memory; `None` is unknown.
-    """
+class ProcessUse:
+    """One process's use of one GPU: share of its time by kind of engine, and bytes; `None` is unknown."""
 
     shares: dict[str, float] | None = field(default_factory=dict)
     local_bytes: int | None = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holders:
-    """By the GPU's PCI address, or the name of the node where the driver tells none, then by pid.
+class GpuClients:
+    """Use by GPU (PCI address, or node without one), then by pid.
 
-    `unlisted` are the processes whose open files we may not list or read, or not in the time and number that one look
-    allows: they may hold any GPU.
+    `unlisted` are processes that were not read in full and may use any GPU.
     """
 
-    by_gpu: Mapping[str, Mapping[int, Held]]
+    by_gpu: Mapping[str, Mapping[int, ProcessUse]]
     unlisted: frozenset[int]
 
 
 _Key = tuple[str, int]
-"""A client: its GPU, and its number there."""
+"""A client: its GPU and its number there."""
 
 
 class Clients:
-    """Follows every client of every GPU of the DRM; one thread at a time. `asks` as of `kfd.Kfd`."""
+    """Reads every client of every GPU, in one thread at a time; `announce` as in `kfd.Kfd`."""
 
-    def __init__(self, *, proc: Path = PROC, asks: Asks = lambda _: None) -> None:
+    def __init__(self, *, proc: Path = PROC, announce: Announce = lambda _: None) -> None:
         self._proc = proc
-        self._asks = asks
+        self._announce = announce
         self._left_out: set[str] = set()
         self._looks = 0
         self._looked_s: float | None = None
         self._files: dict[int, dict[str, str]] = {}
-        self._said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
+        self._parsed: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
         self._unlisted: set[int] = set()
         self._missed: set[int] = set()
         self._meters: dict[_Key, Meter] = {}
@@ -90,75 +84,75 @@ class Clients:
         asleep: frozenset[str] = frozenset(),
         places: Mapping[str, int] = MappingProxyType({}),
         question: Question | None = None,
-    ) -> Holders:
-        """Read every client of the GPUs that are asked about; those of others are in no answer.
+    ) -> GpuClients:
+        """Read the clients of some GPUs.
 
         Args:
             now_s: the time, monotonic seconds.
-            asleep: GPUs, by their node's name, that asking would wake: they did nothing.
-            places: the number of each GPU by the names of its nodes.
-            question: which are asked about, by these numbers.
+            asleep: GPUs by node that a read would wake: they did nothing.
+            places: the number of each GPU by node.
+            question: the GPUs to read, by these numbers.
 
         Raises:
             OSError: processes cannot be listed.
         """
-        self._list()
+        self._update_files()
         holders: dict[_Key, list[int]] = {}
-        told: dict[_Key, Client] = {}
-        said: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
-        found: dict[str, dict[int, Held]] = {}
+        clients: dict[_Key, Client] = {}
+        parsed: dict[tuple[int, str], tuple[bytes, Client | None]] = {}
+        found: dict[str, dict[int, ProcessUse]] = {}
         late: set[int] = set()
         question = question or Question()
         asked = {node: place for node, place in places.items() if question.is_about(place)}
         unasked, back = set[str](), set[str]()
         until_s = time.monotonic() + LOOK_S
-        # GPU by GPU: each change of the GPU that is asked about is a message to the exporter.
+        # By GPU: each change of GPU is a message to the exporter.
         for pid, number, node in sorted(self._each(), key=lambda each: asked.get(each[2], -1)):
             place = asked.get(node)
             if place is None and (node in places or question.only is not None):
                 unasked.add(node)
                 continue
             if node in asleep:
-                found.setdefault(node, {})[pid] = Held(local_bytes=None)
+                found.setdefault(node, {})[pid] = ProcessUse(local_bytes=None)
                 continue
             if time.monotonic() > until_s:
                 late.add(pid)
-                unasked |= {node} & self._left_out  # it is back for this one when it is read
-                found.setdefault(node, {})[pid] = Held(shares=None, local_bytes=None)
+                unasked |= {node} & self._left_out
+                found.setdefault(node, {})[pid] = ProcessUse(shares=None, local_bytes=None)
                 continue
-            self._asks(place)
+            self._announce(place)
             read = self._read(pid, number)
             if read is None:
                 continue
-            said[pid, number] = read
+            parsed[pid, number] = read
             client = read[1]
             gpu = node if client is None or client.pci is None else client.pci
             if node in self._left_out:
                 back.add(gpu)
-            held = found.setdefault(gpu, {}).setdefault(pid, Held())
+            held = found.setdefault(gpu, {}).setdefault(pid, ProcessUse())
             if client is None:
                 held.shares, held.local_bytes = None, None
                 continue
             key = gpu, client.number
-            told[key] = client
+            clients[key] = client
             holders.setdefault(key, []).append(pid)
-        self._asks(None)
-        self._said = said
+        self._announce(None)
+        self._parsed = parsed
         self._left_out = unasked
-        self._count(found, told, holders, now_s, late, back)
+        self._attribute(found, clients, holders, now_s, late, back)
         self._looked_s = now_s
-        return Holders(by_gpu=found, unlisted=frozenset(self._unlisted | late))
+        return GpuClients(by_gpu=found, unlisted=frozenset(self._unlisted | late))
 
     def _read(self, pid: int, number: str) -> tuple[bytes, Client | None] | None:
-        """What a file says, and whom that tells of; `None` where it is none of a GPU any more, or cannot be read."""
+        # `None` if the file was closed or its number reused.
         try:
             text = content(f"{self._proc}/{pid}/fdinfo/{number}")
-            before, client = self._said.get((pid, number), (b"", None))
+            before, client = self._parsed.get((pid, number), (b"", None))
             if text != before:
                 client = fdinfo.parse(text.decode("utf-8", "replace"))
             if client is None and self._node(pid, number) is None:
-                return None  # another file has that number by now
-        except (FileNotFoundError, ProcessLookupError):  # closed, or gone with its process
+                return None  # the number was reused
+        except (FileNotFoundError, ProcessLookupError):
             return None
         except OSError:
             self._unlisted.add(pid)
@@ -166,26 +160,26 @@ class Clients:
         return text, client
 
     def _each(self) -> Iterator[tuple[int, str, str]]:
-        """Every file that is a GPU: the process, the file's number there, and its node."""
+        """Yield pid, file number and node of every GPU file."""
         return ((pid, number, node) for pid, files in self._files.items() for number, node in files.items())
 
-    def _count(
+    def _attribute(
         self,
-        found: dict[str, dict[int, Held]],
-        told: dict[_Key, Client],
+        found: dict[str, dict[int, ProcessUse]],
+        clients: dict[_Key, Client],
         holders: dict[_Key, list[int]],
         now_s: float,
         late: set[int],
         back: set[str],
     ) -> None:
-        """Each client once: for the process that held it first, and of several at once the one with the lowest pid.
+        """Count each client once, for the process that held it first, or that with the lowest pid.
 
-        What is known of those who were too `late` for this look stays as it is, for the next one. GPUs that are `back`
-        were left out by the one before: when their clients did what they did nobody saw.
+        Counters of `late` processes wait for the next sample. Those of GPUs that the last sample left out (`back`)
+        restart.
         """
         owners = {key: pid for key, pid in self._owners.items() if pid in late}
         meters = {key: meter for key, meter in self._meters.items() if key in owners}
-        for key, client in told.items():
+        for key, client in clients.items():
             owner = self._owners.get(key)
             owners[key] = owner if owner in holders[key] else min(holders[key])
             held = found[key[0]][owners[key]]
@@ -196,8 +190,8 @@ class Clients:
                 continue
             before = self._meters.get(key)
             looked_s = None if key[0] in back else self._looked_s
-            shares = fdinfo.busy(before, client.engines, now_s=now_s, looked_s=looked_s)
-            meters[key] = fdinfo.read_on(before, client.engines, now_s=now_s)
+            shares = fdinfo.utilization(before, client.engines, now_s=now_s, looked_s=looked_s)
+            meters[key] = fdinfo.advance(before, client.engines, now_s=now_s)
             if shares is None:
                 held.shares = None
             elif held.shares is not None:
@@ -205,8 +199,8 @@ class Clients:
                     held.shares[name] = held.shares.get(name, 0.0) + share
         self._meters, self._owners = meters, owners
 
-    def _list(self) -> None:
-        """Which files of which processes are GPUs, as far as it is this look's turn."""
+    def _update_files(self) -> None:
+        # Lists new processes, and a part of the others.
         pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - half the time
         for pid in self._files.keys() - pids:
             del self._files[pid]
@@ -224,19 +218,14 @@ class Clients:
                     continue
                 self._unlisted.discard(pid)
                 try:
-                    self._files[pid] = self._listed(pid)
-                except (FileNotFoundError, ProcessLookupError):  # it has just ended
+                    self._files[pid] = self._list_files(pid)
+                except (FileNotFoundError, ProcessLookupError):  # it just ended
                     self._files.pop(pid, None)
                 except OSError:
                     self._files[pid] = {}
                     self._unlisted.add(pid)
 
-    def _listed(self, pid: int) -> dict[str, str]:
-        """The open files of a process that are GPUs: the number of each, and the name of its node.
-
-        Raises:
-            OSError: they may not be listed, or the process is gone.
-        """
+    def _list_files(self, pid: int) -> dict[str, str]:
         found: dict[str, str] = {}
         with os.scandir(f"{self._proc}/{pid}/fd") as entries:
             for entry in itertools.islice(entries, FILES_MAX):
@@ -248,17 +237,12 @@ class Clients:
         return found
 
     def _node(self, pid: int, number: str) -> str | None:
-        """The name of the GPU's node that an open file is; `None` where it is none, or closed by now.
-
-        Raises:
-            OSError: it may not be looked at, or the process is gone.
-        """
         file = f"{self._proc}/{pid}/fd/{number}"
         try:
             target = os.readlink(file)  # noqa: PTH115 - half the time
             if not target.startswith(DEVICES):
                 return None
-            # A file that was opened for neither reading nor writing (O_PATH) is none that anything is done with.
+            # An open O_PATH file is not used.
             if not stat.S_IMODE(os.lstat(file).st_mode) & (stat.S_IRUSR | stat.S_IWUSR):
                 return None
         except FileNotFoundError:
@@ -267,7 +251,7 @@ class Clients:
 
 
 def is_device(file: str) -> bool:
-    """Whether an open file is a device of the DRM's; what its own file system does not tell of is none."""
+    """Whether an open file is a DRM device."""
     try:
         found = Path(file).stat()
     except OSError:

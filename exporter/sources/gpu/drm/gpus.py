@@ -1,23 +1,22 @@
-"""AMD's and Intel's GPUs as the Linux kernel shows them, without a library of theirs. What they mean: amd-intel.md.
+"""AMD and Intel GPUs from the Linux kernel (docs/amd-intel.md).
 
-Which GPUs there are is told by their render nodes, /sys/class/drm/renderD*, and their drivers; who AMD's are for people
-and programs, by the compute driver's topology (exporter/sources/gpu/drm/kfd.py). Their figures are files of the device:
+GPUs are the render nodes in /sys/class/drm/renderD*. kfd.py has the names of AMD GPUs; clients.py and kfd.py have the
+processes. The GPU's values are files of its device:
 
-    power/runtime_status    `suspended` is a GPU that is switched off: it does nothing, and a question would wake it
-    gpu_busy_percent        how busy the whole GPU is; AMD alone
-    current_compute_partition   into how many parts it computes: SPX (one), DPX, TPX, QPX, CPX; AMD alone
-    mem_info_vram_used      its own memory, bytes, in use by anyone and in all; AMD alone
+    power/runtime_status    `suspended`: switched off and idle; other reads would wake it
+    gpu_busy_percent        utilisation; AMD
+    current_compute_partition   partitions: SPX (one), DPX, TPX, QPX, CPX; AMD
+    mem_info_vram_used      bytes; AMD
     mem_info_vram_total
-    hwmon/hwmonN/           temp1_input, thousandths of a degree Celsius; power1_average, else power1_input, and
-                            power1_cap, millionths of a watt; AMD alone
+    hwmon/hwmonN/           temp1_input, millidegrees Celsius; power1_average or power1_input, and power1_cap,
+                            microwatts; AMD
 
-Sources: Documentation/ABI/testing/sysfs-devices-power and Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst of
-the kernel, and for units Documentation/hwmon/sysfs-interface.rst. clients.py and kfd.py find the processes of a GPU.
+Sources: Documentation/ABI/testing/sysfs-devices-power, Documentation/gpu/amdgpu/thermal.rst and driver-misc.rst,
+Documentation/hwmon/sysfs-interface.rst of the kernel.
 
-A process's part of the GPU's time is what its clients' engines did. What a process computes on an AMD GPU is counted by
-nobody, as long as it has a queue there. Then only two things together show that it does nothing: the whole GPU is 0 %
-busy; and no compute unit runs a wave of it, or, on chips that do not tell, the GPU's figure was seen over 0 % while
-there were queues, so that it is none of those that never move. All else is unknown.
+A process's utilisation is that of its clients. With a queue on an AMD GPU it is unknown, unless the whole GPU is 0 %
+busy and no compute unit runs the process. On chips without that number, the GPU must have been busy before, because
+some drivers always report 0.
 """
 
 import re
@@ -31,24 +30,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from exporter.model.gpu import NO_ATTRIBUTION, NODE, Gpu, GpuFigures, GpuProcess, GpuReadings
-from exporter.sources.gpu.drm.clients import FILES_MAX, PROC, Clients, Held, Holders
-from exporter.sources.gpu.drm.kfd import NO_PART, SYS, Asks, Compute, Kfd, Node, Topology, number_in
+from exporter.sources.gpu.drm.clients import FILES_MAX, PROC, Clients, GpuClients, ProcessUse
+from exporter.sources.gpu.drm.kfd import NO_PART, SYS, Announce, Compute, Kfd, Node, Topology, number_in
 from exporter.sources.gpu.isolated.protocol import HUNG, HUNG_FIGURES, Question
 
 SOURCE: Final = "drm"
 WHO: Final = "the kernel's AMD and Intel drivers"
 CHILD: Final = ("-m", "exporter.sources.gpu.drm.child")
-"""The process that reads them: a driver can hang in a read."""
+"""The child process that reads the files."""
 
 GPU_OF_NUMBER: Final = "renderD{}"
-"""What people call the GPU of whose files that process says that it reads them."""
+"""Name of a GPU in log messages."""
 
 AMD: Final = frozenset({"amdgpu"})
 XCP: Final = re.compile(r"amdgpu_xcp[._][0-9]+")
-"""The name of a partition's device, which is always there (amdgpu_xcp_drv.c); with a dot on the first such kernels."""
+"""Name of a partition's device (amdgpu_xcp_drv.c); with a dot on early kernels."""
 
 PARTITIONS: Final = frozenset({"DPX", "TPX", "QPX", "CPX"})
-"""What `current_compute_partition` says of an AMD GPU that is cut into parts; SPX is a whole one."""
+"""Values of `current_compute_partition` of a partitioned GPU."""
 
 INTEL: Final = frozenset({"i915", "xe"})
 PERCENT_MAX: Final = 100
@@ -58,25 +57,25 @@ SENSORS: Final = (
     ("power_watts", ("power1_average", "power1_input"), 1e-6, 10_000.0),
     ("power_limit_watts", ("power1_cap",), 1e-6, 10_000.0),
 )
-"""A GPU's sensors: the files that tell each, the first that there is, its unit, and more than any GPU comes to."""
+"""Sensors: files (the first that exists), unit, and greatest possible value."""
 
-NOT_TOLD: Final = "the kernel does not tell what each process computes on an AMD GPU"
-PARTITIONED: Final = "it is a part of a partitioned GPU, and the kernel's figures are of the whole"
-SPEECHLESS: Final = "its driver does not tell of every process what it does: a newer kernel may"
-COMPUTE_UNREAD: Final = "AMD's compute driver is there and cannot be read: look at /sys/class/kfd/kfd"
+COMPUTE_NOT_REPORTED: Final = "the kernel does not report the compute work of each process on an AMD GPU"
+PARTITIONED: Final = "it is a partition, and the kernel reports only the whole GPU"
+CLIENTS_NOT_REPORTED: Final = "its driver does not report the work of every process: a newer kernel may"
+COMPUTE_UNREAD: Final = "AMD's compute driver cannot be read: check /sys/class/kfd/kfd"
 UNREADABLE: Final = "unreadable"
 NOT_LISTED: Final = "unlisted"
 UNLISTED: Final = (
-    "the open files of {count} processes cannot be listed in whole, and each may use the GPU: run the exporter as root "
-    f"or with CAP_SYS_PTRACE; of a process with more than {FILES_MAX} the others are never looked at"
+    "{count} processes may use the GPU, but not all their open files can be listed: run the exporter as root "
+    f"or with CAP_SYS_PTRACE (limit: {FILES_MAX} files of a process)"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Device:
-    """One render node, such as `renderD128`: its GPU's PCI address, driver and folder, and all nodes of that GPU.
+    """One render node, such as `renderD128`, with its GPU's PCI address, driver, folder and nodes.
 
-    `name` is the device's own: that address, or a partition's, such as `amdgpu_xcp_1`, whose GPU has the rest.
+    `name` is the PCI address, or a partition's name such as `amdgpu_xcp_1`.
     """
 
     node: str
@@ -89,7 +88,7 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True)
 class _Seen:
-    """One GPU at one look. `compute_node` is its place in AMD's topology; what is not `whole` is a part of a GPU."""
+    """One GPU or partition (not `whole`) in one sample."""
 
     index: int
     device: _Device
@@ -99,33 +98,33 @@ class _Seen:
 
 
 class DrmGpus:
-    """Reads the GPUs of some drivers; one thread at a time.
+    """Reads the GPUs of some drivers, in one thread at a time.
 
     Args:
-        drivers: whose.
-        sys: where the kernel shows them.
-        proc: where it shows who has them open.
-        asks: told the minor number of a GPU's render node before any file of it is read, and `None` once none is.
+        drivers: their names.
+        sys: the sysfs.
+        proc: the proc file system.
+        announce: called with the GPU (minor number of its render node) before a file of it is read; `None` after.
     """
 
     def __init__(
-        self, drivers: frozenset[str], *, sys: Path = SYS, proc: Path = PROC, asks: Asks = lambda _: None
+        self, drivers: frozenset[str], *, sys: Path = SYS, proc: Path = PROC, announce: Announce = lambda _: None
     ) -> None:
         self._drivers = drivers
-        self._asks = asks
+        self._announce = announce
         self._drm = sys / "class/drm"
         self._bus = sys / "bus/pci/devices"
-        self._kfd = Kfd(sys=sys, asks=asks)
-        self._clients = Clients(proc=proc, asks=asks)
+        self._kfd = Kfd(sys=sys, announce=announce)
+        self._clients = Clients(proc=proc, announce=announce)
         self._names: dict[tuple[str, str], str] = {}
-        self._moved: set[str] = set()
+        self._was_busy: set[str] = set()
 
     def drivers_found(self) -> frozenset[str]:
-        """The drivers, of those that are read, that drive a GPU now. No driver is called: links tell it."""
+        """The drivers that have a GPU now, by links, without a driver call."""
         return frozenset(device.driver for device in self._devices(Topology(nodes={}, whole=True)))
 
     def read(self, question: Question | None = None) -> GpuReadings:
-        """Every GPU of these drivers, or the one that the question is about.
+        """Read every GPU, or those of the question.
 
         Raises:
             OSError: processes cannot be listed.
@@ -133,10 +132,10 @@ class DrmGpus:
         try:
             return self._read(question or Question())
         finally:
-            self._asks(None)
+            self._announce(None)
 
     def _read(self, question: Question) -> GpuReadings:
-        if question.without:  # before any file of theirs
+        if question.without:  # before any of their files is read
             question = _of_whole_gpus(question, self._devices(self._kfd.topology()))
         topology = self._kfd.topology()
         devices = self._devices(topology)
@@ -158,7 +157,7 @@ class DrmGpus:
             node = topology.nodes.get(place) if device.driver in AMD else None
             is_asked = question.is_about(place)
             if is_asked:
-                self._asks(place)
+                self._announce(place)
             seen = _Seen(
                 index=index,
                 device=device,
@@ -168,7 +167,7 @@ class DrmGpus:
             )
             if not is_asked:
                 if place in question.without:
-                    gpus.append(_left_out(seen))
+                    gpus.append(_hung_gpu(seen))
                 continue
             if device.driver not in AMD:
                 gpus.append(self._intel(seen, holders))
@@ -180,15 +179,15 @@ class DrmGpus:
         return GpuReadings(source=SOURCE, gpus=tuple(gpus), unlisted=unlisted)
 
     def _is_asleep(self, device: _Device) -> bool:
-        self._asks(_minor(device.node))
+        self._announce(_minor(device.node))
         asleep = _text(device, "power/runtime_status") == "suspended"
-        self._asks(None)
+        self._announce(None)
         return asleep
 
     def _devices(self, topology: Topology) -> list[_Device]:
         try:
             nodes_of_drm = list(self._drm.iterdir())
-        except FileNotFoundError:  # a kernel without any GPU
+        except FileNotFoundError:  # no GPU
             return []
         found: list[_Device] = []
         for node in nodes_of_drm:
@@ -199,7 +198,7 @@ class DrmGpus:
                 folder = self._card(topology.nodes.get(_minor(node.name))) if XCP.fullmatch(own.name) else own
                 driver = (folder / "driver").readlink().name
                 nodes = frozenset(each.name for each in (own / "drm").iterdir())
-            except OSError:  # it has no driver, is just taken out, or is for a partition that is not made
+            except OSError:  # no driver, just removed, or an unused partition
                 continue
             if driver in self._drivers:
                 device = _Device(
@@ -209,17 +208,13 @@ class DrmGpus:
         return found
 
     def _card(self, place: Node | None) -> Path:
-        """The folder of the GPU that a partition is of.
-
-        Raises:
-            OSError: there is no such partition, or no such GPU.
-        """
+        # Raises OSError without such a partition or GPU.
         for address in place.addresses if place else ():
             with suppress(OSError):
                 return (self._bus / address).resolve(strict=True)
         raise FileNotFoundError
 
-    def _amd(self, seen: _Seen, computing: Mapping[int, Compute] | None, holders: Holders) -> Gpu:
+    def _amd(self, seen: _Seen, computing: Mapping[int, Compute] | None, holders: GpuClients) -> Gpu:
         device = seen.device
         ratio = used = size = None
         figures = GpuFigures()
@@ -230,13 +225,13 @@ class DrmGpus:
             size = number_in(f"{device.folder}/mem_info_vram_total")
         processes: tuple[GpuProcess, ...] | None = None
         unknown: str | None = COMPUTE_UNREAD
-        untold = _untold(device, ratio, used, size, asleep=seen.asleep) if seen.whole else {}
+        missing = _missing_metrics(device, ratio, used, size, asleep=seen.asleep) if seen.whole else {}
         if computing is None:
-            untold["processes"] = UNREADABLE
+            missing["processes"] = UNREADABLE
         else:
             if ratio and any(part.queues for part in computing.values()):
-                self._moved.add(device.node)
-            held = _held(holders, device) if seen.whole else {}
+                self._was_busy.add(device.node)
+            held = _use_by_pid(holders, device) if seen.whole else {}
             processes = tuple(
                 GpuProcess(
                     pid=pid,
@@ -247,9 +242,9 @@ class DrmGpus:
             )
             unknown = _why_unknown(seen, ratio, processes, computing, holders)
             if seen.whole and any(each.pid in holders.unlisted for each in processes):
-                untold["process_utilization"] = NOT_LISTED
-        if untold:
-            figures = replace(figures, unknown={**figures.unknown, **untold})
+                missing["process_utilization"] = NOT_LISTED
+        if missing:
+            figures = replace(figures, unknown={**figures.unknown, **missing})
         return Gpu(
             uuid=_uuid(seen),
             index=seen.index,
@@ -262,30 +257,36 @@ class DrmGpus:
             unknown=unknown,
             source=device.driver,
             node=device.node,
-            other_names=_also(device),
+            other_names=_other_names(device),
             attribution=_attribution(seen),
             figures=figures,
         )
 
     def _amd_ratio(
-        self, seen: _Seen, ratio: float | None, pid: int, part: Compute, held: Mapping[int, Held], holders: Holders
+        self,
+        seen: _Seen,
+        ratio: float | None,
+        pid: int,
+        part: Compute,
+        held: Mapping[int, ProcessUse],
+        holders: GpuClients,
     ) -> float | None:
-        """A process's part of an AMD GPU's time: the greater of what it drew and what it computed."""
+        """A process's share of an AMD GPU's time."""
         if not seen.whole or pid in holders.unlisted:
             return None
         if part.queues != 0 and not self._computes_nothing(seen, ratio, pid):
             return None
-        return _busiest(held.get(pid, Held()).shares)
+        return _busiest(held.get(pid, ProcessUse()).shares)
 
     def _computes_nothing(self, seen: _Seen, ratio: float | None, pid: int) -> bool:
         if ratio != 0.0 or seen.compute_node is None:
             return False
         units = self._kfd.occupied_units(pid, seen.compute_node.gpu_id)
-        return seen.device.node in self._moved if units is None else units == 0
+        return seen.device.node in self._was_busy if units is None else units == 0
 
-    def _intel(self, seen: _Seen, holders: Holders) -> Gpu:
-        """Nobody tells how busy the whole GPU is, so it is what all of its clients did, where all of them are known."""
-        held = _held(holders, seen.device)
+    def _intel(self, seen: _Seen, holders: GpuClients) -> Gpu:
+        # The driver reports no utilisation of the GPU, so it is the sum of all clients, if they are known.
+        held = _use_by_pid(holders, seen.device)
         ratio: float | None = None
         unknown: str | None = None
         figures = GpuFigures()
@@ -295,7 +296,7 @@ class DrmGpus:
             unknown = UNLISTED.format(count=len(holders.unlisted))
             figures = GpuFigures(unknown={"utilization": NOT_LISTED})
         elif any(each.shares is None for each in held.values()):
-            unknown = SPEECHLESS
+            unknown = CLIENTS_NOT_REPORTED
             figures = GpuFigures(unknown={"utilization": "not_told"})
         else:
             engines: Counter[str] = Counter()
@@ -316,12 +317,12 @@ class DrmGpus:
             unknown=unknown,
             source=seen.device.driver,
             node=seen.device.node,
-            other_names=_also(seen.device),
+            other_names=_other_names(seen.device),
             figures=figures,
         )
 
     def _name(self, seen: _Seen) -> str:
-        """What people call it, as far as the kernel knows: the board's name, the chip's, or the numbers of PCI."""
+        """The board's name, the chip's, or the PCI ids."""
         device = seen.device
         key = device.pci, device.node
         if key not in self._names:
@@ -332,17 +333,14 @@ class DrmGpus:
 
 
 def _of_whole_gpus(question: Question, devices: list[_Device]) -> Question:
-    """The same, without all parts of each GPU of which one is left out: they hang together, and cost one deadline."""
+    """Leave out all partitions of a GPU with one that hangs: each would cost a timeout."""
     hung = {device.pci for device in devices if _minor(device.node) in question.without}
     parts = (_minor(device.node) for device in devices if device.pci in hung)
     return replace(question, without=question.without | frozenset(parts))
 
 
-def _left_out(seen: _Seen) -> Gpu:
-    """One of whose files none is read: it stays on the list, so that who was given it is not judged without it.
-
-    Who it is is told by what is no file of its own: by the compute driver's topology, and links.
-    """
+def _hung_gpu(seen: _Seen) -> Gpu:
+    # Stays in the readings, so that a container with this GPU is judged with it. No device file is read.
     return Gpu(
         uuid=_uuid(seen),
         index=seen.index,
@@ -354,7 +352,7 @@ def _left_out(seen: _Seen) -> Gpu:
         unknown=HUNG,
         source=seen.device.driver,
         node=seen.device.node,
-        other_names=_also(seen.device),
+        other_names=_other_names(seen.device),
         attribution=_attribution(seen) if seen.device.driver in AMD else "process",
         lost=None,
         figures=HUNG_FIGURES,
@@ -362,12 +360,12 @@ def _left_out(seen: _Seen) -> Gpu:
 
 
 def _is_partitioned(device: _Device) -> bool:
-    """Whether an AMD GPU says that it is cut into partitions (amdgpu_gfx_compute_mode_desc in amdgpu_gfx.h)."""
+    """Whether an AMD GPU has partitions (amdgpu_gfx_compute_mode_desc in amdgpu_gfx.h)."""
     return _text(device, "current_compute_partition") in PARTITIONS
 
 
 def _rank(topology: Topology, device: _Device) -> tuple[bool, int, str]:
-    """GPUs that compute come first and as AMD's runtime numbers them, then the others by their PCI address."""
+    """Order: compute GPUs as AMD's runtime numbers them, then others by PCI address."""
     node = topology.nodes.get(_minor(device.node)) if device.driver in AMD else None
     return node is None, node.number if node else 0, f"{device.pci} {device.node}"
 
@@ -377,14 +375,14 @@ def _minor(node: str) -> int:
 
 
 def _uuid(seen: _Seen) -> str:
-    """As ROCR_VISIBLE_DEVICES names it; by its PCI address where the chip has no number of its own."""
+    """Its name in ROCR_VISIBLE_DEVICES, or its PCI address."""
     number = seen.compute_node.unique_id if seen.compute_node else None
     name = f"pci-{seen.device.pci}" if number is None else f"GPU-{number:016x}"
     return name if seen.whole else f"{name}/{seen.device.node}"
 
 
-def _also(device: _Device) -> tuple[str, ...]:
-    """Its own name, by which AMD's device plugin gives it, and its other nodes, such as `card0`, as Intel's does."""
+def _other_names(device: _Device) -> tuple[str, ...]:
+    """Its other names: AMD's device plugin uses the device name, Intel's other nodes such as `card0`."""
     return device.name, *sorted(device.nodes - {device.node})
 
 
@@ -393,13 +391,15 @@ def _busy_ratio(device: _Device) -> float | None:
     return percent / PERCENT_MAX if percent is not None and 0 <= percent <= PERCENT_MAX else None
 
 
-def _untold(
+def _missing_metrics(
     device: _Device, ratio: float | None, used: int | None, size: int | None, *, asleep: bool
 ) -> dict[str, str]:
-    """Why the figures of a whole GPU are not told: a file that there is not is one that the driver does not have."""
+    # A missing file means that the driver does not support it.
     files = {"utilization": [] if ratio is not None else ["gpu_busy_percent"]}
     files["memory"] = [
-        name for name, told in (("mem_info_vram_used", used), ("mem_info_vram_total", size)) if told is None
+        name
+        for name, value_or_none in (("mem_info_vram_used", used), ("mem_info_vram_total", size))
+        if value_or_none is None
     ]
     return {
         figure: "asleep" if asleep else UNREADABLE if any((device.folder / name).exists() for name in names)
@@ -410,15 +410,15 @@ def _untold(
 
 
 def _figures(device: _Device) -> GpuFigures:
-    """What its sensors tell; those of a GPU that sleeps are not asked, which would wake it."""
+    """Read the sensors; must not be called for a sleeping GPU."""
     try:
         folders = sorted((device.folder / "hwmon").iterdir())
     except OSError:
         folders = []
     found: dict[str, Any] = {}
     for figure, names, unit, most in SENSORS:
-        told = (number_in(f"{folder}/{name}") for folder in folders for name in names)
-        value = next((each * unit for each in told if each is not None), None)
+        value_or_none = (number_in(f"{folder}/{name}") for folder in folders for name in names)
+        value = next((each * unit for each in value_or_none if each is not None), None)
         if value is not None and 0 <= value <= most:
             found[figure] = value
     return GpuFigures(**found, unknown={figure: UNREADABLE for figure, *_ in SENSORS if figure not in found})
@@ -431,8 +431,8 @@ def _text(device: _Device, name: str) -> str:
         return ""
 
 
-def _held(holders: Holders, device: _Device) -> Mapping[int, Held]:
-    """Who holds a GPU; what cannot be told of one of a process's files is unknown of the process."""
+def _use_by_pid(holders: GpuClients, device: _Device) -> Mapping[int, ProcessUse]:
+    """Use of a GPU by process."""
     found = dict(holders.by_gpu.get(device.pci, {}))
     for name in device.nodes:
         found.update(holders.by_gpu.get(name, {}))
@@ -443,8 +443,8 @@ def _busiest(shares: Mapping[str, float] | None) -> float | None:
     return None if shares is None else min(1.0, max(shares.values(), default=0.0))
 
 
-def _amd_bytes(part: Compute | None, held: Held | None) -> int | None:
-    """What a process holds: the two figures share what it computes with, so the greater and not the sum."""
+def _amd_bytes(part: Compute | None, held: ProcessUse | None) -> int | None:
+    # The two numbers overlap, so the greater one counts.
     sizes = ([part.vram_bytes] if part else []) + ([held.local_bytes] if held else [])
     known = [size for size in sizes if size is not None]
     return max(known) if len(known) == len(sizes) else None
@@ -461,15 +461,15 @@ def _why_unknown(
     ratio: float | None,
     processes: tuple[GpuProcess, ...],
     computing: Mapping[int, Compute],
-    holders: Holders,
+    holders: GpuClients,
 ) -> str | None:
     if not seen.whole:
         return PARTITIONED
     if ratio is None:
-        return "its driver does not tell how busy it is"
+        return "its driver does not report its utilisation"
     unmeasured = {each.pid for each in processes if each.utilization_ratio is None}
     if not unmeasured:
         return None
     if unmeasured & holders.unlisted:
         return UNLISTED.format(count=len(holders.unlisted))
-    return NOT_TOLD if any(pid in computing for pid in unmeasured) else SPEECHLESS
+    return COMPUTE_NOT_REPORTED if any(pid in computing for pid in unmeasured) else CLIENTS_NOT_REPORTED

@@ -1,19 +1,17 @@
-"""AMD's compute driver as it shows itself in /sys/class/kfd/kfd: which GPUs there are, and who computes on them.
+"""AMD's compute driver in /sys/class/kfd/kfd: its GPUs, and the processes that compute on them.
 
-    topology/generation_id              another number once the topology has changed
-    topology/nodes/N/gpu_id             the GPU's number in all that follows; 0 is a CPU
+    topology/generation_id              changes with the topology
+    topology/nodes/N/gpu_id             the GPU's number below; 0 is a CPU
     topology/nodes/N/name               the chip's name
-    topology/nodes/N/properties         lines of `key value`: drm_render_minor, unique_id (0 where it has none), domain
-                                        and location_id (its place on the PCI bus; parts of one GPU have the same)
-    proc/PID/vram_GPUID                 memory of that GPU that the process holds, bytes; of every GPU that it may use
-    proc/PID/queues/Q/gpuid             of which GPU a queue is that the process submits its work to
-    proc/PID/stats_GPUID/cu_occupancy   how many compute units run a wave of it at this very moment; only some chips
+    topology/nodes/N/properties         `key value`: drm_render_minor, unique_id (0 without one), domain and
+                                        location_id (PCI address; the same for partitions of a GPU)
+    proc/PID/vram_GPUID                 memory of the process there, bytes
+    proc/PID/queues/Q/gpuid             the GPU of a queue of the process
+    proc/PID/stats_GPUID/cu_occupancy   compute units that run it right now; only some chips
 
-Sources: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c (kfd_procfs_show, kfd_procfs_queue_show,
-kfd_procfs_stats_show, kfd_get_cu_occupancy) of the kernel.
+Sources: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c of the kernel.
 
-A process submits its work to its queues past the kernel, so nobody counts how long it runs: there is no utilisation
-here. cu_occupancy is none either. It is one moment, and asking for it stops at every queue of the GPU.
+Work in queues bypasses the kernel, so utilisation is unknown. Reading cu_occupancy stops every queue of the GPU.
 """
 
 import errno
@@ -27,16 +25,13 @@ from exporter.sources.gpu.isolated.protocol import Question
 
 SYS: Final = Path("/sys")
 
-Asks = Callable[[int | None], None]
-"""Told whose files are read next, by the minor number of the GPU's render node; `None` is nobody's."""
+Announce = Callable[[int | None], None]
+"""Called with the render node's minor number before files of a GPU are read; `None` after."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One GPU of the topology, or a part of one. `unique_id` is `None` where the chip has none.
-
-    `addresses` are what its PCI address may be: some kernels put the number of a part in place of the function.
-    """
+    """One GPU or partition. On some kernels a partition's number replaces the PCI function."""
 
     gpu_id: int
     number: int
@@ -47,7 +42,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The GPUs of the compute driver by the minor number of their render node; not `whole` where one is unreadable."""
+    """GPUs by minor number of the render node; not `whole` if one is unreadable."""
 
     nodes: Mapping[int, Node]
     whole: bool
@@ -55,7 +50,7 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """One process's part in one GPU. `vram_bytes` and `queues`, how many it has there, are `None` where unknown."""
+    """One process's memory and number of queues on one GPU; `None` is unknown."""
 
     vram_bytes: int | None
     queues: int | None
@@ -63,25 +58,19 @@ class Compute:
 
 RELIST_LOOKS: Final = 5
 READ_BYTES: Final = 4096
-"""A page: no file of sysfs is longer, and hardly one of fdinfo."""
 
 CONTENT_MAX: Final = 4 * READ_BYTES
-"""Bytes of a longer one that are read: fdinfo has a line of every lock, of which a process may take any number."""
+"""Longest file that is read: fdinfo lists every lock of a process."""
 
 NO_PART: Final = Compute(vram_bytes=0, queues=0)
 
 
 class Kfd:
-    """Reads the compute driver; without one there is nothing to find.
+    """Reads the compute driver, if present."""
 
-    Args:
-        sys: where that is.
-        asks: told before a file of one GPU's is read, and `None` once none is any more.
-    """
-
-    def __init__(self, *, sys: Path = SYS, asks: Asks = lambda _: None) -> None:
+    def __init__(self, *, sys: Path = SYS, announce: Announce = lambda _: None) -> None:
         self._root = sys / "class/kfd/kfd"
-        self._asks = asks
+        self._announce = announce
         self._generation: str | None = None
         self._topology = Topology(nodes={}, whole=True)
         self._looks = 0
@@ -89,7 +78,7 @@ class Kfd:
         self._nowhere: set[tuple[str, int]] = set()
 
     def topology(self) -> Topology:
-        """The GPUs of the topology, read anew when its generation is another."""
+        """The topology, read again when its generation changes."""
         try:
             generation = (self._root / "topology/generation_id").read_text(encoding="ascii")
         except FileNotFoundError:  # no such driver
@@ -124,11 +113,7 @@ class Kfd:
         return Topology(nodes=found, whole=whole)
 
     def processes(self, question: Question | None = None) -> Mapping[int, Mapping[int, Compute]] | None:
-        """Who computes on each GPU that is asked about: by `gpu_id`, then by pid; `None` where the list cannot be read.
-
-        A process that is gone by now is left out. Where one had no part, it is looked for at each `RELIST_LOOKS`th
-        look, or once it has a queue there.
-        """
+        """Use of each GPU, by `gpu_id`, then by pid. Processes without use are checked less often."""
         pids = _names(self._root / "proc")
         if pids is None:
             return None
@@ -140,24 +125,24 @@ class Kfd:
         turn = self._looks % RELIST_LOOKS
         self._looks += 1
         queues_of = {pid: self._queues_of(pid, kept) for pid in pids}
-        for place, gpu_id in gpu_ids.items():  # GPU by GPU: each change of the GPU that is asked about is a message
+        for place, gpu_id in gpu_ids.items():  # by GPU: each change of GPU is a message
             for pid, queues in queues_of.items():
                 here = None if queues is None else queues.count(gpu_id)
                 if here == 0 and (pid, gpu_id) in self._nowhere and int(pid) % RELIST_LOOKS != turn:
                     part = NO_PART
                 else:
-                    self._asks(place)
+                    self._announce(place)
                     part = self._part(pid, gpu_id, here)
                 if part == NO_PART:
                     nowhere.add((pid, gpu_id))
                 elif part.vram_bytes is not None or (self._root / "proc" / pid).exists():
                     found[gpu_id][int(pid)] = part
-        self._asks(None)
+        self._announce(None)
         self._queues, self._nowhere = kept, nowhere
         return found
 
     def _part(self, pid: str, gpu_id: int, queues: int | None) -> Compute:
-        """A process's part in one GPU. Of a GPU that it may not use it has no file at all."""
+        # A process has no file for a GPU that it may not use.
         file = f"{self._root}/proc/{pid}/vram_{gpu_id}"
         vram_bytes = number_in(file)
         if vram_bytes is None and queues == 0 and not Path(file).exists():
@@ -165,19 +150,19 @@ class Kfd:
         return Compute(vram_bytes=vram_bytes, queues=queues)
 
     def _queues_of(self, pid: str, kept: dict[str, int]) -> list[int] | None:
-        """The GPU of each queue of a process; `None` where one of them cannot be read."""
+        """The GPU of each queue; `None` if one cannot be read."""
         on: list[int] = []
         try:
             with os.scandir(f"{self._root}/proc/{pid}/queues") as entries:
                 for entry in entries:
-                    # A queue stays on its GPU, and the kernel numbers each folder anew: one read tells it for good.
+                    # A queue stays on its GPU, so one read is enough.
                     key = f"{entry.path}:{entry.inode()}"
                     gpu_id = self._queues.get(key)
                     try:
                         if gpu_id is None:
-                            self._asks(None)  # of which GPU that is nobody knows yet
+                            self._announce(None)  # its GPU is still unknown
                             gpu_id = int(content(f"{entry.path}/gpuid"))
-                    except FileNotFoundError:  # it ended in between
+                    except FileNotFoundError:  # it just ended
                         continue
                     kept[key] = gpu_id
                     on.append(kept[key])
@@ -186,15 +171,15 @@ class Kfd:
         return on
 
     def occupied_units(self, pid: int, gpu_id: int) -> int | None:
-        """How many compute units run a wave of a process right now; `None` where the chip does not tell."""
+        """Compute units that run a process now."""
         return number_in(f"{self._root}/proc/{pid}/stats_{gpu_id}/cu_occupancy")
 
 
 def content(file: str) -> bytes:
-    """A file of the kernel's, whole; in half the time of `Path.read_bytes`, which counts where there are hundreds.
+    """Read a kernel file, in half the time of `Path.read_bytes`.
 
     Raises:
-        OSError: it cannot be read, or is longer than any that tells of a GPU.
+        OSError: it cannot be read, or is too long.
     """
     opened = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -209,7 +194,7 @@ def content(file: str) -> bytes:
 
 
 def number_in(file: str) -> int | None:
-    """The whole number that a file of the kernel's holds; `None` where it cannot be read, or holds something else."""
+    """Read a number; `None` if there is none."""
     try:
         return int(content(file))
     except (OSError, ValueError):
@@ -217,10 +202,7 @@ def number_in(file: str) -> int | None:
 
 
 def _addresses(domain: int, location: int) -> tuple[str, ...]:
-    """A place on the PCI bus as the kernel names it: as it is, and the first function of that device.
-
-    The lower 16 bits are the bus, device and function (PCI_DEVID in include/linux/pci.h).
-    """
+    """The PCI address of a location (PCI_DEVID in include/linux/pci.h), and of the device's first function."""
     place = f"{domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
     return f"{place}.{location & 7}", f"{place}.0"
 

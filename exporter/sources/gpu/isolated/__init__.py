@@ -1,1 +1,1 @@
-"""GPU drivers in a child process that can be killed when a call hangs."""
+"""GPU drivers in child processes."""

@@ -1,4 +1,4 @@
-"""The processes that ask one driver: started, killed, and left behind where the kernel itself hangs in them."""
+"""The child processes of one driver: started, killed, or abandoned if they hang in the kernel."""
 
 import contextlib
 import queue
@@ -11,44 +11,44 @@ from exporter.sources.gpu.isolated.process import Answer, Driver
 from exporter.sources.gpu.isolated.protocol import DriverError, Question, Xid
 
 ABANDONED_MAX: Final = 3
-"""How many processes may hang in the driver, beyond any signal, before no other is started."""
+"""Abandoned processes before no other is started."""
 
 RESTART_FIRST_S: Final = 1.0
 RESTART_LONGEST_S: Final = 60.0
-"""How long the next process is not started after one failed, seconds: doubled with each that fails in a row."""
+"""Seconds before the next start, doubled with each failure in a row."""
 
 
 def restart_after_s(failures: int) -> float:
-    """How long to wait before the next process is started, seconds, after so many that failed in a row."""
+    """Seconds before the next start after so many failures in a row."""
     return min(RESTART_LONGEST_S, RESTART_FIRST_S * 2.0 ** min(failures - 1, 30))
 
 
 class Process(Protocol):
-    """What is wanted of a process that asks the driver: see `DriverProcess`."""
+    """See `DriverProcess`."""
 
     asked_s: float | None
     asks_about: int | None
 
     def ask(self, question: Question) -> None:
-        """Ask for a look."""
+        """Send a question."""
 
     def answer(self, within_s: float) -> Answer | None:
         """The next answer."""
 
     def end(self) -> bool:
-        """Kill it; whether it has ended."""
+        """Kill it; returns whether it ended."""
 
     def is_over(self, *, within_s: float) -> bool:
-        """Whether it has ended."""
+        """Whether it ended."""
 
 
 Start = Callable[[Driver, "queue.SimpleQueue[Xid]"], Process]
 
 
 class Processes:
-    """The main process, which is asked about every GPU, and what became of all processes.
+    """The main process, which reads every GPU, and the state of all.
 
-    `failures` counts the main processes that failed in a row, and `killed` every process that was killed.
+    `failures` counts main processes that failed in a row, and `killed` all that were killed.
     """
 
     def __init__(self, driver: Driver, *, start: Start, now: Callable[[], float]) -> None:
@@ -63,11 +63,11 @@ class Processes:
         self._reported: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._xids: Counter[tuple[str, int]] = Counter()
 
-    def running(self) -> Process:
-        """The main process, a new one where there is none.
+    def get_main(self) -> Process:
+        """Return the main process; starts it if necessary.
 
         Raises:
-            DriverError: none may be started now, or none can be.
+            DriverError: none can be started now.
         """
         crowded = self.are_crowded()
         if self.main is not None:
@@ -75,18 +75,18 @@ class Processes:
         if crowded:
             raise DriverError(
                 f"{len(self.abandoned)} processes hang in {self.driver.who} and cannot be killed, so no other is "
-                "started: see what the kernel's log (dmesg) says of the driver, and reboot the host"
+                "started: check dmesg for the driver, and reboot the host"
             )
         if self._now() < self._next_start_s:
             raise DriverError(self._because)
         try:
             self.main = self.start()
-        except (OSError, RuntimeError) as error:  # no process, or no thread more may be started
-            raise self._failed(f"the process that asks {self.driver.who} cannot be started: {error}") from None
+        except (OSError, RuntimeError) as error:
+            raise self._note_failure(f"the process for {self.driver.who} cannot be started: {error}") from None
         return self.main
 
     def start(self) -> Process:
-        """Start a process beside the main one.
+        """Start another process.
 
         Raises:
             OSError: no process can be started.
@@ -95,36 +95,36 @@ class Processes:
         return self._start(self.driver, self._reported)
 
     def are_crowded(self) -> bool:
-        """Whether so many processes hang in the driver that no other is started."""
+        """Whether too many processes are abandoned."""
         self.abandoned = [each for each in self.abandoned if not each.is_over(within_s=0)]
         return len(self.abandoned) >= ABANDONED_MAX
 
     def end(self, process: Process) -> None:
-        """Kill a process; one that does not end is abandoned."""
+        """Kill a process, or abandon it."""
         if not process.end():
             self.abandoned.append(process)
 
     def end_main(self, because: str) -> DriverError:
-        """Kill the main process, which failed, and wait before the next; the error to raise."""
+        """Kill the main process after a failure; returns the error to raise."""
         if self.main is not None:
             process, self.main = self.main, None
             self.end(process)
-        return self._failed(because)
+        return self._note_failure(because)
 
-    def forgive(self) -> None:
-        """Let the next main process start at once: one GPU made the last one hang."""
+    def allow_restart(self) -> None:
+        """Allow the next start at once: one GPU caused the failure."""
         self.failures -= 1
         self._next_start_s = 0.0
 
     def health(self) -> DriverHealth:
-        """What became of the processes, and the errors that the driver has reported."""
+        """The state of the processes, and the driver's XIDs."""
         with contextlib.suppress(queue.Empty):
             while True:
-                told = self._reported.get_nowait()
-                self._xids[told.gpu, told.code] += 1
+                message = self._reported.get_nowait()
+                self._xids[message.gpu, message.code] += 1
         return DriverHealth(killed=self.killed, abandoned=len(self.abandoned), xids=dict(self._xids))
 
-    def _failed(self, because: str) -> DriverError:
+    def _note_failure(self, because: str) -> DriverError:
         self.failures += 1
         self._because = because
         self._next_start_s = self._now() + restart_after_s(self.failures)

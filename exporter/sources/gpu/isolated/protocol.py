@@ -1,7 +1,7 @@
-"""What the exporter and a process that asks a GPU's driver send each other: pickled messages on two pipes. Pure.
+"""Messages between the exporter and a driver process, pickled on two pipes. Pure.
 
-The exporter sends one `Question` at a time, and the process answers each with `GpuReadings` or `Failed`. Before a call
-about a GPU the process sends `Asking`, so that the exporter knows in which GPU a call hangs. It sends an `Xid` unasked.
+The exporter sends one `Question` at a time, and gets `GpuReadings` or `Failed`. Before calls about a GPU the process
+sends `CurrentGpu`, so that a hanging call has a known GPU. An `Xid` may come at any time.
 """
 
 import pickle
@@ -14,81 +14,80 @@ from exporter.model.gpu import Gpu, GpuFigures, GpuReadings
 from gpuwarden.errors import GpuwardenError
 
 MESSAGE_BYTES_MAX: Final = 8 * 2**20
-"""What is longer is no message: 64 GPUs with `PROCESSES_MAX` processes each have less."""
+"""Enough for 64 GPUs with `PROCESSES_MAX` processes."""
 
 _SIZE: Final = Struct(">I")
-"""What stands before each message: its length, bytes."""
+"""Length of the next message, bytes."""
 
 PROCESSES_MAX: Final = 1024
-"""How many processes of one GPU are told: whoever may open a GPU may do so with any number of processes."""
+"""Processes listed per GPU."""
 
 UNLISTED_MAX: Final = 16_384
-"""How many pids are named whose open files cannot be listed."""
+"""Named pids without readable open files."""
 
-HUNG: Final = "calls about it do not return: it is left out, and another process asks for it now and then"
+HUNG: Final = "calls about it hang, so it is skipped and retried by another process"
 HUNG_FIGURES: Final = GpuFigures(unknown={"gpu": "hung"})
-"""Of a GPU that is left out nothing is asked: it is counted once for all of them."""
+"""One reason for all metrics of a hung GPU."""
 
-TOO_MANY: Final = f"{{count}} processes are on it, more than the {PROCESSES_MAX} that are listed"
+TOO_MANY: Final = f"{{count}} processes are on it, more than the limit of {PROCESSES_MAX}"
 
 
 class DriverError(GpuwardenError):
-    """The driver as a whole does not answer; every GPU is unknown meanwhile.
+    """The driver does not answer.
 
-    Where it is `over`, it will not answer this process any more, but may answer another. Where it begins `anew`, it is
-    loaded again before it answers, or has been, and may number its GPUs otherwise then.
+    Args:
+        because: why.
+        over: another process is needed.
+        reloaded: the driver may have renumbered its GPUs.
     """
 
-    def __init__(self, because: str, *, over: bool = False, anew: bool = False) -> None:
+    def __init__(self, because: str, *, over: bool = False, reloaded: bool = False) -> None:
         super().__init__(because)
         self.over = over
-        self.anew = anew
+        self.reloaded = reloaded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A look: at all GPUs but those `without`, which are told of as hung, or at one `only`; by the driver's numbers.
-
-    Those are `Gpu.place`.
-    """
+    """A read of all GPUs except those `without`, which hang, or of `only` one, by `Gpu.place`."""
 
     without: AbstractSet[int] = frozenset()
     only: int | None = None
 
     def is_about(self, place: int | None) -> bool:
-        """Whether a GPU is asked about; `None` is what has no number, and is never left out."""
+        """Whether it includes a GPU; `None` is a GPU without a number."""
         return place not in self.without and self.only in (None, place)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
-    """The next calls are about the GPU of this number; `None` is none."""
+class CurrentGpu:
+    """The next calls are about the GPU of this number, or none."""
 
     place: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Why there are no readings; after one that is `over`, another process is needed, and `anew` is as of the error."""
+    """A failed read; flags as of `DriverError`."""
 
     because: str
     over: bool = False
-    anew: bool = False
+    reloaded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Xid:
-    """One error that the driver reported of a GPU, by NVIDIA's number for it."""
+    """One NVIDIA error of a GPU."""
 
     gpu: str
     code: int
 
 
-Message = Question | GpuReadings | Failed | Asking | Xid
+Message = Question | GpuReadings | Failed | CurrentGpu | Xid
 
 
 def send(pipe: IO[bytes], message: Message) -> None:
-    """Write a message whole.
+    """Write a message.
 
     Raises:
         OSError: the other end is closed.
@@ -99,11 +98,11 @@ def send(pipe: IO[bytes], message: Message) -> None:
 
 
 def receive(pipe: IO[bytes]) -> Message:
-    """Read the next message.
+    """Read a message.
 
     Raises:
-        EOFError: there is none: the other end is closed.
-        ValueError: what comes is no message.
+        EOFError: the other end is closed.
+        ValueError: it is invalid.
     """
     head = pipe.read(_SIZE.size)
     if not head:
@@ -113,21 +112,21 @@ def receive(pipe: IO[bytes]) -> Message:
     if len(content) != size:
         raise ValueError(f"{len(content)} bytes of a message of {size}")
     try:
-        found = pickle.loads(content)  # noqa: S301 - a process of our own wrote it, to a pipe that no other can open
+        found = pickle.loads(content)  # noqa: S301 - our own process wrote it to a private pipe
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, IndexError, KeyError, TypeError) as error:
         raise ValueError(str(error)) from None
     if not isinstance(found, Message):
-        raise ValueError(f"a {type(found).__name__}")  # noqa: TRY004 - a wrong value from outside, no wrong call
+        raise ValueError(f"a {type(found).__name__}")  # noqa: TRY004 - a value from outside
     return found
 
 
-def failed(error: DriverError) -> Failed:
-    """How an error is told."""
-    return Failed(because=str(error), over=error.over, anew=error.anew)
+def to_failed(error: DriverError) -> Failed:
+    """Convert an error to a message."""
+    return Failed(because=str(error), over=error.over, reloaded=error.reloaded)
 
 
-def bounded(found: GpuReadings) -> GpuReadings:
-    """The same, of a bounded size: a GPU with more processes than are told has none listed, and says so."""
+def limit_size(found: GpuReadings) -> GpuReadings:
+    """Limit the size of readings: a GPU with too many processes lists none."""
     return replace(
         found,
         gpus=tuple(

@@ -1,8 +1,7 @@
-"""A process that asks a GPU's driver for the exporter, so that it can be killed: what is the same for every driver.
+"""The child process that calls a driver, for every driver.
 
-A call into a driver can hang, and a thread that hangs in one ends only with its process. So this process makes all of
-them, and nothing else. It takes messages of protocol.py on its standard input and answers on its output. It ends with
-its input, and with the thread that started it: then also in the middle of a call, unless the kernel itself hangs in it.
+A hanging thread ends only with its process. The child reads questions from its standard input and answers on its
+output (protocol.py). It ends with its input, and with the thread that started it.
 """
 
 import ctypes
@@ -17,71 +16,71 @@ from typing import IO, Final
 
 from exporter.model.gpu import GpuReadings
 from exporter.sources.gpu.isolated import protocol
-from exporter.sources.gpu.isolated.protocol import Asking, DriverError, Failed, Message, Question
+from exporter.sources.gpu.isolated.protocol import CurrentGpu, DriverError, Failed, Message, Question
 
-Tell = Callable[[Message], None]
+Send = Callable[[Message], None]
 Read = Callable[[Question], GpuReadings]
 
 _PR_SET_PDEATHSIG: Final = 1
 """<linux/prctl.h>"""
 
-_TELLING: Final = threading.Lock()
+_SEND_LOCK: Final = threading.Lock()
 
 
-def serve(parent: int, driver: Callable[[Tell], Read]) -> int:
+def serve(parent: int, driver: Callable[[Send], Read]) -> int:
     """Answer until the exporter closes the pipe; returns the exit status.
 
     Args:
-        parent: the pid of the process that asks.
-        driver: given what sends the exporter a message, what a look at its GPUs is. One that fails raises DriverError
-            or OSError.
+        parent: the exporter's pid.
+        driver: returns a function that reads the GPUs, given one that sends a message. Reads may raise DriverError or
+            OSError.
     """
-    # The exporter decides when this ends: not the Ctrl-C, the systemctl stop or the closed terminal that both are sent.
+    # A Ctrl-C, `systemctl stop` or closed terminal reaches both; the exporter decides when this ends.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         return 1
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what a driver's library prints is no answer
+        os.dup2(2, 1)  # libraries may print
         gc.collect()
-        gc.freeze()  # the package's thousands of constants stay
-        tell = partial(_tell, answers)
-        read = driver(tell)
-        told: Message | None = None
-        while not (isinstance(told, Failed) and told.over):
+        gc.freeze()  # thousands of constants stay
+        send = partial(_send, answers)
+        read = driver(send)
+        answer: Message | None = None
+        while not (isinstance(answer, Failed) and answer.over):
             try:
                 question = protocol.receive(sys.stdin.buffer)
             except EOFError:
                 break
-            told = _look(read, question) if isinstance(question, Question) else Failed(because="no question")
-            tell(told)
+            answer = _look(read, question) if isinstance(question, Question) else Failed(because="no question")
+            send(answer)
     return 0
 
 
-def announces(tell: Tell) -> Callable[[int | None], None]:
-    """What tells the exporter which GPU is asked about, where that has changed."""
+def announce_changes(send: Send) -> Callable[[int | None], None]:
+    """Send each change of the GPU in the next call."""
     last: int | None = None
 
-    def asks(place: int | None) -> None:
+    def announce(place: int | None) -> None:
         nonlocal last
         if place != last:
             last = place
-            tell(Asking(place=place))
+            send(CurrentGpu(place=place))
 
-    return asks
+    return announce
 
 
-def _tell(answers: IO[bytes], message: Message) -> None:
-    """Write one message whole: two threads tell, and a pipe takes a long one in parts."""
-    with _TELLING:
+def _send(answers: IO[bytes], message: Message) -> None:
+    # Two threads send, and a pipe takes long messages in parts.
+    with _SEND_LOCK:
         protocol.send(answers, message)
 
 
 def _look(read: Read, question: Question) -> Message:
     try:
-        return protocol.bounded(read(question))
+        return protocol.limit_size(read(question))
     except DriverError as error:
-        return protocol.failed(error)
+        return protocol.to_failed(error)
     except OSError as error:
         return Failed(because=str(error))

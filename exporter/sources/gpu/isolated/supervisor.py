@@ -1,15 +1,8 @@
-"""GPUs of a driver, asked by a process of its own that can be killed, or abandoned, when a call hangs.
+"""GPUs of a driver, read by a child process that can be killed when a call hangs.
 
-A look waits for its answer no longer than `WAIT_S`. An answer that comes later costs that look, and the look that finds
-it takes it; until then no look waits. An answer later than the deadline costs the process. A process that cannot even
-be killed (the kernel itself hangs in the driver) is left behind. With too many of those no other is started until one
-ends.
-
-Where the process says which GPU it asks about, the GPU in which it hung is left out by the next one, as hung. Another
-process asks about that GPU alone, again and again, less and less often. Once it has its answer the GPU is one of all
-again. So a GPU that hangs costs the others one deadline.
-
-process.py is such a process, processes.py starts and ends them, hung_gpus.py keeps those GPUs.
+A sample waits at most `WAIT_S` for its answer; a later answer serves a later sample. After a timeout the process is
+killed, or abandoned if the kernel hangs in it. The next process skips the GPU of the hanging call, and a separate
+process retries that GPU. So a GPU that hangs costs the others one timeout.
 """
 
 import contextlib
@@ -20,25 +13,16 @@ from typing import Final
 from exporter.model.gpu import GpuReadings
 from exporter.model.snapshot import DriverHealth, Timing
 from exporter.sources.gpu.isolated.hung_gpus import HungGpus
-from exporter.sources.gpu.isolated.process import Driver, DriverProcess, Ended
+from exporter.sources.gpu.isolated.process import Driver, DriverProcess, ProcessExit
 from exporter.sources.gpu.isolated.processes import Process, Processes, Start
 from exporter.sources.gpu.isolated.protocol import DriverError, Failed, Question
 
 WAIT_S: Final = 2.0
-"""How long one look waits for an answer, seconds: a busy host is slow, and an answer that was missed breaks off what is
-known of idle GPUs. But with the rest of a look it has to stay well under what counts as a gap between two looks."""
+"""Seconds that one sample waits: a longer wait would make a gap between samples."""
 
 
 class IsolatedDriver:
-    """Asks a driver in another process; for one thread.
-
-    Args:
-        driver: which.
-        answer_s: how long a look may take before the process is killed, seconds.
-        wait_s: how long `read` waits for an answer, seconds.
-        start: starts a process that asks.
-        now: the monotonic clock, seconds.
-    """
+    """Reads a driver in another process, which is killed after `answer_s`. `read` waits `wait_s`; seconds."""
 
     def __init__(
         self,
@@ -57,20 +41,20 @@ class IsolatedDriver:
         self._timing: Timing | None = None
         self._was_looked_at = False
         self._late = False
-        self._told: GpuReadings | None = None
+        self._readings: GpuReadings | None = None
 
     def ask(self) -> None:
-        """Begin a look, so that several drivers are waited for at the same time; `read` tells what came of it."""
+        """Start a read, so that several drivers work at the same time."""
         try:
             self._look = self._begin()
-        except Exception as error:  # noqa: BLE001 - it costs this source alone: `read` raises it where that is counted
+        except Exception as error:  # noqa: BLE001 - `read` raises it, where it is counted
             self._error = error
 
     def read(self) -> GpuReadings:
-        """Every GPU that the driver counts: the answer to `ask`, or to a question of its own.
+        """Return every GPU: the answer to `ask`, or to a new question.
 
         Raises:
-            DriverError: there is no answer, and why; later calls go on asking.
+            DriverError: no answer; later calls try again.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -78,79 +62,74 @@ class IsolatedDriver:
         (process, until_s), self._look = self._look or self._begin(), None
         answer = process.answer(until_s - self._now())
         if answer is None:
-            raise self._silent(process)
+            raise self._no_answer(process)
         self._was_looked_at, self._late = True, False
         self._timing = answer.timing or self._timing
-        told = answer.told
-        if isinstance(told, Ended):
-            raise self._processes.end_main(f"the process that asks {self._processes.driver.who} {told.how}")
-        if isinstance(told, Failed):
-            if told.anew:  # it may number its GPUs otherwise
+        message = answer.message
+        if isinstance(message, ProcessExit):
+            raise self._processes.end_main(f"the process for {self._processes.driver.who} {message.how}")
+        if isinstance(message, Failed):
+            if message.reloaded:  # its GPUs may have other numbers
                 self._hung.forget()
-                self._told = None
-            if told.over:
-                raise self._processes.end_main(told.because)
-            raise DriverError(told.because)
+                self._readings = None
+            if message.over:
+                raise self._processes.end_main(message.because)
+            raise DriverError(message.because)
         self._processes.failures = 0
-        named = self._hung.with_names(told)
-        if named != self._told:  # else it is the same object, and what was worked out of it holds
-            self._told = named
-        return self._told
+        named = self._hung.with_names(message)
+        if named != self._readings:  # otherwise keep the object and its cached results
+            self._readings = named
+        return self._readings
 
     def health(self) -> DriverHealth:
-        """What became of the processes that asked, and the errors that the driver has reported."""
+        """The state of the processes, and the driver's XIDs."""
         return self._processes.health()
 
     def timing(self) -> Timing | None:
-        """Of the answer that `read` has told last; where there is none, how long one has been waited for so far.
-
-        `None` before a process was asked.
-        """
+        """Timing of the last answer or the present wait."""
         return self._timing
 
     def close(self) -> None:
-        """End the process; one that cannot be ended now is ended by the kernel, after this one."""
+        """End the processes; the kernel ends the others after this one."""
         if self._processes.main is not None:
             self._processes.main.end()
         self._hung.close()
 
     def _begin(self) -> tuple[Process, float]:
-        """The process that is asked, and until when this look waits for it, monotonic, seconds."""
         self._hung.ask()
-        process = self._processes.running()
+        process = self._processes.get_main()
         if process.asked_s is None:
-            process.ask(Question(without=self._hung.left_out()))
-        return process, self._now() + self._patience_s()
+            process.ask(Question(without=self._hung.skipped()))
+        return process, self._now() + self._wait_limit_s()
 
-    def _patience_s(self) -> float:
-        """How long a look waits. The very first waits for all of the answer: nothing yet grows old meanwhile."""
+    def _wait_limit_s(self) -> float:
+        # The first sample waits for the whole answer, because no data can become stale yet.
         if self._late:
             return 0.0
         return min(self._answer_s, self._wait_s) if self._was_looked_at else self._answer_s
 
-    def _silent(self, process: Process) -> DriverError:
-        """Why there is no answer. After the first look that had to wait for it no other waits until one has come."""
+    def _no_answer(self, process: Process) -> DriverError:
+        # After the first missed answer no sample waits until one has come.
         now_s, driver = self._now(), self._processes.driver
         asked_s = now_s if process.asked_s is None else process.asked_s
         self._timing = Timing(asked_s=asked_s, took_s=now_s - asked_s)
         self._was_looked_at, self._late = True, True
         if now_s - asked_s < self._answer_s:
-            return DriverError(f"there is no answer yet from {driver.who}")
+            return DriverError(f"no answer yet from {driver.who}")
         self._processes.killed += 1
         index = process.asks_about
         about = "" if index is None else f" about {driver.gpu.format(index)}"
-        left_out = "" if index is None else ", and that GPU is left out until it answers a process of its own"
+        left_out = "" if index is None else ", and that GPU is skipped until it answers a separate process"
         error = self._processes.end_main(
             f"a call into {driver.who}{about} did not return within {self._answer_s:g} s, and its process was "
-            f"killed{left_out}: see what the kernel's log (dmesg) says of the driver",
+            f"killed{left_out}: check dmesg for the driver",
         )
         if index is not None:
-            self._leave_out(index, process)
+            self._skip_gpu(index, process)
         return error
 
-    def _leave_out(self, index: int, process: Process) -> None:
-        """Have the others asked about at once: what hung is known, and each GPU can do so only once in a while."""
-        self._hung.add(index, process, () if self._told is None else self._told.gpus)
-        self._processes.forgive()
-        with contextlib.suppress(DriverError):  # which the next look tells
-            self._processes.running().ask(Question(without=self._hung.left_out()))
+    def _skip_gpu(self, index: int, process: Process) -> None:
+        self._hung.add(index, process, () if self._readings is None else self._readings.gpus)
+        self._processes.allow_restart()
+        with contextlib.suppress(DriverError):  # the next sample reports it
+            self._processes.get_main().ask(Question(without=self._hung.skipped()))

@@ -1,4 +1,4 @@
-"""One call into NVIDIA's driver library: its answer, or why there is none.
+"""Calls into the NVML library.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
@@ -16,7 +16,7 @@ _PROCESS: Final = Struct("I4xQII")
 """nvmlProcessInfo_t: pid, usedGpuMemory, gpuInstanceId, computeInstanceId."""
 
 _SAMPLE: Final = Struct("I4xQIIII")
-"""nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil, as `Sample` has them."""
+"""nvmlProcessUtilizationSample_t: pid, timeStamp, smUtil, memUtil, encUtil, decUtil."""
 
 _GPU_SAMPLES: Final[Mapping[int, Struct]] = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: Struct("QI4x"),
@@ -27,16 +27,15 @@ _GPU_SAMPLES: Final[Mapping[int, Struct]] = {
 
 _GPU_SAMPLE_BYTES: Final = 16
 GPU_SAMPLES_MAX: Final = 512
-"""Samples of a GPU that are made room for. A driver keeps about 14 s of them, five a second."""
+"""Room for samples of a GPU: a driver keeps about 14 s, five a second."""
 
 NOT_AVAILABLE: Final = 2**64 - 1
-"""NVML_VALUE_NOT_AVAILABLE, of 64 bits."""
 
 ROOM: Final = 64
-"""Entries of a list that are made room for at once; of a longer one the size is asked first, which is another call."""
+"""Entries that fit into the first call; a longer list takes a second one."""
 
 TRIES_MAX: Final = 3
-"""How often a list is asked for that grew between the call for its size and the one for its content."""
+"""Calls for a list that grows between size and content."""
 
 SESSION_OVER: Final = frozenset(
     {
@@ -46,14 +45,12 @@ SESSION_OVER: Final = frozenset(
     }
 )
 GPU_LOST: Final = frozenset({pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED})
-NOT_THERE: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
-"""This GPU, or this driver, does not know of such a thing."""
+UNSUPPORTED: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
 
 IMPOSSIBLE: Final = "impossible"
-"""The reason of a figure that no GPU can have."""
 
 _REASONS: Final[Mapping[int, str]] = {
-    **dict.fromkeys(NOT_THERE, "not_supported"),
+    **dict.fromkeys(UNSUPPORTED, "not_supported"),
     **dict.fromkeys(GPU_LOST, "gpu_lost"),
     pynvml.NVML_ERROR_NO_PERMISSION: "no_permission",
     pynvml.NVML_ERROR_TIMEOUT: "timeout",
@@ -62,22 +59,22 @@ _REASONS: Final[Mapping[int, str]] = {
 }
 
 _ADVICE: Final = {
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "its library and its kernel module are of two versions, "
-    "load the module anew or reboot",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "its library and its kernel module have different versions, "
+    "reload the module or reboot",
     pynvml.NVML_ERROR_NO_PERMISSION: "the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*",
-    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "a driver from R510 on is needed",
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: "it needs driver R510 or later",
 }
 
 
 class Refusal(NamedTuple):
-    """Why a figure is not told: one of a few fixed words, for a label, and what to say about it."""
+    """Why a value is missing: a label value and a sentence."""
 
     reason: str
     because: str
 
 
 def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = frozenset()) -> tuple[Any, Refusal | None]:
-    """One answer, or `None` and why there is none; codes in `absent` say that there is nothing, for no bad reason.
+    """Call; returns the answer, or `None` and why. Codes in `absent` mean that there is nothing to return.
 
     Raises:
         NVMLError: the GPU is lost, or the driver is gone.
@@ -91,14 +88,14 @@ def ask(call: Callable[..., Any], *arguments: Any, absent: frozenset[int] = froz
                 raise
             if error.value in absent:
                 return None, None
-            refusal = Refusal(reason(error), said(error))
+            refusal = Refusal(reason(error), describe(error))
             if error.value != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
                 break
     return None, refusal
 
 
 class Entry(NamedTuple):
-    """One process of a list of NVML's (nvmlProcessInfo_t), as it stands there: bytes of memory, or `NOT_AVAILABLE`."""
+    """One process of an NVML list (nvmlProcessInfo_t)."""
 
     pid: int
     memory_bytes: int
@@ -107,19 +104,18 @@ class Entry(NamedTuple):
 
 
 def running(function: str, handle: Any) -> bytes:
-    """A list of running processes as it stands in memory, by the name of the function that tells it, its version 3.
+    """Return a list of running processes as raw bytes, by its version 3 function.
 
-    The package makes an object of each entry, field by field, which costs ten times as much as to ask the driver; from
-    look to look most lists are the same.
+    The package creates an object per entry, which takes ten times the time of the call.
 
     Raises:
-        NVMLError: the driver gives none, or it grew between the two calls.
+        NVMLError: the driver has none, or it grew between two calls.
     """
-    call, count = pynvml._nvmlGetFunctionPointer(function), c_uint(ROOM)  # noqa: SLF001 - it has loaded the library
+    call, count = pynvml._nvmlGetFunctionPointer(function), c_uint(ROOM)  # noqa: SLF001
     into = create_string_buffer(ROOM * _PROCESS.size)
     code = call(handle, byref(count), into)
     if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-        count.value = count.value * 2 + 5  # as the package has it: more may come before the second call
+        count.value = count.value * 2 + 5  # as in the package
         into = create_string_buffer(count.value * _PROCESS.size)
         code = call(handle, byref(count), into)
     if code != pynvml.NVML_SUCCESS:
@@ -127,20 +123,20 @@ def running(function: str, handle: Any) -> bytes:
     return into.raw[: count.value * _PROCESS.size]
 
 
-def entries(told: bytes) -> Iterator[Entry]:
-    """What a list says."""
-    return map(Entry._make, _PROCESS.iter_unpack(told))
+def entries(raw: bytes) -> Iterator[Entry]:
+    """Parse a list."""
+    return map(Entry._make, _PROCESS.iter_unpack(raw))
 
 
 def utilizations(handle: Any, seen_us: int) -> list[Sample]:
-    """What each process did, newer than a timestamp of the driver's.
+    """Return the samples of processes after a timestamp of the driver.
 
-    The size is asked first: an H100 refuses room for less than its whole buffer, 72 samples, however few there are.
+    The size comes first: an H100 refuses room for less than its whole buffer of 72 samples.
 
     Raises:
-        NVMLError: the driver tells none, or has none; also with its code for success, as the package has it.
+        NVMLError: there are none; its code may be success, as in the package.
     """
-    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization"), c_uint(0)  # noqa: SLF001 - as above
+    call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetProcessUtilization"), c_uint(0)  # noqa: SLF001
     code = call(handle, None, byref(count), c_ulonglong(seen_us))
     if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
         raise pynvml.NVMLError(code)
@@ -152,10 +148,10 @@ def utilizations(handle: Any, seen_us: int) -> list[Sample]:
 
 
 def gpu_samples(handle: Any, seen_us: int) -> list[GpuSample]:
-    """How busy the GPU was, by the driver's samples newer than a timestamp of the driver's, oldest first.
+    """Return the GPU's own samples after a timestamp of the driver, the oldest first.
 
     Raises:
-        NVMLError: the driver has no newer ones, or refuses.
+        NVMLError: there are none.
     """
     call, count = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetSamples"), c_uint(GPU_SAMPLES_MAX)  # noqa: SLF001
     into, kind = create_string_buffer(GPU_SAMPLES_MAX * _GPU_SAMPLE_BYTES), c_uint(0)
@@ -170,10 +166,10 @@ def gpu_samples(handle: Any, seen_us: int) -> list[GpuSample]:
 
 
 def name_of(handle: Any) -> str:
-    """What a GPU is called. A byte of that which is no text is written as its number: it must cost no figure.
+    """Return a GPU's name; invalid bytes are escaped.
 
     Raises:
-        NVMLError: the driver does not say.
+        NVMLError: there is none.
     """
     try:
         return str(pynvml.nvmlDeviceGetName(handle))
@@ -181,11 +177,11 @@ def name_of(handle: Any) -> str:
         return error.object.decode("utf-8", "backslashreplace")
 
 
-def said(error: pynvml.NVMLError) -> str:
-    """The driver's own words, and what to do about it."""
+def describe(error: pynvml.NVMLError) -> str:
+    """The driver's message, with advice."""
     return ": ".join(filter(None, (str(error).rstrip("."), _ADVICE.get(error.value))))
 
 
 def reason(error: pynvml.NVMLError) -> str:
-    """One of a few fixed words, for a label."""
+    """A label value for an error."""
     return _REASONS.get(error.value, "failed")

@@ -1,4 +1,4 @@
-"""`python -m exporter.sources.gpu.nvml.child PARENT`: asks the NVIDIA driver for the exporter (isolated/server.py)."""
+"""`python -m exporter.sources.gpu.nvml.child PARENT`: calls the NVIDIA driver for the exporter (isolated/server.py)."""
 
 import sys
 
@@ -10,8 +10,8 @@ from exporter.sources.gpu.nvml.gpus import NvmlGpus
 def main() -> int:
     """Answer until the exporter closes the pipe."""
 
-    def driver(tell: server.Tell) -> server.Read:
-        return NvmlGpus(lambda gpu, code: tell(Xid(gpu=gpu, code=code)), server.announces(tell)).read
+    def driver(send: server.Send) -> server.Read:
+        return NvmlGpus(lambda gpu, code: send(Xid(gpu=gpu, code=code)), server.announce_changes(send)).read
 
     return server.serve(int(sys.argv[1]), driver)
 

@@ -1,9 +1,8 @@
-"""GPUs as the NVIDIA driver tells them through NVML, by the package nvidia-ml-py. What they mean: docs/nvidia.md.
+"""NVIDIA GPUs by NVML, with the package nvidia-ml-py (docs/nvidia.md).
 
-A figure that the driver refuses is unknown; a GPU that is lost costs its own figures only; a driver that was loaded
-anew, or is gone, costs one look, and the next one initialises again. The calls have no bound of their own: they are
-made in a process that can be killed (child.py), where for the same reason nothing is shut down at the end. Before
-it asks about a GPU it says which, so that the next process leaves that one out.
+A failed value is unknown, a lost GPU costs only its own values, and a reloaded driver costs one sample. Calls have no
+timeout, so they run in a child process that can be killed. It names each GPU before a call about it, and shuts
+nothing down.
 
 Reference: https://docs.nvidia.com/deploy/nvml-api/
 """
@@ -24,17 +23,17 @@ from exporter.sources.gpu.nvml.calls import (
     GPU_LOST,
     IMPOSSIBLE,
     NOT_AVAILABLE,
-    NOT_THERE,
     SESSION_OVER,
+    UNSUPPORTED,
     Entry,
     Refusal,
     ask,
+    describe,
     entries,
     gpu_samples,
     name_of,
     reason,
     running,
-    said,
     utilizations,
 )
 from exporter.sources.gpu.nvml.process_samples import Cursor, GpuSample, Listed, Sample
@@ -43,45 +42,45 @@ from exporter.sources.gpu.nvml.xid_events import Report, XidWatch
 
 SOURCE: Final = "nvml"
 
-IN_MIG_MODE: Final = "it is in MIG mode: only what its instances hold is measured"
+IN_MIG_MODE: Final = "it is in MIG mode: only the memory of its instances is measured"
 UNREAD_INSTANCE: Final = "the utilisation of an instance of a GPU is not read"
 INSTANCES_MAX: Final = 64
-"""More than any GPU can be cut into."""
+"""More than any GPU has."""
 
 LISTS_MAX: Final = 128
-"""Lists of processes, of a GPU or an instance, of which is remembered what they say."""
+"""Size of the cache of parsed process lists."""
 
 NO_INSTANCE: Final = 2**32 - 1
-"""How a list says that it does not tell the instance."""
+"""Value of a list entry without an instance."""
 
 _LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
-"""The lists of running processes, as NVML's functions name them and as we do."""
+"""NVML's names of process lists, and ours."""
 
-_SAID: Final = {
+_PREFIXES: Final = {
     "utilization": "utilisation: ",
     "processes": "",
     "process_utilization": "utilisation of processes: ",
     "memory": "memory: ",
 }
-"""What stands before the driver's words, by the figure that it refuses."""
+"""Prefix of an error by the value that failed."""
 
-_IMPOSSIBLE_LISTS: Final = Refusal(IMPOSSIBLE, "its lists name processes that cannot be: update the driver")
+_IMPOSSIBLE_LISTS: Final = Refusal(IMPOSSIBLE, "its lists have impossible pids: update the driver")
 
 _NO_NEW_SAMPLES: Final = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS})
-"""The answer to the call for the size, also where that was a success with nothing to tell."""
+"""Codes of the call for the size that mean an empty list."""
 
 
 class NvmlGpus:
-    """Asks the driver; one thread at a time.
+    """Calls the driver, in one thread at a time.
 
     Args:
-        report: told of errors, by a thread of their own.
-        asks: told the number of each GPU before anything is asked about it, and `None` once nothing is.
+        report: called with XIDs, from another thread.
+        announce: called with a GPU's number before calls about it; `None` after.
     """
 
-    def __init__(self, report: Report | None = None, asks: Callable[[int | None], None] = lambda _: None) -> None:
+    def __init__(self, report: Report | None = None, announce: Callable[[int | None], None] = lambda _: None) -> None:
         self._report = report
-        self._asks = asks
+        self._announce = announce
         self._xids: XidWatch | None = None
         self._hung_xids: dict[str, XidWatch] = {}
         self._initialised = False
@@ -93,17 +92,17 @@ class NvmlGpus:
         self._figures: dict[str, Figures] = {}
 
     def read(self, question: Question | None = None) -> GpuReadings:
-        """Every GPU that the driver counts, or the one that the question is about.
+        """Read every GPU, or those of the question.
 
         Raises:
-            DriverError: the driver as a whole does not answer; the next call initialises anew.
+            DriverError: the driver does not answer; the next call initialises again.
         """
         if self._failed and not self._end_session():
-            raise DriverError("waiting for what the NVIDIA driver reports does not end", over=True)
+            raise DriverError("a wait for NVIDIA driver events does not end", over=True)
         asked = question or Question()
         try:
             if not self._initialised:
-                # GPUs are attached one by one, when their handle is asked for: a bad one does not fail the others.
+                # GPUs attach when their handle is requested, so a faulty one does not fail the others.
                 pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
                 self._initialised = True
                 self._xids = XidWatch(self._report) if self._report else None
@@ -113,7 +112,7 @@ class NvmlGpus:
                 if index in asked.without:
                     gpus.append(self._unreachable(index, HUNG, HUNG_FIGURES, lost=None))
                 elif asked.only in (None, index):
-                    self._asks(index)
+                    self._announce(index)
                     gpus += self._gpu(index)
             return GpuReadings(source=SOURCE, gpus=tuple(gpus))
         except pynvml.NVMLError as error:
@@ -121,16 +120,16 @@ class NvmlGpus:
             if self._xids:
                 self._xids.stop()
             raise DriverError(
-                f"the NVIDIA driver does not answer: {said(error)}",
-                # A process keeps the library that it has loaded: the next one loads the one that fits.
+                f"the NVIDIA driver does not answer: {describe(error)}",
+                # A process keeps its loaded library. The next one loads the right one.
                 over=error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
-                anew=error.value in SESSION_OVER,
+                reloaded=error.value in SESSION_OVER,
             ) from None
         finally:
-            self._asks(None)
+            self._announce(None)
 
     def _end_session(self) -> bool:
-        """Forget all that another driver may number or time otherwise; whether another session can follow."""
+        """Forget the state of a driver session; returns whether another session can start."""
         if not all(each.has_ended() for each in (self._xids, *self._hung_xids.values()) if each):
             return False
         if self._initialised:
@@ -148,7 +147,7 @@ class NvmlGpus:
         return True
 
     def _leave_hung_xids(self) -> None:
-        """Wait for the reports of the other GPUs by another thread, where one hangs about a GPU."""
+        """Move the other GPUs' events to another thread if one GPU hangs."""
         self._hung_xids = {uuid: watch for uuid, watch in self._hung_xids.items() if not watch.is_over}
         if self._xids and self._report and (uuid := self._xids.hangs_on()) is not None:
             self._xids.stop()
@@ -156,7 +155,7 @@ class NvmlGpus:
             self._xids = XidWatch(self._report)
 
     def _gpu(self, index: int) -> list[Gpu]:
-        """A GPU, and the instances that it is cut into."""
+        """Read a GPU and its MIG instances."""
         try:
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             uuid, name = pynvml.nvmlDeviceGetUUID(handle), name_of(handle)
@@ -169,13 +168,13 @@ class NvmlGpus:
         except pynvml.NVMLError as error:
             if error.value in SESSION_OVER:
                 raise
-            if error.value in GPU_LOST:  # which `gpuwarden_gpu_lost_seconds` tells
-                return [self._unreachable(index, said(error), GpuFigures(), lost=True)]
-            # What the driver will not say for another reason it may say at the next look.
-            return [self._unreachable(index, said(error), GpuFigures(unknown={"gpu": reason(error)}), lost=None)]
+            if error.value in GPU_LOST:  # see `gpuwarden_gpu_lost_seconds`
+                return [self._unreachable(index, describe(error), GpuFigures(), lost=True)]
+            # Other errors may pass.
+            return [self._unreachable(index, describe(error), GpuFigures(unknown={"gpu": reason(error)}), lost=None)]
 
     def _in_mig_mode(self, handle: Any, uuid: str) -> bool:
-        """Whether it is cut; one that cannot be is not asked again until the next session, or until it comes back."""
+        """Whether a GPU is in MIG mode; unsupported ones are asked once per session."""
         if uuid in self._without_mig:
             return False
         modes, refusal = ask(pynvml.nvmlDeviceGetMigMode, handle)
@@ -184,7 +183,7 @@ class NvmlGpus:
         return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
     def _unreachable(self, index: int, because: str, figures: GpuFigures, *, lost: bool | None) -> Gpu:
-        """Stays on the list: a container that was given every GPU must not be judged without this one."""
+        # Stays in the readings, so that a container with every GPU is judged with it.
         uuid, name = self._identities.get(index, (f"{UNIDENTIFIED}{index}", ""))
         self._without_mig.discard(uuid)
         self._without_samples.discard(uuid)
@@ -206,7 +205,7 @@ class NvmlGpus:
         )
 
     def _measured(self, handle: Any, uuid: str, index: int, name: str, *, whole: bool) -> Gpu:
-        # The second version tells apart what the driver keeps for itself, which the first counts as used.
+        # The second version does not count the driver's own memory as used.
         memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
         ratio: float | None = None
         processes: tuple[GpuProcess, ...] | None = None
@@ -215,9 +214,13 @@ class NvmlGpus:
         if whole:
             ratio, processes, refusals = self._work(handle, uuid)
             refused |= refusals
-            why = [_said(refused, "utilization"), _said(refused, "processes"), _said(refused, "process_utilization")]
+            why = [
+                _describe(refused, "utilization"),
+                _describe(refused, "processes"),
+                _describe(refused, "process_utilization"),
+            ]
             if not any(why[1:]) and any(process.utilization_ratio is None for process in processes or ()):
-                why.append("the driver's samples do not tell what each process does")
+                why.append("the driver's samples do not include every process")
         figures = self._figures.setdefault(uuid, Figures()).read(handle)
         unknown = _reasons(refused)
         xids_unknown = self._why_no_xids(handle, uuid)
@@ -234,7 +237,7 @@ class NvmlGpus:
             memory_size_bytes=None if memory is None else memory.total,
             memory_free_bytes=None if memory is None else memory.free,
             processes=processes,
-            unknown="; ".join(filter(None, (*why, _said(refused, "memory")))) or None,
+            unknown="; ".join(filter(None, (*why, _describe(refused, "memory")))) or None,
             attribution="process" if whole else NO_ATTRIBUTION,
             figures=figures,
             xids_watched=self._xids is not None and xids_unknown is None,
@@ -251,14 +254,14 @@ class NvmlGpus:
     def _work(
         self, handle: Any, uuid: str
     ) -> tuple[float | None, tuple[GpuProcess, ...] | None, dict[str, Refusal | None]]:
-        """How busy the GPU was, the listed processes with their figures, and what of that is refused and why."""
-        # The list before the samples: who appears in between is unattributed for a look, and not taken for idle.
-        listed, not_listed = _listed(handle)
+        """The GPU's utilisation, its listed processes, and what failed."""
+        # List first: a process that starts in between is unattributed for a sample, and not idle.
+        listed, not_listed = _list_processes(handle)
         if listed is None:
             ratio, refused = _utilization(handle)
             return ratio, None, {"utilization": refused, "processes": not_listed}
         cursor = self._cursors.get(uuid, Cursor())
-        # The GPU's own samples before those of the processes: none of theirs is passed over.
+        # The GPU's own samples first, so that all of the processes' samples are read.
         whole = self._gpu_samples(handle, uuid, cursor)
         found, not_measured = _samples(handle, cursor.seen_us or 0)
         if process_samples.are_newer(found or [], process_samples.newest_us(whole, cursor)):
@@ -266,14 +269,14 @@ class NvmlGpus:
         ratio, refused = process_samples.mean_ratio(whole, cursor), None
         if ratio is None:
             ratio, refused = _utilization(handle)
-        figures = process_samples.measured(listed, found, cursor)
+        figures = process_samples.measure(listed, found, cursor)
         gpu_us = process_samples.newest_us(whole, cursor)
         if found is not None or gpu_us is not None:
-            self._cursors[uuid] = process_samples.read_on(cursor, listed, found or [], gpu_ratio=ratio, gpu_us=gpu_us)
+            self._cursors[uuid] = process_samples.advance(cursor, listed, found or [], gpu_ratio=ratio, gpu_us=gpu_us)
         return ratio, figures, {"utilization": refused, "process_utilization": not_measured}
 
     def _gpu_samples(self, handle: Any, uuid: str, cursor: Cursor) -> list[GpuSample]:
-        """How busy a GPU was since the look before; one that keeps no samples is not asked again, as `_in_mig_mode`."""
+        """The GPU's new samples; an unsupported call is not repeated, as in `_in_mig_mode`."""
         if uuid in self._without_samples:
             return []
         found, refusal = ask(gpu_samples, handle, cursor.seen_us or 0, absent=_NO_NEW_SAMPLES)
@@ -282,9 +285,9 @@ class NvmlGpus:
         return found or []
 
 
-def _said(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
+def _describe(refused: Mapping[str, Refusal | None], figure: str) -> str | None:
     refusal = refused.get(figure)
-    return None if refusal is None else f"{_SAID[figure]}{refusal.because}"
+    return None if refusal is None else f"{_PREFIXES[figure]}{refusal.because}"
 
 
 def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
@@ -292,7 +295,6 @@ def _reasons(refused: Mapping[str, Refusal | None]) -> dict[str, str]:
 
 
 def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
-    """The instances of a GPU in MIG mode, as far as the driver gives us them."""
     count, _ = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)
     parts: list[tuple[Any, str, MigInstance]] = []
     for number in range(min(count or 0, INSTANCES_MAX)):
@@ -317,7 +319,7 @@ def _instances(handle: Any, parent: str, index: int, name: str) -> list[Gpu]:
 def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -> Gpu:
     memory, memory_refused = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     own_name, _ = ask(name_of, handle)
-    listed, not_listed = _listed(handle, mig)
+    listed, not_listed = _list_processes(handle, mig)
     refused = {"memory": memory_refused, "processes": not_listed}
     return Gpu(
         uuid=uuid,
@@ -327,8 +329,10 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
         memory_used_bytes=None if memory is None else memory.used,
         memory_size_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.free,
-        processes=None if listed is None else process_samples.measured(listed, None, Cursor()),
-        unknown="; ".join(filter(None, (_said(refused, "processes") or UNREAD_INSTANCE, _said(refused, "memory")))),
+        processes=None if listed is None else process_samples.measure(listed, None, Cursor()),
+        unknown="; ".join(
+            filter(None, (_describe(refused, "processes") or UNREAD_INSTANCE, _describe(refused, "memory")))
+        ),
         attribution=NO_ATTRIBUTION,
         figures=GpuFigures(unknown=_reasons(refused)),
         mig=mig,
@@ -336,10 +340,10 @@ def _instance(handle: Any, uuid: str, index: int, name: str, mig: MigInstance) -
 
 
 def _belongs(process: Entry, mig: MigInstance) -> bool:
-    """Whether a process is on this instance: a list may be of all that share a GPU instance."""
+    # A list may include the other instances of the GPU instance.
     own = (mig.gpu_instance, mig.compute_instance)
-    told = (process.gpu_instance, process.compute_instance)
-    return all(each in (mine, NO_INSTANCE) for each, mine in zip(told, own, strict=True))
+    lists = (process.gpu_instance, process.compute_instance)
+    return all(each in (mine, NO_INSTANCE) for each, mine in zip(lists, own, strict=True))
 
 
 def _utilization(handle: Any) -> tuple[float | None, Refusal | None]:
@@ -347,30 +351,30 @@ def _utilization(handle: Any) -> tuple[float | None, Refusal | None]:
     if refusal is not None:
         return None, refusal
     if rates.gpu > process_samples.PERCENT_MAX:
-        return None, Refusal(IMPOSSIBLE, f"{rates.gpu} % is no share of its time")
+        return None, Refusal(IMPOSSIBLE, f"impossible utilisation: {rates.gpu} %")
     return rates.gpu / process_samples.PERCENT_MAX, None
 
 
-def _listed(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, Refusal | None]:
-    """The compute, graphics and MPS lists as one, or why they cannot be had."""
-    told: list[bytes] = []
+def _list_processes(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, Refusal | None]:
+    """Join the compute, graphics and MPS lists; returns the reason without them."""
+    lists: list[bytes] = []
     for name in _LISTS:
         function = f"nvmlDeviceGet{name}RunningProcesses_v3"
-        absent = frozenset[int]() if name == "Compute" else NOT_THERE
+        absent = frozenset[int]() if name == "Compute" else UNSUPPORTED
         found, refusal = ask(running, function, handle, absent=absent)
         if refusal is not None:
             return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.because}")
-        told.append(found or b"")
-    merged = _merged(tuple(told), mig)
+        lists.append(found or b"")
+    merged = _merge_lists(tuple(lists), mig)
     return merged, _IMPOSSIBLE_LISTS if merged is None else None
 
 
 @lru_cache(maxsize=LISTS_MAX)
-def _merged(told: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Listed] | None:
-    """The lists as one, in the order of `_LISTS`: what is on them at one look mostly is so at the next."""
-    return process_samples.merged(
+def _merge_lists(lists: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Listed] | None:
+    # Cached: most lists are the same in the next sample.
+    return process_samples.merge(
         Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
-        for name, one in zip(_LISTS, told, strict=True)
+        for name, one in zip(_LISTS, lists, strict=True)
         for each in entries(one)
         if mig is None or _belongs(each, mig)
     )

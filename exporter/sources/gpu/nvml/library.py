@@ -1,4 +1,4 @@
-"""The NVIDIA driver's library: whether it is there, and the process that asks it."""
+"""The NVIDIA driver's library."""
 
 import ctypes
 from typing import Final
@@ -12,19 +12,19 @@ DRIVER: Final = Driver(who="the NVIDIA driver", program=("-m", "exporter.sources
 
 
 class LibraryMissingError(DriverError):
-    """The driver's library cannot be loaded."""
+    """The library cannot be loaded."""
 
 
 def load() -> None:
-    """See whether the driver's library can be loaded. Nothing of it is called in this process.
+    """Check that the library can be loaded, without a call into it.
 
     Raises:
-        LibraryMissingError: it cannot be loaded, and why.
+        LibraryMissingError: it cannot be loaded.
     """
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise LibraryMissingError(
-            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver on this host, or make its library "
-            "visible to the exporter, or start it with --nvml off"
+            f"{LIBRARY} cannot be loaded ({error}): install the NVIDIA driver, make its library visible to the "
+            "exporter, or set --nvml off"
         ) from None

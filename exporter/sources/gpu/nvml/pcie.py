@@ -1,9 +1,6 @@
-"""What goes wrong on one GPU's PCI Express link, as NVIDIA's driver counts it. All counts are asked for by one call.
+"""PCI Express errors of one GPU, in one NVML call. Unsupported counts are not read again.
 
-A driver that does not know a count, or a GPU that has none, says so of that count alone; it is not asked for again.
-It counts much more, by what was damaged and by lane. That is left out: each would be a series of every GPU, and whoever
-is to look at the slot knows by these that he has to.
-
+Counts by damage and lane are left out: these show a faulty slot.
 Reference: https://docs.nvidia.com/deploy/nvml-api/group__nvmlFieldValueEnums.html
 """
 
@@ -18,10 +15,10 @@ FIELDS: Final = {
     "nonfatal": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
     "fatal": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
 }
-"""NVML's number of each kind: how bad an error was, in the words of PCI Express."""
+"""NVML's field numbers, by severity."""
 
 COUNT_MAX: Final = 2**32 - 2
-"""All ones is how NVML says "not available"; the rest is further than any link gets."""
+"""All ones is NVML's "not available"."""
 
 _MEMBERS: Final = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
@@ -30,24 +27,24 @@ _MEMBERS: Final = {
     pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
     pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
 }
-"""Where in the union a count of this type stands: elsewhere there may be anything. Of a double no count is made."""
+"""The union's member by value type. Doubles are not counts."""
 
-_UNKNOWN_NUMBER: Final = calls.NOT_THERE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
-"""The number is the only argument that is said to be invalid of one count alone: an older driver does not know it."""
+_UNKNOWN_NUMBER: Final = calls.UNSUPPORTED | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""An older driver rejects an unknown field number as an invalid argument."""
 
 
 class LinkErrors:
-    """Asks one GPU, as long as its handle is good. `unknown` has a fixed word why a count was not told just now."""
+    """Reads one GPU while its handle is valid; `unknown` is why a count is missing."""
 
     def __init__(self) -> None:
         self.unknown: str | None = None
         self._asked = dict(FIELDS)
 
     def read(self, handle: Any) -> dict[str, Any] | None:
-        """The counts that it tells, by kind, as the field of `GpuFigures`; `None` where it tells none now.
+        """Read the counts.
 
         Raises:
-            NVMLError: it has none, the call failed, the GPU is lost, or the driver is gone.
+            NVMLError: unsupported, failed, GPU lost, or driver gone.
         """
         self.unknown = None
         counts: dict[str, int] = {}
@@ -70,7 +67,6 @@ class LinkErrors:
 
 
 def _count(value: Any) -> int | None:
-    """The count that stands there; `None` where that is none."""
     member = _MEMBERS.get(value.valueType)
     count = -1 if member is None else getattr(value.value, member)
     return count if 0 <= count <= COUNT_MAX else None

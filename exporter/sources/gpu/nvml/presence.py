@@ -1,10 +1,10 @@
-"""Whether a host has anything of NVIDIA's, as the Linux kernel tells it: also where no GPU of NVIDIA's can be read.
+"""Whether a host has NVIDIA hardware or its driver, even if no GPU can be read.
 
-    /proc/driver/nvidia             the driver, and the kernel's folder of what it drives
+    /proc/driver/nvidia             the driver
     /sys/bus/pci/drivers/nvidia
-    /sys/bus/pci/devices/*          hardware, whatever drives it: `vendor` 0x10de, `class` 0x03…, a display controller
+    /sys/bus/pci/devices/*          hardware: `vendor` 0x10de, `class` 0x03… (display)
 
-Sources: Documentation/ABI/testing/sysfs-bus-pci of the kernel, include/linux/pci_ids.h for the numbers.
+Source: Documentation/ABI/testing/sysfs-bus-pci of the kernel.
 """
 
 from pathlib import Path
@@ -18,28 +18,28 @@ DISPLAY: Final = "0x03"
 
 
 class NvidiaHost:
-    """Looks for NVIDIA's driver and hardware. What was there once counts for good: a GPU can fall off its bus."""
+    """Looks for NVIDIA's driver and hardware. A GPU can fall off its bus, so they count from then on."""
 
     def __init__(self, *, sys: Path = SYS, proc: Path = procfs.PROC) -> None:
         self._drivers = (proc / "driver/nvidia", sys / "bus/pci/drivers/nvidia")
         self._devices = sys / "bus/pci/devices"
-        self._there = False
+        self._present = False
         self._others: frozenset[str] = frozenset()
 
-    def told(self) -> None:
-        """A GPU of NVIDIA's has been read."""
-        self._there = True
+    def note_read(self) -> None:
+        """Note that a GPU was read."""
+        self._present = True
 
-    def may_be_there(self) -> bool:
-        """Whether there is, or was, anything of NVIDIA's; also where the kernel does not tell."""
+    def may_have_nvidia(self) -> bool:
+        """Whether NVIDIA hardware or its driver is or was present, or cannot be checked."""
         try:
-            self._there = self._there or any(each.exists() for each in self._drivers) or self._is_on_its_bus()
+            self._present = self._present or any(each.exists() for each in self._drivers) or self._is_on_its_bus()
         except OSError:
             return True
-        return self._there
+        return self._present
 
     def _is_on_its_bus(self) -> bool:
-        """Only devices that are new are asked: a host has hundreds."""
+        # Only new devices are read: a host has hundreds.
         names = frozenset(each.name for each in self._devices.iterdir())
         if any(self._is_a_gpu(self._devices / name) for name in names - self._others):
             return True

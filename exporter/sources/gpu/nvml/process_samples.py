@@ -1,18 +1,15 @@
-"""What a driver's process lists and utilisation samples say about each process. Pure: answers in, figures out.
+"""Utilisation of processes from the driver's lists and samples. Pure.
 
-The driver keeps samples of the processes that did some work, and tells those that are newer than a timestamp (NVML,
-nvmlDeviceGetProcessUtilization: "one utilization sample structure is returned per process running, that had some
-non-zero utilization during the last sample period"). So, of a process on the list:
+The driver returns samples of processes that did work after a timestamp (NVML, nvmlDeviceGetProcessUtilization). So, for
+a listed process:
 
-- a sample: its share of the time of the multiprocessors (SM), which is what the GPU's own utilisation is of; and the
-  greatest figure of any engine, by which it is idle or not. Of several the greatest: idleness must hold for all;
-- no sample: it did nothing, which is a measured 0. But not a client of MPS: its work may be booked to the MPS server;
-- nothing but samples that no GPU can have given (over 100 %): unknown;
-- a sample of the first answer: unknown. It speaks of all that the driver's buffer holds, however long ago.
+- a sample: its share of the multiprocessors' time (SM), and the greatest of any engine;
+- no sample: 0, but unknown for an MPS client, whose work may count for the MPS server;
+- only impossible samples (over 100 %): unknown;
+- a sample of the first answer: unknown, because it may be old.
 
-R580 returns one sample for each process: the mean since that timestamp. The GPU's own utilisation must be of the same
-time. Otherwise a load that comes and goes within a look seems hidden, and all on its GPU is unknown. So it is the mean
-of the GPU's own samples since the look before (nvmlDeviceGetSamples), where the driver keeps them.
+R580 returns one sample per process: the mean since that timestamp. The GPU's utilisation must cover the same time, or
+short loads would look unattributed. So it is the mean of the GPU's own samples (nvmlDeviceGetSamples), if available.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,15 +20,14 @@ from exporter.model.gpu import GpuProcess
 
 PERCENT_MAX: Final = 100
 PID_MAX: Final = 2**22
-"""The greatest pid that Linux gives (proc_sys_kernel(5), pid_max)."""
 
 SILENT_LOOKS_MAX: Final = 10
 BUSY_RATIO: Final = 0.5
-"""A GPU so busy for so many looks without one sample: the driver's clock was set back, and its samples seem old."""
+"""A GPU that busy without samples in so many reads: the driver's clock was set back."""
 
 
 class Listed(NamedTuple):
-    """One entry of a list of running processes; `memory_bytes` is `None` where the driver does not say."""
+    """One entry of a process list."""
 
     pid: int
     memory_bytes: int | None
@@ -39,7 +35,7 @@ class Listed(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What one process did up to `timestamp_us`, by the driver's clock, microseconds; figures in percent."""
+    """One process's work up to `timestamp_us` of the driver's clock, microseconds; percent."""
 
     pid: int
     timestamp_us: int
@@ -50,29 +46,26 @@ class Sample(NamedTuple):
 
 
 class GpuSample(NamedTuple):
-    """How busy a whole GPU was in the sample period up to `timestamp_us`, by the driver's clock, microseconds."""
+    """A GPU's utilisation in the sample period up to `timestamp_us` of the driver's clock, microseconds."""
 
     timestamp_us: int
     percent: int
 
 
 SAME_SAMPLE_US: Final = 50_000
-"""A timestamp of a process's and one of the GPU's that are nearer than this are of one sample, microseconds."""
+"""Timestamps of a process and of the GPU that are closer belong to one sample, microseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cursor:
-    """How far a GPU's samples have been read: the newest timestamp, `None` before the first answer."""
+    """The newest timestamp that was read; `None` before the first answer."""
 
     seen_us: int | None = None
     silent_looks: int = 0
 
 
-def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
-    """The lists as one, each pid once; `None` when an entry is of no process that can be, and so none can be trusted.
-
-    A process that computes and draws is on two lists with the same memory, all of it: the greatest, not the sum.
-    """
+def merge(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
+    """Join the lists; `None` if one has an impossible pid. Memory on two lists counts once."""
     found: dict[int, Listed] = {}
     for entry in listed:
         if not 0 < entry.pid <= PID_MAX:
@@ -86,8 +79,8 @@ def merged(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
     return found
 
 
-def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
-    """Each listed process with its figures; `samples` is `None` where the driver told none for a reason of its own."""
+def measure(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
+    """Attribute samples to listed processes; without samples all are unknown."""
     if samples is None:
         return tuple([GpuProcess(pid, None, entry.memory_bytes) for pid, entry in listed.items()])
     done = _done(samples, cursor.seen_us or 0)
@@ -95,12 +88,12 @@ def measured(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cur
 
 
 def newest_us(whole: Sequence[GpuSample], cursor: Cursor) -> int | None:
-    """The timestamp of the newest sample of the GPU since the look before; `None` where there is no new one."""
+    """The timestamp of the GPU's newest sample."""
     return max((each.timestamp_us for each in _new(whole, cursor)), default=None)
 
 
 def mean_ratio(whole: Sequence[GpuSample], cursor: Cursor) -> float | None:
-    """How busy the GPU was since the look before; `None` where its samples do not say."""
+    """The GPU's mean utilisation since the last read; `None` if unknown."""
     new = _new(whole, cursor)
     if cursor.seen_us is None or not new:
         return None
@@ -113,11 +106,11 @@ def _new(whole: Sequence[GpuSample], cursor: Cursor) -> list[GpuSample]:
 
 
 def are_newer(samples: Sequence[Sample], gpu_us: int | None) -> bool:
-    """Whether the processes have a sample that the GPU's own, up to `gpu_us`, do not have yet."""
+    """Whether the processes have a newer sample than the GPU's own, up to `gpu_us`."""
     return gpu_us is not None and any(each.timestamp_us > gpu_us + SAME_SAMPLE_US for each in samples)
 
 
-def read_on(
+def advance(
     cursor: Cursor,
     listed: Mapping[int, Listed],
     samples: Sequence[Sample],
@@ -125,15 +118,7 @@ def read_on(
     gpu_ratio: float | None,
     gpu_us: int | None = None,
 ) -> Cursor:
-    """The cursor for the next look, after this answer.
-
-    Args:
-        cursor: the one that was asked with.
-        listed: the processes on the GPU.
-        samples: theirs.
-        gpu_ratio: what the whole GPU did meanwhile.
-        gpu_us: the newest of the GPU's own samples; processes and GPU are read on from there together.
-    """
+    """Return the next cursor. `gpu_us`, the newest of the GPU's own samples, sets it if known."""
     if gpu_us is not None:
         same = [each.timestamp_us for each in samples if abs(each.timestamp_us - gpu_us) <= SAME_SAMPLE_US]
         return Cursor(seen_us=max([gpu_us, *same]))
@@ -142,7 +127,7 @@ def read_on(
         if silent_looks >= SILENT_LOOKS_MAX:
             return Cursor()
         return Cursor(seen_us=cursor.seen_us or 0, silent_looks=silent_looks)
-    # Only what is trusted moves on: a made-up timestamp would hide all that comes before it.
+    # Only trusted samples count: an invented timestamp would hide the earlier ones.
     seen_us = cursor.seen_us or 0
     trusted = [
         each.timestamp_us
@@ -153,11 +138,7 @@ def read_on(
 
 
 def _done(samples: Sequence[Sample], seen_us: int) -> dict[int, tuple[int, int] | None]:
-    """By pid, the greatest share of the multiprocessors' time and of any engine's, percent, of the new samples.
-
-    `None` for who has none but such as no GPU can have given. A process that only copies, encodes or decodes runs no
-    kernel, and works; of an engine that a GPU lacks it tells what is no share. A full host has hundreds each second.
-    """
+    # The greatest shares of SM time and of any engine, percent, by pid: copies and video are work without SM time.
     found: dict[int, tuple[int, int] | None] = {}
     for pid, timestamp_us, own, memory, encoder, decoder in samples:
         if timestamp_us <= seen_us:

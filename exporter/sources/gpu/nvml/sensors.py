@@ -1,8 +1,7 @@
-"""One GPU's sensors and error counters, as NVIDIA's driver tells them. Each is asked for alone and fails alone.
+"""Sensors and error counters of one NVIDIA GPU; each is a separate call.
 
-What the driver does not support it is not asked again until its next session, or until the GPU comes back: each such
-answer costs as much as a figure. Sensors are asked for at every fifth look, for hardly anybody scrapes more often, and
-some drivers take milliseconds to read one; counters that hardly ever move, at every tenth.
+Unsupported ones are not called again in a session. Sensors are read in every fifth sample, because some take
+milliseconds; counters in every tenth.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,10 +16,10 @@ from exporter.sources.gpu.nvml import calls
 from exporter.sources.gpu.nvml.pcie import LinkErrors
 
 SENSOR_LOOKS: Final = 5
-"""How many looks a sensor is told for, once it was asked; all are asked again at the next one where any has failed."""
+"""Samples between two readings of sensors; after a failure the next sample reads them."""
 
 SLOW_LOOKS: Final = 10
-"""How many looks an error counter is told for, once it was asked."""
+"""Samples between two readings of counters."""
 
 NOT_SUPPORTED: Final = calls.reason(pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED))
 
@@ -29,12 +28,12 @@ _MILLIWATTS_MAX: Final = 10_000_000
 _MEGAHERTZ_MAX: Final = 100_000
 _COUNT_MAX: Final = 2**63
 _SMALL_COUNT_MAX: Final = 2**32 - 2
-"""All ones is how NVML says "not available"; the rest is further than any GPU gets."""
+"""All ones is NVML's "not available"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Number:
-    """A call that tells one number: `arguments` after the handle, and the field it is, times `scale`."""
+    """A call that returns one number, in units of `scale`."""
 
     figure: str
     call: Callable[..., int]
@@ -79,38 +78,38 @@ _NUMBERS: Final = (
 
 
 class Figures:
-    """Asks one GPU, as long as its handle is good."""
+    """Reads one GPU while its handle is valid."""
 
     def __init__(self) -> None:
-        self._not_there: set[str] = set()
+        self._unsupported: set[str] = set()
         self._fast: dict[str, Any] = {}
         self._fast_unknown: dict[str, str] = {}
         self._slow: dict[str, Any] = {}
         self._slow_unknown: dict[str, str] = {}
         self._link = LinkErrors()
         self._looks = 0
-        self._told = GpuFigures()
+        self._figures = GpuFigures()
 
     def read(self, handle: Any) -> GpuFigures:
-        """Every figure that the driver tells.
+        """Read every value.
 
         Raises:
             NVMLError: the GPU is lost, or the driver is gone.
         """
-        anew = False
+        changed = False
         if self._looks % SLOW_LOOKS == 0:
-            anew = True
+            changed = True
             self._slow, self._slow_unknown = {}, {}
             self._take(self._slow_asked(handle), self._slow, self._slow_unknown)
         if self._looks % SENSOR_LOOKS == 0 or any(each != NOT_SUPPORTED for each in self._fast_unknown.values()):
-            anew = True
+            changed = True
             self._fast, self._fast_unknown = {}, {}
             self._take(self._fast_asked(handle), self._fast, self._fast_unknown)
         self._looks += 1
-        if anew:
+        if changed:
             unknown = {**self._fast_unknown, **self._slow_unknown}
-            self._told = GpuFigures(**self._fast, **self._slow, unknown=unknown)
-        return self._told
+            self._figures = GpuFigures(**self._fast, **self._slow, unknown=unknown)
+        return self._figures
 
     @staticmethod
     def _take(asked: Iterator[tuple[str, dict[str, Any] | str]], into: dict[str, Any], unknown: dict[str, str]) -> None:
@@ -122,31 +121,31 @@ class Figures:
 
     def _fast_asked(self, handle: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
         yield from self._numbers(handle, slow=False)
-        yield "throttle", self._asked("throttle", partial(_throttle, handle))
+        yield "throttle", self._call("throttle", partial(_throttle, handle))
 
     def _slow_asked(self, handle: Any) -> Iterator[tuple[str, dict[str, Any] | str]]:
         yield from self._numbers(handle, slow=True)
-        yield "remapped_rows", self._asked("remapped_rows", partial(_remapped, handle))
-        yield "pcie_errors", self._asked("pcie_errors", partial(self._link.read, handle))
-        if self._link.unknown is not None:  # of some kinds, where others were told
+        yield "remapped_rows", self._call("remapped_rows", partial(_remapped, handle))
+        yield "pcie_errors", self._call("pcie_errors", partial(self._link.read, handle))
+        if self._link.unknown is not None:  # some counts are missing
             yield "pcie_errors", self._link.unknown
 
     def _numbers(self, handle: Any, *, slow: bool) -> Iterator[tuple[str, dict[str, Any] | str]]:
         for each in _NUMBERS:
             if each.slow == slow:
-                yield each.figure, self._asked(each.figure, partial(_number, handle, each))
+                yield each.figure, self._call(each.figure, partial(_number, handle, each))
 
-    def _asked(self, figure: str, ask: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | str:
-        """The fields that a call tells, or the reason why it tells none."""
-        if figure in self._not_there:
+    def _call(self, figure: str, ask: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | str:
+        """Return the fields of a call, or why there are none."""
+        if figure in self._unsupported:
             return NOT_SUPPORTED
         try:
             return ask() or calls.IMPOSSIBLE
         except pynvml.NVMLError as error:
             if error.value in calls.SESSION_OVER | calls.GPU_LOST:
                 raise
-            if error.value in calls.NOT_THERE:
-                self._not_there.add(figure)
+            if error.value in calls.UNSUPPORTED:
+                self._unsupported.add(figure)
             return calls.reason(error)
 
 
@@ -159,7 +158,7 @@ def _number(handle: Any, number: _Number) -> dict[str, Any] | None:
 
 def _throttle(handle: Any) -> dict[str, Any] | None:
     bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    # A driver that knows more reasons than these sets bits of its own: what we have words for is told all the same.
+    # Newer drivers set bits without a name here; these are ignored.
     return (
         None
         if bits > _COUNT_MAX

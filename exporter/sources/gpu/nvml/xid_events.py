@@ -1,8 +1,7 @@
-"""What the NVIDIA driver reports unasked: XIDs, its numbers for what goes wrong on a GPU (NVML, event notification).
+"""XIDs, the NVIDIA driver's errors of a GPU (NVML, event notification), received in a thread.
 
-A thread of its own waits for them, so that none is missed between two looks; it alone handles the event set. A GPU that
-is lost ends a wait for all of them: then the set is made anew, of the others. The call by which a GPU is added to the
-set can hang: the thread tells about which GPU it does, and another one can wait for the others.
+A lost GPU ends the wait for all, so a new event set is created. The call that adds a GPU can hang, so another thread
+then waits for the others.
 
 Reference: https://docs.nvidia.com/deploy/xid-errors/
 """
@@ -19,27 +18,24 @@ import pynvml
 from exporter.sources.gpu.nvml import calls
 
 WAIT_MS: Final = 1000
-"""How long one wait is, milliseconds: so long may it take until a GPU that is new is waited for, or the end is seen. A
-report ends it at once."""
+"""Longest wait, milliseconds, before new GPUs are added or a stop is seen."""
 
 RETRY_S: Final = 1.0
-"""How long after a wait failed the next set is made, seconds."""
 
 END_S: Final = 3.0
-"""How long the thread may take to end, seconds."""
 
 HUNG_S: Final = 5.0
-"""How long the call by which a GPU is added may take, seconds, until another thread waits for the others."""
+"""Seconds for the call that adds a GPU, before another thread takes the others."""
 
 CODE_MAX: Final = 999
-"""NVIDIA's list ends below 200; a greater number is none of it, and told as 0."""
+"""NVIDIA's list ends below 200. Greater numbers are reported as 0."""
 
 Report = Callable[[str, int], None]
-"""Told of each error: the GPU's UUID, and NVIDIA's number for it."""
+"""Called with the GPU's UUID and the XID."""
 
 
 class XidWatch:
-    """Waits for the reports of one session with the driver, until it is stopped."""
+    """Waits for the events of one driver session until it is stopped."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -52,36 +48,36 @@ class XidWatch:
         self._thread.start()
 
     def watch(self, uuid: str, handle: Any) -> None:
-        """Have this GPU waited for, from soon on."""
+        """Add a GPU soon."""
         self._wanted.setdefault(uuid, handle)
 
     def forget(self, uuid: str) -> None:
-        """It is lost: when it is back it is to be asked for anew."""
+        """Remove a lost GPU; it is added again when it is back."""
         self._wanted.pop(uuid, None)
 
     def why_not(self, uuid: str) -> str | None:
-        """`None` while this GPU is waited for, else a fixed word why it is not."""
+        """Why a GPU is not watched, as a label value."""
         if uuid in tuple(self._watched.values()):
             return None
         handle, because = self._refused.get(uuid, (None, ""))
         return because if handle is not None and handle is self._wanted.get(uuid) else "not_yet"
 
     def hangs_on(self) -> str | None:
-        """The GPU that it has tried to wait for for too long, by UUID."""
+        """UUID of the GPU whose addition hangs."""
         uuid, since_s = self._adds or (None, 0.0)
         return uuid if uuid is not None and time.monotonic() - since_s >= HUNG_S else None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the thread ended."""
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Have it end, soon."""
+        """Request the end."""
         self._stopping.set()
 
     def has_ended(self) -> bool:
-        """Whether it has ended, after `stop`; waits for that a while. A call that hangs prevents it."""
+        """Wait for the end after `stop`; a hanging call prevents it."""
         self._thread.join(timeout=END_S)
         return self.is_over
 
@@ -98,7 +94,7 @@ class XidWatch:
             while not self._stopping.is_set():
                 self._register(events)
                 if self._stopping.is_set():
-                    break  # another thread waits for the same by now: each report is to be told once
+                    break  # another thread now waits for the same GPUs
                 if self._watched:
                     self._wait(events)
                 else:
@@ -108,7 +104,7 @@ class XidWatch:
                 pynvml.nvmlEventSetFree(events)
 
     def _register(self, events: Any) -> None:
-        """Add the GPUs that are not in the set yet."""
+        """Add new GPUs to the set."""
         for uuid, handle in tuple(self._wanted.items()):
             refused, _ = self._refused.get(uuid, (None, ""))
             if handle is refused or uuid in self._watched.values():
@@ -119,7 +115,7 @@ class XidWatch:
             except pynvml.NVMLError as error:
                 self._refused[uuid] = handle, calls.reason(error)
                 if error.value == pynvml.NVML_ERROR_UNKNOWN:
-                    raise  # the set is in no known state any more
+                    raise  # the set's state is unknown
             else:
                 self._watched = {**self._watched, _address(handle): uuid}
             finally:

@@ -19,7 +19,7 @@ from exporter.model.worker import WorkerReadings
 from exporter.sampler import Sampler
 from exporter.sources import workers
 from exporter.sources.containers import cgroups
-from exporter.sources.containers.cgroups import Places, Unlisted
+from exporter.sources.containers.cgroups import ContainerCgroups, UnlistedContainers
 from exporter.sources.containers.docker import EngineContainers
 from exporter.sources.containers.poller import Listing
 from gpuwarden import cgroup, clock
@@ -79,11 +79,11 @@ class Host:
         if self.version_2:
             (place / "cgroup.controllers").write_text("memory\n")
 
-    def places(self) -> Places:
-        return Places(proc=self.proc, root=self.root)
+    def places(self) -> ContainerCgroups:
+        return ContainerCgroups(proc=self.proc, root=self.root)
 
-    def unlisted(self, own: str | None = None) -> Unlisted:
-        return Unlisted(own, proc=self.proc, root=self.root)
+    def unlisted(self, own: str | None = None) -> UnlistedContainers:
+        return UnlistedContainers(own, proc=self.proc, root=self.root)
 
 
 @pytest.fixture(params=[False, True], ids=["version 2", "version 1"])
@@ -104,7 +104,7 @@ def container(pid: int = 41, full_id: str = ID, **changes: object) -> Container:
     return build.container(id=full_id, incarnation=f"{full_id}@1", pid=pid, **changes)
 
 
-def processes_in(places: Places, place: Container) -> set[int] | None:
+def processes_in(places: ContainerCgroups, place: Container) -> set[int] | None:
     pids, _ = places.look(place)
     return None if pids is None else set(pids)
 
@@ -345,7 +345,7 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
     for each in running:
         host.process(each.pid, scope(each.id))
     open_before = descriptors()
-    places = Places(proc=host.proc, root=host.root, kept_max=1)
+    places = ContainerCgroups(proc=host.proc, root=host.root, open_max=1)
 
     found = [[processes_in(places, each) for each in running] for _ in range(2)]
     kept = len(descriptors() - open_before)
@@ -396,7 +396,7 @@ def test_hundreds_of_containers_that_come_and_go_leave_nothing_behind(host: Host
     places.keep(())
 
     assert unlisted.find((), {}) == []
-    assert (places._known, places._kept, unlisted._owners, unlisted._first_seen_s, unlisted._found) == (
+    assert (places._places, places._files, unlisted._owners, unlisted._first_seen_s, unlisted._found) == (
         {},
         {},
         {},
@@ -535,7 +535,7 @@ def test_a_moved_process_is_seen_within_a_bound(host: Host, monkeypatch: pytest.
     assert (at_once, [each.id for each in unlisted.find([41], {})]) == ([], [OTHER])
 
 
-# --- an engine that does not answer any more
+# --- an engine that does not answer
 
 
 class Told:

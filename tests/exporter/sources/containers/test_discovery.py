@@ -18,7 +18,7 @@ from exporter.model.snapshot import Snapshot
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.settings import Settings
-from exporter.sources.containers.discovery import Engines, Sought
+from exporter.sources.containers.discovery import EngineRegistry, PendingEngine
 from exporter.sources.containers.kubernetes import LOGS
 from exporter.sources.containers.poller import Listener, Listing
 from tests.exporter import builders as build
@@ -30,7 +30,7 @@ class Engine(Listener):
     """Lists nothing for as long as its socket is there."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("engine", nothing="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
+        super().__init__("engine", failure_prefix="the engine does not answer", refresh_s=0.01, fresh_s=0.1)
         self._path = path
         self.listings = threading.Semaphore(0)
 
@@ -41,7 +41,7 @@ class Engine(Listener):
         return Listing(containers={}, taken_s=time.monotonic(), duration_s=0.0)
 
     def is_asked(self) -> bool:
-        return self._asked.is_set()
+        return self._answered.is_set()
 
 
 @contextmanager
@@ -57,7 +57,7 @@ def host(tmp_path: Path) -> Host:
     return Host(tmp_path / "host")
 
 
-def on(host: Host, engines: Engines, directory: Path, group: str = scope()) -> Sampler:
+def on(host: Host, engines: EngineRegistry, directory: Path, group: str = scope()) -> Sampler:
     """A host with one GPU, and a process in a container on it."""
     host.process(41, group)
     gpus = build.gpus(build.gpu(0, build.process(41, 0.4, 6 * build.MIB)))
@@ -76,7 +76,7 @@ def seen(snapshot: Snapshot) -> tuple[dict[str, bool], list[str], bool]:
 def test_containers_are_published_without_an_engine(host: Host, tmp_path: Path, short_path: Path) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
-    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
+    engines = EngineRegistry({}, {"docker": PendingEngine(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
     engines.start()
     sampler = on(host, engines, tmp_path)
     try:
@@ -106,7 +106,7 @@ def test_an_engine_that_cannot_be_asked_fails(host: Host, tmp_path: Path, short_
             raise found
         return found
 
-    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    engines = EngineRegistry({}, {"docker": PendingEngine(mark=path, is_it=S_ISSOCK, make=make)})
     sampler = on(host, engines, tmp_path)
     try:
         with listened(path):
@@ -117,7 +117,7 @@ def test_an_engine_that_cannot_be_asked_fails(host: Host, tmp_path: Path, short_
         engines.close()
 
     because = [each.because for each in first.sources if each.source == "docker"]
-    assert because == ["nobody listens to docker yet: ImportError: it is being upgraded"]
+    assert because == ["the docker client cannot start: ImportError: it is being upgraded"]
     assert then[0] == {"docker": True}
 
 
@@ -132,7 +132,7 @@ def test_an_engine_that_went_early_is_asked(host: Host, tmp_path: Path, short_pa
             raise OSError(errno.EMFILE, "Too many open files")
         return found
 
-    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=make)})
+    engines = EngineRegistry({}, {"docker": PendingEngine(mark=path, is_it=S_ISSOCK, make=make)})
     try:
         with listened(path):
             engines.start()
@@ -158,7 +158,7 @@ def test_an_engine_that_went_early_is_asked(host: Host, tmp_path: Path, short_pa
 def test_dockers_container_wakes_docker(host: Host, tmp_path: Path, short_path: Path, group: str, fails: bool) -> None:
     path = short_path / "e.sock"
     engine = Engine(path)
-    engines = Engines({}, {"docker": Sought(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
+    engines = EngineRegistry({}, {"docker": PendingEngine(mark=path, is_it=S_ISSOCK, make=lambda: engine)})
     engines.start()
     sampler = on(host, engines, tmp_path, group)
     try:
@@ -174,14 +174,14 @@ def test_dockers_container_wakes_docker(host: Host, tmp_path: Path, short_path: 
 
 
 def test_a_container_of_dockers_makes_nobody_ask_a_docker_that_is_not_to_be_asked(host: Host, tmp_path: Path) -> None:
-    sampler = on(host, Engines({}), tmp_path, f"docker/{ID}")
+    sampler = on(host, EngineRegistry({}), tmp_path, f"docker/{ID}")
     sampler.sample()
 
     assert seen(sampler.sample()) == ({}, [ID], True)
 
 
 def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: Path) -> None:
-    engines = Engines({"docker": Engine(tmp_path / "none.sock")})
+    engines = EngineRegistry({"docker": Engine(tmp_path / "none.sock")})
     engines.start()
     sampler = on(Host(tmp_path / "host"), engines, tmp_path)
     try:
@@ -194,7 +194,7 @@ def test_an_engine_that_the_settings_name_fails_where_it_is_not_there(tmp_path: 
 
 def test_only_a_socket_is_an_engines_and_only_a_folder_has_the_kubelets_links(tmp_path: Path, short_path: Path) -> None:
     def there(path: Path) -> tuple[bool, bool]:
-        sought = (Sought(mark=path, is_it=each, make=lambda: Engine(path)) for each in (S_ISSOCK, S_ISDIR))
+        sought = (PendingEngine(mark=path, is_it=each, make=lambda: Engine(path)) for each in (S_ISSOCK, S_ISDIR))
         return tuple(each.is_there() for each in sought)  # type: ignore[return-value]
 
     file = tmp_path / "file"
@@ -209,7 +209,7 @@ def test_what_cannot_be_looked_at_may_be_there(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
 
-    assert Sought(mark=tmp_path / "a", is_it=S_ISSOCK, make=lambda: Engine(tmp_path)).is_there()
+    assert PendingEngine(mark=tmp_path / "a", is_it=S_ISSOCK, make=lambda: Engine(tmp_path)).is_there()
 
 
 @pytest.mark.parametrize(

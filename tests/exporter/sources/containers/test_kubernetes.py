@@ -30,7 +30,7 @@ from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
 from exporter.settings import Settings
 from exporter.sources.containers import kubelet, kubernetes
-from exporter.sources.containers.kubernetes import Api, Pods, running
+from exporter.sources.containers.kubernetes import Api, Pods, running_containers
 from exporter.sources.containers.poller import Listing
 from gpuwarden import cgroup, clock
 from gpuwarden.errors import GpuwardenError
@@ -204,7 +204,7 @@ def test_a_kubelet_tells_which_devices_each_container_was_given(short_path: Path
         ("video", "enc", "main", {"nvidia.com/mig-1g.10gb": ["MIG-1"]}),
     )
     with a_kubelet(short_path / "k.sock", lambda: answer) as path:
-        found = kubelet.given(path)
+        found = kubelet.read_devices(path)
 
     assert found == {
         ("ml", "llm-0", "server"): {"nvidia.com/gpu": ("GPU-1", "GPU-2"), "example.com/nic": ("nic0",)},
@@ -215,14 +215,14 @@ def test_a_kubelet_tells_which_devices_each_container_was_given(short_path: Path
 
 def test_a_kubelet_with_no_pod_gives_nothing_to_nobody(short_path: Path) -> None:
     with a_kubelet(short_path / "k.sock", lambda: b"") as path:
-        assert kubelet.given(path) == {}
+        assert kubelet.read_devices(path) == {}
 
 
 def test_a_long_answer_is_read_whole(short_path: Path) -> None:
     """Longer than any frame, and than the window that HTTP/2 begins with."""
     many = [("ml", f"pod-{number}", "c" * 60, {"nvidia.com/gpu": [f"GPU-{number}"]}) for number in range(3000)]
     with a_kubelet(short_path / "k.sock", lambda: resources(*many)) as path:
-        found = kubelet.given(path)
+        found = kubelet.read_devices(path)
 
     assert len(found) == 3000
     assert found["ml", "pod-2999", "c" * 60] == {"nvidia.com/gpu": ("GPU-2999",)}
@@ -239,19 +239,19 @@ def refuse() -> bytes:
 def test_a_kubelet_that_refuses_is_an_error(short_path: Path, answer: Callable[[], bytes], method: str) -> None:
     with (
         a_kubelet(short_path / "k.sock", answer, method=method) as path,
-        pytest.raises(OSError, match=r"without a message|ended the call"),
+        pytest.raises(OSError, match=r"has no message|ended the call"),
     ):
-        kubelet.given(path)
+        kubelet.read_devices(path)
 
 
 @pytest.mark.parametrize(
     ("said", "because"),
     [
-        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks no HTTP/2", id="no HTTP/2"),
-        pytest.param(b"", "hung up", id="nothing, and hangs up"),
-        pytest.param(b"\x00\x00\x04\x04\x00\x00\x00\x00\x00" + b"\x00" * 2, "hung up", id="half a frame"),
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2", id="no HTTP/2"),
+        pytest.param(b"", "closed the connection", id="nothing, and hangs up"),
+        pytest.param(b"\x00\x00\x04\x04\x00\x00\x00\x00\x00" + b"\x00" * 2, "closed the connection", id="half a frame"),
         pytest.param(b"\x00\x00\x00\x03\x00\x00\x00\x00\x01", "ended the call", id="it resets the call"),
-        pytest.param(b"\x00\x00\x05\x00\x01\x00\x00\x00\x01" + b"\x01\x00\x00\x00\x00", "without a message",
+        pytest.param(b"\x00\x00\x05\x00\x01\x00\x00\x00\x01" + b"\x01\x00\x00\x00\x00", "has no message",
                      id="compressed, which was not offered"),
     ],
 )  # fmt: skip
@@ -269,7 +269,7 @@ def test_what_answers_and_is_no_kubelet_is_an_error(short_path: Path, said: byte
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(OSError, match=because):
-            kubelet.given(short_path / "k.sock")
+            kubelet.read_devices(short_path / "k.sock")
         thread.join()
 
 
@@ -279,12 +279,12 @@ def test_a_kubelet_that_never_answers_is_given_up(short_path: Path, monkeypatch:
         listening.bind(str(short_path / "k.sock"))
         listening.listen()
         with pytest.raises(TimeoutError):
-            kubelet.given(short_path / "k.sock")
+            kubelet.read_devices(short_path / "k.sock")
 
 
 def test_a_kubelet_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        kubelet.given(tmp_path / "none.sock")
+        kubelet.read_devices(tmp_path / "none.sock")
 
 
 @any_of(st.binary(max_size=200))
@@ -394,7 +394,7 @@ def test_without_the_kubelets_socket_a_limit_tells_only_whether_there_are_any(
     ],
 )
 def test_a_container_that_does_not_run_is_none(pod: dict[str, Any]) -> None:
-    assert running(pod, VRAM) == []
+    assert running_containers(pod, VRAM) == []
 
 
 def test_containers_that_prepare_a_pod_or_join_it_are_its_containers_too() -> None:
@@ -404,7 +404,7 @@ def test_containers_that_prepare_a_pod_or_join_it_are_its_containers_too() -> No
         status = {**pod["status"]["containerStatuses"][0], "name": kind, "containerID": f"cri-o://{full_id}"}
         pod["status"][f"{kind}ContainerStatuses"] = [status]
 
-    assert {(each.name, each.image) for each in running(pod, VRAM)} == {
+    assert {(each.name, each.image) for each in running_containers(pod, VRAM)} == {
         ("server", "llm:1"),
         ("init", "init:1"),
         ("ephemeral", "ephemeral:1"),
@@ -452,8 +452,8 @@ def test_a_container_whose_group_is_gone_is_listed_no_more_though_the_api_lags(h
 @pytest.mark.parametrize(
     ("status", "answer", "because"),
     [
-        pytest.param(403, {}, "answers 403 Forbidden; let its account list pods", id="it may not"),
-        pytest.param(500, {}, "answers 500", id="it fails"),
+        pytest.param(403, {}, "HTTP status 403 Forbidden; allow its account to list pods", id="it may not"),
+        pytest.param(500, {}, "HTTP status 500", id="it fails"),
         pytest.param(200, {"kind": "Status"}, "KeyError", id="no list"),
         pytest.param(200, ["nonsense"], "TypeError", id="nonsense"),
         pytest.param(
@@ -517,7 +517,7 @@ def test_a_node_without_the_kubelets_socket_has_its_pods(host: Host, short_path:
     gone = source.list_now()
 
     assert [gpus_of(each) for each in (without, told, gone)] == [("GPU-1",), ("GPU-2",), ("GPU-2",)]
-    assert [[part.success for part in each.beside] for each in (without, told, gone)] == [[], [True], [False]]
+    assert [[part.success for part in each.other_sources] for each in (without, told, gone)] == [[], [True], [False]]
 
 
 @pytest.mark.parametrize("answer", ["none", "garbage"])
@@ -572,7 +572,7 @@ def test_the_token_is_read_each_time_and_sent_over_tls_alone(cluster: Cluster, t
 
 @pytest.mark.parametrize("url", ["10.0.0.1:443", "unix:///x", "https://"])
 def test_what_is_no_url_of_an_api_is_refused_with_what_to_give(url: str) -> None:
-    with pytest.raises(GpuwardenError, match="give https://HOST:PORT"):
+    with pytest.raises(GpuwardenError, match="use https://HOST:PORT"):
         Api(url, node="node-1", resource=VRAM)
 
 

@@ -112,9 +112,9 @@ def test_a_dead_workers_service_that_was_started_anew_is_another_incarnation(hos
     last = units.containers([sighting(container_id=UNIT)])[UNIT]
 
     host.invoke(UNIT, "def")
-    anew = units.renewed(last)
+    anew = units.refresh(last)
     (host.invocations / f"invocation:{UNIT}").unlink()
-    forgotten = units.renewed(last)
+    forgotten = units.refresh(last)
 
     assert (anew.incarnation, anew.pid) == (f"{UNIT}@def", 0)
     assert (forgotten.incarnation, forgotten.pid) == (f"{UNIT}@abc", 0)

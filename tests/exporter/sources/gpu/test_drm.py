@@ -225,7 +225,7 @@ def test_what_a_process_computes(
     gpu = host.look()["renderD128"]
 
     assert on(gpu) == {4001: (ratio, MIB)}
-    assert gpu.unknown == (gpus.NOT_TOLD if ratio is None else None)
+    assert gpu.unknown == (gpus.COMPUTE_NOT_REPORTED if ratio is None else None)
 
 
 def test_a_figure_that_was_seen_to_move_is_believed_when_it_is_0(host: Host) -> None:
@@ -495,7 +495,7 @@ def test_a_driver_that_tells_nothing_of_a_client_makes_the_whole_gpu_unknown(nod
 
     gpu = host.look()["renderD130"]
 
-    assert (on(gpu), gpu.utilization_ratio, gpu.unknown) == ({1: (None, None)}, None, gpus.SPEECHLESS)
+    assert (on(gpu), gpu.utilization_ratio, gpu.unknown) == ({1: (None, None)}, None, gpus.CLIENTS_NOT_REPORTED)
     assert watched(gpu) == {"utilization": "not_told"}
 
 
@@ -856,7 +856,7 @@ def test_of_a_gpu_in_parts_no_file_is_read_once_one_of_them_hung(part: int, host
     amd(host)
     host.tree.cut(CARD, "CPX", 3)
     asked: list[int | None] = []
-    source = DrmGpus(AMD, sys=host.tree.sys, proc=host.tree.proc, asks=asked.append)
+    source = DrmGpus(AMD, sys=host.tree.sys, proc=host.tree.proc, announce=asked.append)
 
     source.read(without(part))
 
@@ -902,7 +902,7 @@ def test_once_a_look_is_over_no_gpu_is_asked_about(question: Question | None, ho
     computes(host)
     renders(host, 4001, gpu_tree.amdgpu(CARD))
     asked: list[int | None] = []
-    source = DrmGpus(AMD | INTEL, sys=host.tree.sys, proc=host.tree.proc, asks=asked.append)
+    source = DrmGpus(AMD | INTEL, sys=host.tree.sys, proc=host.tree.proc, announce=asked.append)
 
     source.read(question)
 

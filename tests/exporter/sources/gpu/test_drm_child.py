@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 CARD, ARC = "0000:03:00.0", "0000:00:02.0"
 CARD_ID, PID = 51706, 4001
-NO_ANSWER = "there is no answer yet from the kernel's AMD and Intel drivers"
+NO_ANSWER = "no answer yet from the kernel's AMD and Intel drivers"
 GAVE_UP = "a call into the kernel's AMD and Intel drivers did not return within"
 
 
@@ -172,7 +172,7 @@ def test_a_gpu_whose_file_hangs_is_left_out(place: Callable[[Tree], Path], start
 
     assert because.startswith(
         "a call into the kernel's AMD and Intel drivers about renderD128 did not return within 1.5 s, and its process "
-        "was killed, and that GPU is left out until it answers a process of its own"
+        "was killed, and that GPU is skipped until it answers a separate process"
     )
     assert (card.uuid, card.name, card.names) == (before.uuid, before.name, before.names)
     assert (card.utilization_ratio, card.memory_used_bytes, card.processes) == (None, None, None)

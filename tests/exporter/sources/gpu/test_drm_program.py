@@ -84,7 +84,7 @@ def running(house: Path, tree: Tree, *arguments: str) -> Iterator[tuple[int, lis
 
 
 def children(process: "subprocess.Popen[str]") -> frozenset[int]:
-    return processes.tree(process.pid) - {process.pid}
+    return processes.process_tree(process.pid) - {process.pid}
 
 
 def settings(**given: Any) -> Settings:

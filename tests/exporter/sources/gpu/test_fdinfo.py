@@ -126,7 +126,7 @@ def test_resident_memory_wins_over_the_older_word_and_regions_add_up() -> None:
 def test_time_on_an_engine_is_a_share_of_the_time_between(
     before: Meter | None, engines: dict[str, Engine], looked_s: float | None, wanted: float | None
 ) -> None:
-    shares = fdinfo.busy(before, engines, now_s=10.0, looked_s=looked_s)
+    shares = fdinfo.utilization(before, engines, now_s=10.0, looked_s=looked_s)
 
     assert shares == (None if wanted is None else {"render": wanted})
 
@@ -143,20 +143,20 @@ def test_time_on_an_engine_is_a_share_of_the_time_between(
     ],
 )
 def test_cycles_are_shares(before: Meter | None, engines: dict[str, Engine], wanted: float | None) -> None:
-    shares = fdinfo.busy(before, engines, now_s=10.0, looked_s=9.0)
+    shares = fdinfo.utilization(before, engines, now_s=10.0, looked_s=9.0)
 
     assert shares == (None if wanted is None else {"rcs": wanted})
 
 
 def test_a_counter_that_falls_behind_counts_nothing_twice_once_it_has_caught_up() -> None:
-    meter = fdinfo.read_on(None, ns(2 * S), now_s=8.0)
-    meter = fdinfo.read_on(meter, ns(S), now_s=9.0)
+    meter = fdinfo.advance(None, ns(2 * S), now_s=8.0)
+    meter = fdinfo.advance(meter, ns(S), now_s=9.0)
 
     assert meter == Meter(read_s=9.0, engines=ns(2 * S))
-    assert fdinfo.busy(meter, ns(2 * S + S // 2), now_s=10.0, looked_s=9.0) == {"render": 0.5}
+    assert fdinfo.utilization(meter, ns(2 * S + S // 2), now_s=10.0, looked_s=9.0) == {"render": 0.5}
 
 
 def test_an_engine_that_is_not_told_for_once_is_not_forgotten() -> None:
-    meter = fdinfo.read_on(fdinfo.read_on(None, ns(2 * S), now_s=8.0), {}, now_s=9.0)
+    meter = fdinfo.advance(fdinfo.advance(None, ns(2 * S), now_s=8.0), {}, now_s=9.0)
 
-    assert fdinfo.busy(meter, ns(2 * S), now_s=10.0, looked_s=9.0) == {"render": 0.0}
+    assert fdinfo.utilization(meter, ns(2 * S), now_s=10.0, looked_s=9.0) == {"render": 0.0}

@@ -12,7 +12,7 @@ from exporter.sources.gpu.isolated.protocol import (
     MESSAGE_BYTES_MAX,
     PROCESSES_MAX,
     UNLISTED_MAX,
-    Asking,
+    CurrentGpu,
     DriverError,
     Failed,
     Message,
@@ -63,9 +63,9 @@ WHOLE = GpuReadings(
         GpuReadings(source="drm", gpus=()),
         Failed(because="Driver Not Loaded"),
         Failed(because="of two\nversions", over=True),
-        Failed(because="loaded anew", anew=True),
-        Asking(place=128),
-        Asking(place=None),
+        Failed(because="loaded anew", reloaded=True),
+        CurrentGpu(place=128),
+        CurrentGpu(place=None),
         Xid(gpu="GPU-0", code=79),
         Question(),
         Question(without=frozenset({10, 3})),
@@ -115,8 +115,8 @@ def test_the_most_that_is_told_of_64_gpus_fits_in_a_message() -> None:
 
 @pytest.mark.parametrize("over", [False, True])
 def test_an_error_is_told_with_whether_another_process_may_do_better(over: bool) -> None:
-    assert protocol.failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
-    assert protocol.failed(DriverError("it is gone", anew=over)) == Failed(because="it is gone", anew=over)
+    assert protocol.to_failed(DriverError("it is gone", over=over)) == Failed(because="it is gone", over=over)
+    assert protocol.to_failed(DriverError("it is gone", reloaded=over)) == Failed(because="it is gone", reloaded=over)
 
 
 def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
@@ -135,20 +135,20 @@ def on(count: int, *, unlisted: int = 0, gpus: int = 1) -> GpuReadings:
 
 
 def test_a_gpu_with_more_processes_than_are_told_has_none_listed_and_says_so() -> None:
-    few, many = on(PROCESSES_MAX), protocol.bounded(on(PROCESSES_MAX + 1))
+    few, many = on(PROCESSES_MAX), protocol.limit_size(on(PROCESSES_MAX + 1))
 
-    assert protocol.bounded(few) == few
+    assert protocol.limit_size(few) == few
     assert [(gpu.processes, gpu.unknown, gpu.utilization_ratio) for gpu in many.gpus] == [
-        (None, "1025 processes are on it, more than the 1024 that are listed", 0.5)
+        (None, "1025 processes are on it, more than the limit of 1024", 0.5)
     ]
 
 
 @pytest.mark.parametrize(("count", "told"), [(0, 0), (UNLISTED_MAX, UNLISTED_MAX), (UNLISTED_MAX + 1, None)])
 def test_pids_that_cannot_be_listed_are_named_up_to_a_bound(count: int, told: int | None) -> None:
-    unlisted = protocol.bounded(on(0, unlisted=count)).unlisted
+    unlisted = protocol.limit_size(on(0, unlisted=count)).unlisted
 
     assert (None if unlisted is None else len(unlisted)) == told
-    assert protocol.bounded(GpuReadings(source="drm", gpus=(), unlisted=None)).unlisted is None
+    assert protocol.limit_size(GpuReadings(source="drm", gpus=(), unlisted=None)).unlisted is None
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from exporter.model.snapshot import Timing
 from exporter.sources.gpu.isolated import process as driver_process
 from exporter.sources.gpu.isolated import processes, protocol
 from exporter.sources.gpu.isolated.hung_gpus import HUNG_LONGEST_S, hung_for_s
-from exporter.sources.gpu.isolated.process import Answer, Ended
+from exporter.sources.gpu.isolated.process import Answer, ProcessExit
 from exporter.sources.gpu.isolated.processes import restart_after_s
 from exporter.sources.gpu.isolated.protocol import HUNG, DriverError, Failed, Question, Xid
 from exporter.sources.gpu.isolated.supervisor import IsolatedDriver
@@ -42,7 +42,7 @@ GIB = 2**30
 HANGS = "hang - nvmlDeviceGetCount"
 """Of a call that is about no GPU."""
 GAVE_UP = "did not return within"
-NONE_YET = "there is no answer yet from a driver"
+NONE_YET = "no answer yet from a driver"
 
 ANSWER_S, WAIT_S, LOOK_S = 10.0, 2.0, 1.0
 
@@ -103,7 +103,7 @@ class FakeProcess:
         self.asked: list[Question] = []
         self.ended = False
         self._driver = driver
-        self._told: tuple[float, GpuReadings | Failed | Ended] | None = None
+        self._told: tuple[float, GpuReadings | Failed | ProcessExit] | None = None
         self._known: set[int] = set()
 
     def ask(self, question: Question) -> None:
@@ -115,7 +115,7 @@ class FakeProcess:
             self._told = self.asked_s + self._driver.takes_s, told
 
     def ends(self, how: str) -> None:
-        self._told = self._driver.now_s, Ended(how=how)
+        self._told = self._driver.now_s, ProcessExit(how=how)
 
     def answer(self, within_s: float) -> Answer | None:
         until_s = self._driver.now_s + max(0.0, within_s)
@@ -125,7 +125,9 @@ class FakeProcess:
         (came_s, told), self._told = self._told, None
         self._driver.now_s = max(self._driver.now_s, came_s)
         asked_s, self.asked_s = self.asked_s, None
-        return Answer(told=told, timing=None if asked_s is None else Timing(asked_s=asked_s, took_s=came_s - asked_s))
+        return Answer(
+            message=told, timing=None if asked_s is None else Timing(asked_s=asked_s, took_s=came_s - asked_s)
+        )
 
     def end(self) -> bool:
         self.ended = not self._driver.unkillable
@@ -274,7 +276,7 @@ def test_the_time_until_the_next_process_doubles_until_one_has_answered(fake: Fa
         pass
 
     assert [each - ANSWER_S for each in apart_s] == [pytest.approx(after, abs=1.5 * LOOK_S) for after in (1, 2, 4, 8)]
-    assert ended == "the process that asks a driver was ended by SIGKILL"
+    assert ended == "the process for a driver was ended by SIGKILL"
     assert fake.started_s[-1] - ended_s == LOOK_S
 
 
@@ -287,7 +289,7 @@ def test_a_process_that_ended_at_rest_is_told_at_once_and_leaves_the_time_of_the
     before = source.timing()
 
     began_s = fake.now_s
-    with pytest.raises(DriverError, match="the process that asks a driver was ended by SIGKILL"):
+    with pytest.raises(DriverError, match="the process for a driver was ended by SIGKILL"):
         source.read()
 
     assert (source.timing(), fake.now_s) == (before, began_s)
@@ -329,7 +331,7 @@ def test_a_process_that_cannot_be_started_is_told_and_tried_again(fake: FakeDriv
     because = fake.look(source)
     fake.refuses = None
 
-    assert because == "the process that asks a driver cannot be started: Cannot allocate memory"
+    assert because == "the process for a driver cannot be started: Cannot allocate memory"
     fake.until(source, {"GPU-0": None, "GPU-1": None})
 
 
@@ -371,8 +373,8 @@ def test_a_gpu_that_hangs_costs_the_others_one_deadline_and_is_left_out_under_it
 
     assert set(looks[:-1]) == {NONE_YET}
     assert str(looks[-1]).startswith(
-        "a call into a driver about GPU 1 did not return within 10 s, and its process was killed, and that GPU is left "
-        "out until it answers a process of its own"
+        "a call into a driver about GPU 1 did not return within 10 s, and its process was killed, and that GPU is "
+        "skipped until it answers a separate process"
     )
     assert len(looks) == 9
     assert [(gpu.uuid, gpu.name, gpu.unknown) for gpu in look.gpus] == [
@@ -447,7 +449,7 @@ def test_a_gpu_that_hung_before_it_told_who_it_is_goes_by_its_number(fake: FakeD
 def test_a_driver_that_was_loaded_anew_is_asked_about_every_gpu_at_once(fake: FakeDriver) -> None:
     source = hung(fake)
     fake.hangs_in = set()
-    fake.fails = Failed(because="loaded anew", anew=True)
+    fake.fails = Failed(because="loaded anew", reloaded=True)
     because = fake.look(source)
     fake.fails = None
 
@@ -458,7 +460,7 @@ def test_a_driver_that_was_loaded_anew_is_asked_about_every_gpu_at_once(fake: Fa
 
 def test_a_gpu_that_hangs_in_the_driver_that_was_loaded_anew_waits_for_longer(fake: FakeDriver) -> None:
     source = hung(fake)
-    fake.fails = Failed(because="loaded anew", anew=True)
+    fake.fails = Failed(because="loaded anew", reloaded=True)
     fake.look(source)
     fake.fails = None
     fake.until(source, {"GPU-0": None, "unidentified-1": HUNG})
@@ -587,7 +589,7 @@ def test_a_failed_start_names_its_last_line(start: Start, monkeypatch: pytest.Mo
 
     because = refused(start())
 
-    assert because.endswith("ended by itself, with 1: ModuleNotFoundError: No module named exporter")
+    assert because.endswith("ended with status 1: ModuleNotFoundError: No module named exporter")
 
 
 BOTH = (Card(), Card(uuid="GPU-1"))
@@ -618,7 +620,7 @@ def test_a_gpu_that_hangs_is_told_of_as_hung_and_the_others_as_ever(start: Start
 
     assert because.startswith(
         "a call into the NVIDIA driver about GPU 1 did not return within 1.5 s, and its process was killed, and that "
-        "GPU is left out until it answers a process of its own"
+        "GPU is skipped until it answers a separate process"
     )
     assert (healthy.uuid, healthy.utilization_ratio, healthy.processes) == ("GPU-0", 0.0, ())
     assert (left_out.uuid, left_out.index, left_out.name) == ("GPU-1", 1, "Test GPU")
@@ -639,7 +641,7 @@ def test_a_process_that_is_ended_by_somebody_is_replaced(start: Start, driver: D
     os.kill(pid, signal.SIGKILL)
     because = refused(source)
 
-    assert because == "the process that asks the NVIDIA driver was ended by SIGKILL"
+    assert because == "the process for the NVIDIA driver was ended by SIGKILL"
     assert eventually(lambda: answered(source))
     assert asking(source) != pid
     assert source.health().killed == 0
@@ -698,13 +700,13 @@ def answers(written: str, *, then: str = "") -> IsolatedDriver:
 @pytest.mark.parametrize(
     ("end", "because"),
     [
-        ("raise ValueError('a half\\nbroken')", "ended by itself, with 1: broken"),
+        ("raise ValueError('a half\\nbroken')", "ended with status 1: broken"),
         ("os.abort()", "was ended by SIGABRT: warning: a library of the driver says"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV: warning: a library of the driver says"),
         ("os.kill(os.getpid(), signal.SIGBUS)", "was ended by SIGBUS: warning: a library of the driver says"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGTERM)", "was ended by SIGTERM"),
-        ("break", "ended by itself, with 0"),
+        ("break", "ended with status 0"),
     ],
     ids=[
         "by an error of its own",
@@ -724,7 +726,7 @@ def test_why_a_process_that_had_answered_ended_is_told_where_it_knows(end: str, 
     source = IsolatedDriver(driver_process.Driver(who="a driver", program=("-c", program)), answer_s=20.0, wait_s=20.0)
     source.read()
 
-    assert refused(source) == f"the process that asks a driver {because}"
+    assert refused(source) == f"the process for a driver {because}"
     source.close()
 
 
@@ -746,7 +748,7 @@ def test_an_answer_that_is_none_costs_the_process(said: bytes, monkeypatch: pyte
     )
     source.close()
 
-    known = r"the process that asks a driver answered in no known form \(.*\)"
+    known = r"the process for a driver sent (an invalid answer \(.*\)|a question as an answer)"
     assert re.fullmatch(known, first)
     assert re.fullmatch(known, str(second))
     assert (source.health().killed, source.health().abandoned) == (0, 0)
@@ -784,7 +786,7 @@ def test_without_threads_only_this_source_fails(thread: str, monkeypatch: pytest
         source.ask()
         because = refused(source)
 
-    assert because == "the process that asks a driver cannot be started: can't start new thread"
+    assert because == "the process for a driver cannot be started: can't start new thread"
     assert [each.poll() for each in started] == [-signal.SIGKILL]
     assert all(pipe.closed for each in started for pipe in (each.stdin, each.stdout) if pipe)
     assert eventually(lambda: answered(source))
@@ -836,7 +838,7 @@ def test_an_error_that_makes_the_driver_hang_is_told_all_the_same(watching: Isol
     driver.answer(*BOTH, but=(HANGS, "xid 0 2 119"))
 
     assert eventually(lambda: watching.health().xids) == {("GPU-0", 119): 1}
-    assert refused(watching) == "there is no answer yet from the NVIDIA driver"
+    assert refused(watching) == "no answer yet from the NVIDIA driver"
 
 
 @needs_compiler

@@ -154,7 +154,7 @@ def test_gpus_are_numbered_as_the_driver_does(gpus: NvmlGpus, driver_here: Drive
 
 def test_which_gpu_is_asked_about_is_told_before_and_that_none_is_however_a_look_ends(driver_here: Driver) -> None:
     told: list[int | None] = []
-    source = NvmlGpus(asks=told.append)
+    source = NvmlGpus(announce=told.append)
     driver_here.answer(Card(), Card(uuid="GPU-1"))
 
     source.read()
@@ -222,7 +222,7 @@ def test_an_mps_client_without_a_sample_is_unknown(gpus: NvmlGpus, driver_here: 
     gpu = only(gpus.read())
 
     assert figures(gpu) == {7: 0.0, 8: None}
-    assert gpu.unknown == "the driver's samples do not tell what each process does"
+    assert gpu.unknown == "the driver's samples do not include every process"
 
 
 def test_a_listed_process_without_a_new_sample_is_measured_idle(gpus: NvmlGpus, driver_here: Driver) -> None:
@@ -259,7 +259,7 @@ def test_what_the_driver_had_sampled_before_the_first_look_is_unknown(driver_her
     first, second = only(source.read()), only(source.read())
 
     assert figures(first) == {7: None}
-    assert first.unknown == "the driver's samples do not tell what each process does"
+    assert first.unknown == "the driver's samples do not include every process"
     assert figures(second) == {7: 0.0}
 
 
@@ -372,7 +372,7 @@ def test_a_driver_whose_clock_was_set_back_is_read_again_before_long(gpus: NvmlG
         pytest.param(
             f"{COMPUTE} 13",
             {"processes"},
-            "list of compute processes: Function Not Found: a driver from R510 on is needed",
+            "list of compute processes: Function Not Found: it needs driver R510 or later",
             {"processes": "not_supported"},
             id="an old driver",
         ),
@@ -407,7 +407,7 @@ def test_a_utilisation_over_all_of_its_time_is_unknown_with_its_reason(gpus: Nvm
 
     gpu = only(gpus.read())
 
-    assert (gpu.utilization_ratio, gpu.unknown) == (None, "utilisation: 150 % is no share of its time")
+    assert (gpu.utilization_ratio, gpu.unknown) == (None, "utilisation: impossible utilisation: 150 %")
     assert gpu.figures.unknown == UNSUPPORTED | {"utilization": "impossible"}
 
 
@@ -469,7 +469,7 @@ def test_lists_of_a_shape_that_the_package_does_not_know_are_not_believed(gpus: 
     gpu = only(gpus.read())
 
     assert gpu.processes is None
-    assert gpu.unknown == "its lists name processes that cannot be: update the driver"
+    assert gpu.unknown == "its lists have impossible pids: update the driver"
 
 
 def test_a_utilisation_over_100_percent_is_no_measurement(gpus: NvmlGpus, driver_here: Driver) -> None:
@@ -484,7 +484,7 @@ def test_a_gpu_in_mig_mode_says_so_and_only_its_memory_is_known(driver_here: Dri
     gpu = only(NvmlGpus().read())
 
     assert (gpu.utilization_ratio, gpu.processes, gpu.memory_used_bytes) == (None, None, GIB)
-    assert gpu.unknown == "it is in MIG mode: only what its instances hold is measured"
+    assert gpu.unknown == "it is in MIG mode: only the memory of its instances is measured"
 
 
 # Instances of a GPU
@@ -934,8 +934,8 @@ def test_a_gpu_that_comes_back_begins_anew(gpus: NvmlGpus, driver_here: Driver) 
         pytest.param(
             ["error - * 18"],
             1,
-            "RM has detected an NVML/RM version mismatch: its library and its kernel module are of two versions, load "
-            "the module anew or reboot",
+            "RM has detected an NVML/RM version mismatch: its library and its kernel module have different versions, "
+            "reload the module or reboot",
             id="another version was installed",
         ),
         pytest.param(["error - nvmlDeviceGetCount 999"], 1, "Unknown Error", id="it fails altogether"),

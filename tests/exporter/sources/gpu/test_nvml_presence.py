@@ -36,35 +36,35 @@ def host(tree: Tree) -> NvidiaHost:
 def test_nvidias_hardware_is_told_by_its_numbers(vendor: str, class_: str, *, there: bool, tree: Tree) -> None:
     device(tree, "0000:00:02.0", "0x8086", "0x030000")
     look = host(tree)
-    assert not look.may_be_there()
+    assert not look.may_have_nvidia()
 
     device(tree, "0000:01:00.0", vendor, class_)
 
-    assert look.may_be_there() is there
+    assert look.may_have_nvidia() is there
 
 
 @pytest.mark.parametrize("folder", ["proc/driver/nvidia", "sys/bus/pci/drivers/nvidia"])
 def test_nvidias_driver_alone_tells_of_it(folder: str, tree: Tree) -> None:
     (tree.sys.parent / folder).mkdir(parents=True)
 
-    assert host(tree).may_be_there()
+    assert host(tree).may_have_nvidia()
 
 
 def test_what_was_there_is_there_though_it_fell_off_its_bus(tree: Tree) -> None:
     folder = device(tree, "0000:01:00.0", "0x10de", "0x030000")
     seen, told, new = host(tree), host(tree), host(tree)
-    assert seen.may_be_there()
-    told.told()
+    assert seen.may_have_nvidia()
+    told.note_read()
     folder.rename(tree.sys / "gone")
 
-    assert [each.may_be_there() for each in (seen, told, new)] == [True, True, False]
+    assert [each.may_have_nvidia() for each in (seen, told, new)] == [True, True, False]
 
 
 def test_where_the_kernel_does_not_tell_it_may_be_there(tree: Tree) -> None:
     (tree.sys / "bus/pci/devices").rmdir()
     look = host(tree)
-    assert look.may_be_there()
+    assert look.may_have_nvidia()
 
     (tree.sys / "bus/pci/devices").mkdir()
 
-    assert not look.may_be_there()
+    assert not look.may_have_nvidia()

@@ -231,7 +231,7 @@ def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter
     assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="utilization", reason="impossible")
     assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="memory", reason="failed")
     assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="gpu") is None
-    assert "unknown: GPU-0: utilisation: 150 % is no share of its time" in page
+    assert "unknown: GPU-0: utilisation: impossible utilisation: 150 %" in page
     assert "GPU-1: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*" in page
     assert "GPU-2: memory: Unknown Error" in page
 
@@ -428,7 +428,7 @@ def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path
 def test_a_killed_exporter_leaves_no_process(but: tuple[str, ...], program: Exporter, driver: Driver) -> None:
     driver.answer(Card())
     program.until(lambda at: at("gpu_info") == 1)
-    (child,) = processes.tree(program.process.pid) - {program.process.pid}
+    (child,) = processes.process_tree(program.process.pid) - {program.process.pid}
     driver.answer(Card(), but=but)
     program.until(lambda at: at("gpu_info") == (None if but else 1))
 

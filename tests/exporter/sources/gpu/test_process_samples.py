@@ -24,7 +24,7 @@ def sample(sm: int = 50, *, pid: int = 7, at_us: int = 1001, memory: int = 0, en
 
 def ratio(*found: Sample, entry: Listed | None = None, cursor: Cursor = READ) -> float | None:
     """By what it is idle or not: the most that any engine did for it."""
-    (process,) = process_samples.measured({7: entry or listed()}, found, cursor)
+    (process,) = process_samples.measure({7: entry or listed()}, found, cursor)
     return process.utilization_ratio if process.busiest_ratio is None else process.busiest_ratio
 
 
@@ -64,7 +64,7 @@ def test_what_a_process_did_since_the_last_look(found: list[Sample], expected: f
     ],
 )
 def test_its_share_is_of_the_gpus_own_time(found: list[Sample], expected: tuple[float | None, float | None]) -> None:
-    (process,) = process_samples.measured({7: listed()}, found, READ)
+    (process,) = process_samples.measure({7: listed()}, found, READ)
 
     assert (process.utilization_ratio, process.busiest_ratio) == expected
 
@@ -94,7 +94,7 @@ def test_a_client_of_mps_is_never_idle_for_want_of_a_sample(found: list[Sample],
 
 
 def test_samples_that_the_driver_did_not_tell_are_unknown_for_every_process_and_memory_stands() -> None:
-    found = process_samples.measured({7: listed(), 8: listed(8, None)}, None, READ)
+    found = process_samples.measure({7: listed(), 8: listed(8, None)}, None, READ)
 
     assert found == (
         GpuProcess(pid=7, utilization_ratio=None, memory_bytes=4096),
@@ -120,7 +120,7 @@ def test_samples_that_the_driver_did_not_tell_are_unknown_for_every_process_and_
     ],
 )
 def test_the_lists_become_one(entries: list[Listed], expected: dict[int, Listed] | None) -> None:
-    assert process_samples.merged(entries) == expected
+    assert process_samples.merge(entries) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_lists_become_one(entries: list[Listed], expected: dict[int, Listed]
     ],
 )
 def test_the_newest_timestamp_is_carried_forward(before: Cursor, found: list[Sample], after: Cursor) -> None:
-    assert process_samples.read_on(before, {7: listed()}, found, gpu_ratio=0.9 if found else 0.0) == after
+    assert process_samples.advance(before, {7: listed()}, found, gpu_ratio=0.9 if found else 0.0) == after
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_busy_gpu_without_samples_is_read_anew_in_full(gpu_ratio: float | None
     cursor = READ
 
     for _ in range(looks):
-        cursor = process_samples.read_on(cursor, {7: listed()}, [], gpu_ratio=gpu_ratio)
+        cursor = process_samples.advance(cursor, {7: listed()}, [], gpu_ratio=gpu_ratio)
 
     assert cursor == expected
 
@@ -213,7 +213,7 @@ def test_the_gpu_is_as_busy_as_the_mean_of_its_samples_since_the_look_before(
 def test_gpu_and_processes_are_read_on_from_one_sample(apart_us: int, newer: bool, seen_us: int) -> None:
     found = [sample(at_us=SEEN_US + apart_us)]
 
-    after = process_samples.read_on(READ, {7: listed()}, found, gpu_ratio=0.9, gpu_us=SEEN_US)
+    after = process_samples.advance(READ, {7: listed()}, found, gpu_ratio=0.9, gpu_us=SEEN_US)
 
     assert process_samples.are_newer(found, SEEN_US) is newer
     assert after == Cursor(seen_us=seen_us)
@@ -226,4 +226,4 @@ def test_a_gpu_without_samples_of_its_own_is_behind_nobody() -> None:
 def test_an_idle_gpu_is_read_on_by_its_own_samples() -> None:
     silent = Cursor(seen_us=1000, silent_looks=9)
 
-    assert process_samples.read_on(silent, {7: listed()}, [], gpu_ratio=0.9, gpu_us=2000) == Cursor(seen_us=2000)
+    assert process_samples.advance(silent, {7: listed()}, [], gpu_ratio=0.9, gpu_us=2000) == Cursor(seen_us=2000)

@@ -57,7 +57,7 @@ def test_what_the_file_leaves_out_is_unknown_not_zero(field: str, spelt: str, tm
     assert getattr(found, field) is None
     assert (found.memory_free_bytes is None) == field.startswith("memory")
     assert found.unknown == (
-        "the simulated driver does not say" if field in ("utilization_ratio", "processes") else None
+        "the simulated driver reports none" if field in ("utilization_ratio", "processes") else None
     )
 
 

@@ -107,7 +107,7 @@ def test_nobody_listens(peer: Peer) -> None:
     answered, because = ask(peer)
 
     assert not answered
-    assert because == "it cannot be asked: Connection refused"
+    assert because == "connection failed: Connection refused"
 
 
 def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_no_longer(peer: Peer) -> None:
@@ -116,7 +116,7 @@ def test_a_server_that_takes_the_connection_and_says_nothing_is_waited_for_and_n
     started_s = time.monotonic()
     answered, because = ask(peer, within_s=0.3)
 
-    assert (answered, because) == (False, "it does not answer within 0.3 s")
+    assert (answered, because) == (False, "no answer within 0.3 s")
     assert time.monotonic() - started_s < 30
 
 
@@ -129,7 +129,7 @@ def test_a_server_that_drips_a_byte_at_a_time_is_waited_for_no_longer(peer: Peer
 
     answered, because = within(30, lambda: ask(peer, within_s=0.3))
 
-    assert (answered, because) == (False, "it does not answer within 0.3 s")
+    assert (answered, because) == (False, "no answer within 0.3 s")
 
 
 def test_a_first_line_without_end_is_not_read_to_its_end(peer: Peer) -> None:
@@ -187,20 +187,20 @@ def server(peer: Peer, name: str = "llm", *, paused: bool = False) -> Container:
 
 
 def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
-    return prober.asking(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
+    return prober.state(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
 
 
 def test_a_server_is_silent_for_longer_until_it_answers(peer: Peer, prober: Prober) -> None:
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
 
     eventually(lambda: (unanswered_s(prober) or 0) > 0.5, "it is silent")
 
-    asking = prober.asking("llm@1")
+    asking = prober.state("llm@1")
     assert asking.answered
     word = "the connection closed without a response"
-    eventually(lambda: prober.asking("llm@1").because == word, "why is told of the newest, which may be late")
+    eventually(lambda: prober.state("llm@1").because == word, "why is told of the newest, which may be late")
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers again")
 
@@ -209,7 +209,7 @@ def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
     hanging = Peer()
     hanging.behaves = hangs(hanging)
 
-    prober.tend([*(server(hanging, f"hangs{number}") for number in range(20)), server(peer)])
+    prober.set_servers([*(server(hanging, f"hangs{number}") for number in range(20)), server(peer)])
 
     eventually(lambda: len(peer.asked) >= 5, "the other is asked at its pace")
     hanging.close()
@@ -218,50 +218,50 @@ def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
 def test_a_server_is_asked_at_its_pace_and_no_faster(peer: Peer) -> None:
     with closing(Prober(interval_s=0.3, answer_s=0.3)) as prober:
         started_s = time.monotonic()
-        prober.tend([server(peer)])
+        prober.set_servers([server(peer)])
         eventually(lambda: len(peer.asked) >= 4, "it is asked again and again")
 
         assert time.monotonic() - started_s > 0.85
 
 
 def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
 
-    prober.tend([server(peer, paused=True)])
+    prober.set_servers([server(peer, paused=True)])
     eventually(lambda: unanswered_s(prober) is None, "it is unknown")
 
     asked = len(peer.asked)
-    assert prober.asking("llm@1").answered
+    assert prober.state("llm@1").answered
     assert not threading.Event().wait(0.2)
     assert len(peer.asked) - asked <= 1
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it is asked again")
 
 
 def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, prober: Prober) -> None:
     def pause(_: socket.socket) -> None:
-        prober.tend([server(peer, paused=True)])
+        prober.set_servers([server(peer, paused=True)])
 
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
     peer.behaves = pause
 
     eventually(lambda: unanswered_s(prober) is None, "it is unknown")
 
-    assert prober.asking("llm@1").answered
+    assert prober.state("llm@1").answered
 
 
 def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
     eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
 
-    prober.tend([replace(server(peer), incarnation="llm@2")])
+    prober.set_servers([replace(server(peer), incarnation="llm@2")])
 
-    eventually(lambda: prober.asking("llm@2").last_probe_s, "it is asked")
-    assert not prober.asking("llm@2").answered
-    assert prober.asking("llm@1") == ProbeState()
+    eventually(lambda: prober.state("llm@2").last_probe_s, "it is asked")
+    assert not prober.state("llm@2").answered
+    assert prober.state("llm@1") == ProbeState()
 
 
 def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_many_hang(peer: Peer) -> None:
@@ -270,14 +270,14 @@ def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_man
     dummies = [server(hanging, f"dummy{number}") for number in range(6)]
 
     with closing(Prober(interval_s=0.05, answer_s=0.3, at_once_max=2)) as prober:
-        prober.tend(dummies)
-        prober.tend([*dummies, server(peer)])
+        prober.set_servers(dummies)
+        prober.set_servers([*dummies, server(peer)])
 
         eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
         eventually(
             lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
         )
-        assert prober.pace_s == pytest.approx(7 * 0.3 / 2)
+        assert prober.round_s == pytest.approx(7 * 0.3 / 2)
     hanging.close()
 
 
@@ -294,7 +294,7 @@ def test_so_many_are_asked_at_the_same_time_and_no_more() -> None:
     hanging.behaves = count
 
     with closing(Prober(interval_s=0.05, answer_s=20.0, at_once_max=3)) as prober:
-        prober.tend([server(hanging, f"server{number}") for number in range(9)])
+        prober.set_servers([server(hanging, f"server{number}") for number in range(9)])
         eventually(lambda: len(hanging.asked) >= 18, "each is asked twice")
 
     assert most[0] == 3
@@ -308,7 +308,7 @@ def test_all_are_asked_by_one_thread_that_ends_with_the_prober(peer: Peer) -> No
         return [each.name for each in set(threading.enumerate()) - before if each.name.startswith("probe")]
 
     with closing(Prober(interval_s=0.05, answer_s=0.3)) as prober:
-        prober.tend([server(peer, f"server{number}") for number in range(20)])
+        prober.set_servers([server(peer, f"server{number}") for number in range(20)])
         eventually(lambda: len(peer.asked) >= 40, "they are asked")
         during = own()
 
@@ -322,8 +322,8 @@ def test_a_thread_that_failed_starts_later(peer: Peer, prober: Prober, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
-            prober.tend([server(peer)])
+            prober.set_servers([server(peer)])
 
-    prober.tend([server(peer)])
+    prober.set_servers([server(peer)])
 
     eventually(lambda: unanswered_s(prober) == 0.0, "it is asked")

@@ -120,7 +120,7 @@ def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Ser
 
     assert (found.probe, found.answered, found.unanswered_s) == (problem, None, None)
     assert logged.entries == [
-        {"event": "server cannot be asked", "log_level": "warning", "container": "llm", "because": problem.because}
+        {"event": "server cannot be probed", "log_level": "warning", "container": "llm", "because": problem.because}
     ]
 
 
@@ -129,7 +129,10 @@ def test_a_silence_and_its_end_are_told_once(servers: Servers, logged: LogCaptur
         look(servers, by_health(passed=not number, newest=str(number), failing_streak=number), now_s=now_s)
     look(servers, by_health(newest="9"), now_s=220.0)
 
-    assert [entry["event"] for entry in logged.entries] == ["server does not answer", "server answers, or is gone"]
+    assert [entry["event"] for entry in logged.entries] == [
+        "server does not answer",
+        "server answers again or has stopped",
+    ]
 
 
 class Docker:
