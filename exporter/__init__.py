@@ -1,1 +1,1 @@
-"""Publishes, per host, what its workers, containers and GPUs are seen to do. It only observes."""
+"""The exporter: publishes the state of a host's workers, containers and GPUs. Read-only."""

@@ -1,4 +1,4 @@
-"""Logs what changes from one snapshot to the next: files that turn bad or good, suspicions (A4), deaths (A14)."""
+"""Log changes between snapshots: invalid files, jobs that may stall (A4), dead workers (A14)."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,15 +12,15 @@ from exporter.model.worker import WorkerReadings
 
 log: Final = structlog.get_logger("exporter")
 
-_TRUSTED: Final = {
-    "workers": ("state files cannot be trusted", "every state file can be trusted again"),
-    "tasks": ("task files cannot be trusted", "every task file can be trusted again"),
+_EVENTS: Final = {
+    "workers": ("invalid state files", "all state files valid"),
+    "tasks": ("invalid task files", "all task files valid"),
 }
-"""What is logged of the files of each as they turn bad and good again."""
+"""Log events by kind of file."""
 
 
 class ChangeLog:
-    """What was logged of the newest snapshot."""
+    """The logged state of the last snapshot."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -29,7 +29,7 @@ class ChangeLog:
         self._dead: set[str] = set()
 
     def log_changes(self, snapshot: Snapshot) -> None:
-        """Log what is not as it was in the snapshot before."""
+        """Log changes since the last snapshot."""
         if snapshot.tasks is not None:
             self._log_invalid("tasks", dict(snapshot.tasks.errors), snapshot.tasks.first_errors)
         if snapshot.workers is None:
@@ -43,7 +43,7 @@ class ChangeLog:
 
     def _log_invalid(self, whose: str, invalid: dict[str, int], first_errors: Mapping[str, str]) -> None:
         if invalid != self._invalid.get(whose, {}):
-            bad, good = _TRUSTED[whose]
+            bad, good = _EVENTS[whose]
             if invalid:
                 log.warning(bad, invalid=invalid, first_errors=dict(first_errors))
             else:
@@ -60,10 +60,10 @@ class ChangeLog:
                 if because is not None:
                     suspected[sighting.worker.worker] = because
                     if sighting.worker.worker not in self._suspected:
-                        log.info("silent but not accused", worker=sighting.worker.worker, job_id=job.job_id,
-                                 attempt=job.attempt, because=because)  # fmt: skip
+                        log.info("job silent, not reported as stalled", worker=sighting.worker.worker,
+                                 job_id=job.job_id, attempt=job.attempt, because=because)  # fmt: skip
         for worker in self._suspected.keys() - suspected.keys():
-            log.info("no longer suspected", worker=worker)
+            log.info("job active again", worker=worker)
         self._suspected = suspected
 
     def _log_dead(self, found: WorkerReadings, snapshot: Snapshot) -> None:
@@ -74,16 +74,16 @@ class ChangeLog:
             if job and worker_liveness.is_dead(sighting, still_s, now=snapshot.taken, dead_after_s=dead_after_s):
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
-                    log.error("worker is dead: no heartbeat and no CPU time", worker=sighting.worker.worker,
+                    log.error("worker dead: no heartbeat, no CPU time", worker=sighting.worker.worker,
                               job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
                               heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
             elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= dead_after_s:
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     place = snapshot.container_of(sighting)
-                    log.error("worker is dead: its process is gone", worker=sighting.worker.worker,
+                    log.error("worker dead: process ended", worker=sighting.worker.worker,
                               job_id=job.job_id, attempt=job.attempt, dead_s=dead_s,
                               container=place.container.name if place else None)  # fmt: skip
         for worker in self._dead - dead:
-            log.info("worker is no longer dead", worker=worker)
+            log.info("worker alive again", worker=worker)
         self._dead = dead

@@ -1,4 +1,4 @@
-"""What is seen of each container that runs, and of the workers that share one, one look after another."""
+"""Evidence of each running container, and of each worker that shares one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from exporter.sources.containers.cgroups import ContainerCgroups
 from exporter.sources.containers.directory import HOLDING, Placement, Running
 from exporter.sources.process_io import Work
 
-BEGINNING_TOLD: Final = HOLDING | {"kubernetes", "systemd"}
-"""The kinds of containers of which it is told which process they began with; of others `pid` is any."""
+KNOWN_FIRST_PROCESS: Final = HOLDING | {"kubernetes", "systemd"}
+"""Kinds of containers whose `pid` is the first process; of others it is any process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainersSeen:
-    """The evidence of each container; and, by worker, of those that share one: `Snapshot.worker_evidence`."""
+    """Evidence of containers, and of workers in shared ones (`Snapshot.worker_evidence`)."""
 
     containers: tuple[ContainerEvidence, ...]
     worker_evidence: Mapping[str, ContainerEvidence]
@@ -36,7 +36,11 @@ class ContainersSeen:
 class ContainerWatch:
     """Keeps the history of each container, by incarnation.
 
-    `has_gpu_source` says whether there is any source of GPUs.
+    Args:
+        thresholds: the host's limits.
+        places: reads cgroups.
+        unknown: counts unknown values.
+        has_gpu_source: whether this host has a source of GPUs.
     """
 
     def __init__(
@@ -47,12 +51,12 @@ class ContainerWatch:
         self._unknown = unknown
         self._has_gpu_source = has_gpu_source
         self._histories: dict[str, ContainerHistory] = {}
-        self._apart_histories: dict[_Own, ContainerHistory] = {}
-        self._told_apart: set[_Own] = set()
-        self._kinds: frozenset[str] = frozenset()  # of containers that were told of at some look before
+        self._worker_histories: dict[_WorkerKey, ContainerHistory] = {}
+        self._seen_workers: set[_WorkerKey] = set()
+        self._kinds: frozenset[str] = frozenset()  # that were listed before
         self._work = Work()
 
-    def look(
+    def observe(
         self,
         running: Running,
         placement: Placement,
@@ -61,21 +65,23 @@ class ContainerWatch:
         *,
         now_s: float,
     ) -> ContainersSeen:
-        """Take in one look; `sharing` are the live workers of each container, by its id."""
-        # What is not told of now may be told of again, and is then still on the GPUs that it was on.
+        """Add one sample; `sharing` has the live workers of each container, by its id."""
+        # An unlisted container may be listed again later, and still has its GPUs.
         self._histories = {
             incarnation: history
             for incarnation, history in self._histories.items()
             if incarnation in running.containers or history.kind in running.silent
         }
-        self._told_apart = set()
+        self._seen_workers = set()
         looked = [
-            self._look_at(container, placement.looks[each], gpus, now_s, sharing.get(container.id, ()))
+            self._observe(container, placement.readings[each], gpus, now_s, sharing.get(container.id, ()))
             for each, container in running.containers.items()
         ]
         self._kinds |= running.listed_kinds
-        # A worker that was not looked at by itself in this look begins again, as after a gap.
-        self._apart_histories = {key: each for key, each in self._apart_histories.items() if key in self._told_apart}
+        # The history of a worker that was not seen separately restarts, as after a gap.
+        self._worker_histories = {
+            key: each for key, each in self._worker_histories.items() if key in self._seen_workers
+        }
         self._work.close_unused(placement.pids)
         return ContainersSeen(
             containers=tuple(each for each, _ in looked),
@@ -86,19 +92,19 @@ class ContainerWatch:
         found = container.kind not in self._kinds
         return ContainerHistory(self._thresholds, has_gpu_source=self._has_gpu_source, ran_before=found)
 
-    def _look_at(
+    def _observe(
         self,
         container: Container,
-        look: tuple[frozenset[int] | None, RamUse],
+        reading: tuple[frozenset[int] | None, RamUse],
         view: GpuView,
         now_s: float,
         sharing: Sequence[WorkerReading],
     ) -> tuple[ContainerEvidence, Mapping[str, ContainerEvidence]]:
-        """What is seen of a container; and, where several workers share it, of what counts as each one's own, by name.
+        """Evidence of a container, and of each worker that shares it, by name.
 
-        Unlike the container's, nothing of theirs is known while it is not known which processes there are.
+        Unlike the container's, the workers' evidence is unknown while the processes are.
         """
-        pids, ram = look
+        pids, ram = reading
         gpus, lost = view.readings, view.losses.named
         history = self._histories.get(container.incarnation)
         if history is None:
@@ -106,23 +112,23 @@ class ContainerWatch:
             self._histories[container.incarnation] = history
         use = history.attribute(container, pids, gpus)
         members = () if pids is None or len(sharing) < 2 else self._members(container, pids, gpus, history, sharing)
-        # That the processes are unknown is counted already, as the unknown GPU or RAM.
-        work = ContainerWork(processes=None) if pids is None else self._work_read(pids)
+        # Unknown processes are counted already, as an unknown GPU or RAM.
+        work = ContainerWork(processes=None) if pids is None else self._read_work(pids)
         frozen_s = self._places.frozen_s(container) if container.paused else None
         found = history.observe(container, use, ram, work, now_s=now_s, lost=lost, frozen_s=frozen_s)
         if found.gpu_unknown or found.ram_unknown or found.work_unknown:
             self._count_unknown(found)
         if not members:
-            return found, _NONE_APART
+            return found, _NO_EVIDENCE
         own = {
             each.worker: each.history.observe(
                 container, each.use, _ram_of(each.pids), work_history.select_work(work, each.pids), now_s=now_s
             )
             for each in members
         }
-        for told in own.values():
-            if told.ram_unknown is not None and found.ram_unknown is None:
-                self._unknown.add(container.name, "worker_ram", told.ram_unknown.reason)
+        for evidence in own.values():
+            if evidence.ram_unknown is not None and found.ram_unknown is None:
+                self._unknown.add(container.name, "worker_ram", evidence.ram_unknown.reason)
         return found, own
 
     def _count_unknown(self, found: ContainerEvidence) -> None:
@@ -138,28 +144,28 @@ class ContainerWatch:
         history: ContainerHistory,
         sharing: Sequence[WorkerReading],
     ) -> Sequence["_Member"]:
-        """The workers that share a container, with what counts as each one's own of its processes."""
-        if len(pids) > processes.PROCESSES_MAX:  # which is counted with their work
+        """The workers that share a container, with their processes."""
+        if len(pids) > processes.PROCESSES_MAX:  # counted with their work
             return ()
         workers = {each.worker.worker: each.pid for each in sharing if each.pid is not None}
-        first = container.pid if container.kind in BEGINNING_TOLD else None
+        first = container.pid if container.kind in KNOWN_FIRST_PROCESS else None
         own = process_ownership.pids_by_worker(pids, processes.read_origins(pids), workers, first=first)
         members = []
         for each in sharing:
             name, pid = each.worker.worker, each.pid
             if pid is None or name not in own:
                 continue
-            key = _Own(container.incarnation, name, each.worker.incarnation, pid)
-            if key not in self._apart_histories:
-                self._apart_histories[key] = self._new_history(container)
-            self._told_apart.add(key)
+            key = _WorkerKey(container.incarnation, name, each.worker.incarnation, pid)
+            if key not in self._worker_histories:
+                self._worker_histories[key] = self._new_history(container)
+            self._seen_workers.add(key)
             use = gpu_attribution.attribute_gpus(
                 container, own[name], gpus, self._thresholds, history.gpus, history.seen_present
             )
-            members.append(_Member(worker=name, history=self._apart_histories[key], pids=own[name], use=use))
+            members.append(_Member(worker=name, history=self._worker_histories[key], pids=own[name], use=use))
         return members
 
-    def _work_read(self, pids: frozenset[int]) -> ContainerWork:
+    def _read_work(self, pids: frozenset[int]) -> ContainerWork:
         if len(pids) > processes.PROCESSES_MAX:
             because = f"{len(pids)} processes are more than {processes.PROCESSES_MAX}"
             return ContainerWork(processes=None, unknown=Unknown(reason="too_many", because=because))
@@ -168,13 +174,13 @@ class ContainerWatch:
         except (OSError, ValueError, KeyError) as error:
             return ContainerWork(processes=None, unknown=Unknown(reason="unreadable", because=str(error)))
         if any(each.io_bytes is None for each in found.values()):
-            because = "the kernel does not tell us the I/O of its processes"
+            because = "the kernel does not show the I/O of its processes to this user"
             return ContainerWork(processes=found, unknown=Unknown(reason="io_unreadable", because=because))
         return ContainerWork(processes=found)
 
 
-class _Own(NamedTuple):
-    """Whose processes are told apart: a worker as one process, in one incarnation of its container."""
+class _WorkerKey(NamedTuple):
+    """Key of a worker's history: one process in one incarnation of its container."""
 
     container: str
     worker: str
@@ -184,7 +190,7 @@ class _Own(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Member:
-    """One of several workers of a container: its history, its own processes, and what these use of the GPUs."""
+    """One worker of a shared container, with its processes and GPU use."""
 
     worker: str
     history: ContainerHistory
@@ -192,11 +198,11 @@ class _Member:
     use: GpuAttribution
 
 
-_NONE_APART: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
+_NO_EVIDENCE: Final[Mapping[str, ContainerEvidence]] = MappingProxyType({})
 
 
 def _ram_of(pids: frozenset[int]) -> RamUse:
-    """What processes hold in RAM: of the page cache nothing, which is accounted to their container as a whole."""
+    """RAM of processes without page cache, which only the container accounts."""
     try:
         return RamUse(usage_bytes=processes.resident_bytes(pids))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The host's GPUs, one look after another: what is lost, what is on its way back, what each has done."""
+"""The host's GPUs over time: lost ones, memory that is being freed, and totals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from exporter.sources.gpu.nvml.presence import NvidiaHost
 
 @dataclass(frozen=True, kw_only=True)
 class GpuView:
-    """The GPUs of all sources at one look, and which of them are lost."""
+    """The GPUs of all sources in one sample, and the lost ones."""
 
     readings: GpuReadings | None
     losses: GpuLossState
@@ -25,7 +25,7 @@ class GpuView:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuAccount:
-    """What is known of the GPUs once the processes are placed; `Snapshot` says what each is."""
+    """Values that need the processes of all containers; see `Snapshot`."""
 
     returning_bytes: Mapping[str, int]
     totals: Mapping[str, GpuTotals]
@@ -33,7 +33,7 @@ class GpuAccount:
 
 
 class GpuWatch:
-    """What has been seen of every GPU of this host."""
+    """Keeps the state of every GPU."""
 
     def __init__(self, thresholds: Thresholds, nvidia: NvidiaHost) -> None:
         self._nvidia = nvidia
@@ -43,49 +43,49 @@ class GpuWatch:
         self._return_history = VramReclaimTracker(bound_s=thresholds.vram_return_s, gap_max_s=thresholds.gap_max_s)
 
     def merge(self, answers: Mapping[str, GpuReadings | None], *, now_s: float) -> GpuView:
-        """Take in what each source has answered, `None` where it has not."""
-        losses, found = self._loss_history.observe(self._merged(answers), now_s=now_s)
+        """Add one sample; an answer is `None` if its source failed."""
+        losses, found = self._loss_history.observe(self._merge_sources(answers), now_s=now_s)
         return GpuView(readings=found, losses=losses)
 
     def account(self, view: GpuView, placement: Placement, *, now_s: float) -> GpuAccount:
-        """Count what the GPUs did, by a look at which the processes of containers are placed."""
+        """Count the GPUs' work, once the processes of containers are known."""
         gpus = view.readings
-        returning = self._return_history.observe(gpus, ended=_ended(gpus, placement), now_s=now_s)
-        # After what is returning, for it counts the looks at which that was unknown.
+        returning = self._return_history.observe(gpus, ended=_find_ended(gpus, placement), now_s=now_s)
+        # After returning memory, because this counts its unknown samples.
         unknown = self._return_history.unknown
         totals = self._gpu_history.observe(gpus, now_s=now_s, returning_unknown=unknown)
         return GpuAccount(returning_bytes=returning, totals=totals, unplaced=_unplaced(gpus, placement))
 
-    def _merged(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
-        """The GPUs of every source that answered; `None` where none did."""
-        told = [readings for readings in answers.values() if readings is not None]
-        if not told:
+    def _merge_sources(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
+        """The GPUs of every source that answered; `None` without any."""
+        answered = [readings for readings in answers.values() if readings is not None]
+        if not answered:
             return None
-        gpus = tuple(gpu for readings in told for gpu in readings.gpus)
+        gpus = tuple(gpu for readings in answered for gpu in readings.gpus)
         nodes = {gpu.node: gpu.uuid for gpu in gpus if gpu.node is not None}
         self._nodes.update(nodes)
         if any(gpu.node is None for gpu in gpus):
             self._nvidia.note_read()
         return replace(
-            told[0],
+            answered[0],
             gpus=gpus,
             failed=tuple(source for source, readings in answers.items() if readings is None),
             gone={node: uuid for node, uuid in self._nodes.items() if node not in nodes},
             nvidia_unread=all(gpu.node is not None for gpu in gpus) and self._nvidia.may_have_nvidia(),
             unlisted=None
-            if any(readings.unlisted is None for readings in told)
-            else tuple(pid for readings in told for pid in readings.unlisted or ()),
+            if any(readings.unlisted is None for readings in answered)
+            else tuple(pid for readings in answered for pid in readings.unlisted or ()),
         )
 
 
-def _ended(gpus: GpuReadings | None, placement: Placement) -> frozenset[int]:
-    """Of the processes on the GPUs' lists those that have ended; one that is in a container has not."""
+def _find_ended(gpus: GpuReadings | None, placement: Placement) -> frozenset[int]:
+    """Listed processes that ended; those in a container have not."""
     listed = frozenset[int]() if gpus is None else gpus.by_pid.keys() - placement.pids
     return frozenset(pid for pid in listed if processes.has_ended(pid))
 
 
 def _unplaced(gpus: GpuReadings | None, placement: Placement) -> tuple[GpuShare, ...]:
-    """What processes in no container have of each GPU; nothing where any container's processes are not known."""
+    """Use of each GPU by processes in no container; empty if some are unknown."""
     if gpus is None or not placement.whole:
         return ()
     return tuple(gpu_attribution.unplaced(gpu, placement.pids) for gpu in gpus.gpus)

@@ -1,4 +1,4 @@
-"""What one look at the host asks, source by source."""
+"""Read every source of the host for one sample."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from exporter.sources.tasks import Tasks
 
 
 class Engine(Protocol):
-    """Where the running containers of one kind come from."""
+    """Lists the running containers of one kind."""
 
     def latest(self) -> Listing:
-        """The newest listing, or OSError with the reason why there is none."""
+        """The newest listing; raises OSError without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What each source answered; `None` where it failed, or where there is none."""
+    """Answers of all sources; `None` if one failed or does not exist."""
 
     workers: WorkerReadings | None
     gpus: Mapping[str, GpuReadings | None]
@@ -36,12 +36,12 @@ class HostSources:
     """The sources of one host.
 
     Args:
-        runner: runs each of them.
-        directory: the folder of the workers' state files.
-        units: finds which service each worker is of.
-        gpus: reads GPUs, by the name of the source.
-        engines: list the containers, by kind.
-        tasks: reads the tasks of other runners, where there is a folder of theirs.
+        runner: runs each source.
+        directory: `$GPUWARDEN_DIR`.
+        units: finds the services of workers.
+        gpus: reads GPUs, by source.
+        engines: list containers, by kind.
+        tasks: reads the tasks of other runners, if configured.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostSources:
         self._tasks = tasks
 
     def read(self) -> Answers:
-        """Ask each once."""
+        """Read each source once."""
         ask = self._runner.read
         self._runner.begin()
         found = ask("workers", lambda: workers.read(self._directory))

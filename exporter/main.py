@@ -1,4 +1,4 @@
-"""`gpuwarden exporter`: settings in, threads and pages wired, a clean end on SIGTERM."""
+"""`gpuwarden exporter`: connect settings, threads and pages, and stop on SIGTERM."""
 
 import fcntl
 import gc
@@ -47,11 +47,11 @@ from gpuwarden.settings import complaints, given
 log: Final = structlog.get_logger("exporter")
 
 DOCKER_SOCKET: Final = Path("/var/run/docker.sock")
-"""Where Docker listens unless it is told otherwise."""
+"""Docker's default socket."""
 
-GARBAGE_EACH: Final = 20_000
-"""After how many new objects that are left the youngest are looked through for cycles: a look at a full host leaves
-some thousands, none of them in one, and to look through them twice in each look was a tenth of its cost."""
+GC_THRESHOLD: Final = 20_000
+"""New objects before Python's garbage collector runs. A sample of a full host leaves thousands, without cycles; a lower
+value costs a tenth of the sample."""
 
 
 def command(argv: list[str]) -> int:
@@ -64,7 +64,7 @@ def command(argv: list[str]) -> int:
         return 2
     logs.configure(level=settings.log_level)
     for name in unknown_variables(os.environ):
-        log.warning("no setting of the exporter has this name; the variable is ignored", variable=name)
+        log.warning("unknown environment variable ignored", variable=name)
     serve(settings)
     return 0
 
@@ -73,20 +73,20 @@ def serve(settings: Settings) -> None:
     """Publish until SIGTERM or SIGINT.
 
     Raises:
-        GpuwardenError: it cannot start, and why.
+        GpuwardenError: it cannot start.
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is a handler: it would end us
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a SIGHUP before its handler is set would end the process
     if not settings.dir.is_dir():
-        raise GpuwardenError(f"{settings.dir} does not exist: make it, with this host's name in {settings.dir}/host")
+        raise GpuwardenError(f"{settings.dir} does not exist: create it, with this host's name in {settings.dir}/host")
     if settings.state_dir is not None:
-        _take(settings.state_dir)
+        _lock_state_dir(settings.state_dir)
     host = host_key(settings.dir)
     web = WebConfig(settings.web_config_file)
     thresholds = settings.thresholds()
     gpus = _gpu_source(settings)
     kernel_gpus = _drm_source(settings)
     sources = {NUMBERED: gpus, WITH_NODES: kernel_gpus}
-    engines = EngineRegistry(engines_of(settings), sought_by(settings))
+    engines = EngineRegistry(configured_engines(settings), pending_engines(settings))
     raise_file_limit()
     servers = Servers(
         Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s),
@@ -124,8 +124,8 @@ def serve(settings: Settings) -> None:
         source.tell()
     engines.start()
     gc.collect()
-    gc.freeze()  # what is there now stays: to look through all of it again would hold up a scrape for tens of ms
-    gc.set_threshold(GARBAGE_EACH)
+    gc.freeze()  # these objects stay: a full collection would delay a scrape by tens of milliseconds
+    gc.set_threshold(GC_THRESHOLD)
     sampler.start()
     try:
         server.run(sockets=[listener])
@@ -140,8 +140,8 @@ def serve(settings: Settings) -> None:
         log.info("exporter stopped")
 
 
-def _take(folder: Path) -> None:
-    """Lock --state-dir until this process ends. A folder that cannot be written is reported where it is used.
+def _lock_state_dir(folder: Path) -> None:
+    """Lock --state-dir until this process ends. Other errors are reported when the folder is used.
 
     Raises:
         GpuwardenError: another exporter holds the lock.
@@ -153,46 +153,46 @@ def _take(folder: Path) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise GpuwardenError(
-                f"another exporter runs with --state-dir {folder}: one per host is supported"
+                f"another exporter runs with --state-dir {folder}: stop it, or use another folder"
             ) from None
 
 
-def engines_of(settings: Settings) -> dict[str, Listener]:
-    """What listens to each engine that the settings name, by kind.
+def configured_engines(settings: Settings) -> dict[str, Listener]:
+    """The engines in the settings, by kind.
 
     Raises:
-        GpuwardenError: one cannot be asked so, and what to give.
+        GpuwardenError: a setting is invalid.
     """
     urls = {"docker": settings.docker, "podman": settings.podman}
     asked = {kind: _engine(settings, kind, url) for kind, url in urls.items() if url not in ("none", "auto")}
     if settings.pods in ("api", "logs") or (settings.pods == "auto" and settings.node_name):
-        asked["kubernetes"] = pods_of(settings)
+        asked["kubernetes"] = make_pods(settings)
     return asked
 
 
-def sought_by(settings: Settings) -> dict[str, PendingEngine]:
-    """What is to be asked from when it is there, by kind."""
+def pending_engines(settings: Settings) -> dict[str, PendingEngine]:
+    """Engines to connect to when they appear, by kind."""
     sought = {}
     if settings.docker == "auto":
         make = partial(_engine, settings, "docker", f"unix://{DOCKER_SOCKET}")
         sought["docker"] = PendingEngine(mark=DOCKER_SOCKET, is_it=stat.S_ISSOCK, make=make)
     if settings.pods == "auto" and not settings.node_name:
-        sought["kubernetes"] = PendingEngine(mark=LOGS, is_it=stat.S_ISDIR, make=partial(pods_of, settings))
+        sought["kubernetes"] = PendingEngine(mark=LOGS, is_it=stat.S_ISDIR, make=partial(make_pods, settings))
     return sought
 
 
 def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
-    # Docker's client takes a fifth of this process's memory, which a host without an engine has no use for.
+    # Docker's client takes a fifth of the memory, so it is loaded only with an engine.
     from exporter.sources.containers.docker import EngineContainers  # noqa: PLC0415
 
     return EngineContainers(base_url, settings.dir, kind=kind)
 
 
-def pods_of(settings: Settings) -> Pods:
-    """What reads this node's pods.
+def make_pods(settings: Settings) -> Pods:
+    """The source of this node's pods.
 
     Raises:
-        GpuwardenError: it cannot be asked so, and what to give.
+        GpuwardenError: a setting is invalid.
     """
     api = None
     if settings.pods == "api" or (settings.pods == "auto" and settings.node_name):
@@ -201,7 +201,7 @@ def pods_of(settings: Settings) -> Pods:
             host, port = (os.environ.get(f"KUBERNETES_SERVICE_{each}", "") for each in ("HOST", "PORT"))
             if not host:
                 raise GpuwardenError(
-                    "$KUBERNETES_SERVICE_HOST is not set, so this is no pod: give --kubernetes-api a URL"
+                    "$KUBERNETES_SERVICE_HOST is not set, so this is not a pod: set --kubernetes-api to a URL"
                 )
             url = f"https://{f'[{host}]' if ':' in host else host}:{port or 443}"
         api = Api(url, node=settings.node_name, resource=settings.budget_resource)
@@ -212,7 +212,7 @@ def pods_of(settings: Settings) -> Pods:
 
 @dataclass(frozen=True, kw_only=True)
 class _GpuSource:
-    """What reads the GPUs, `None` for nothing, the log line that tells it, and the driver that it asks."""
+    """A source of GPUs, `None` without any, its log line, and its driver."""
 
     read: Callable[[], GpuReadings] | None
     tell: Callable[[], None]
@@ -223,7 +223,7 @@ def _gpu_source(settings: Settings) -> _GpuSource:
     if settings.simulate_gpu is not None:
         return _GpuSource(
             read=partial(simulated.read, settings.simulate_gpu),
-            tell=partial(log.warning, "GPUs are simulated", file=str(settings.simulate_gpu)),
+            tell=partial(log.warning, "reading simulated GPUs", file=str(settings.simulate_gpu)),
         )
     because = "--nvml off"
     if settings.nvml != "off":
@@ -234,17 +234,17 @@ def _gpu_source(settings: Settings) -> _GpuSource:
                 raise
             because = str(error)
         else:
-            tell = partial(log.info, "GPUs are read from the NVIDIA driver", library=library.LIBRARY)
+            tell = partial(log.info, "reading GPUs from the NVIDIA driver", library=library.LIBRARY)
             driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_answer_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
-    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPU is read", because=because))
+    return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", because=because))
 
 
 def _drm_source(settings: Settings) -> _GpuSource:
-    """AMD's and Intel's GPUs, where there are any.
+    """AMD and Intel GPUs, if any.
 
     Raises:
-        GpuwardenError: a GPU that must be there is not.
+        GpuwardenError: a required GPU is missing.
     """
     asked = {"amd": (settings.amd, drm.AMD), "intel": (settings.intel, drm.INTEL)}
     wanted = [drivers for mode, drivers in asked.values() if mode != "off"]
@@ -256,12 +256,12 @@ def _drm_source(settings: Settings) -> _GpuSource:
         if mode == "on" and found.isdisjoint(its):
             names = " or ".join(sorted(its))
             raise GpuwardenError(
-                f"no GPU of the kernel's driver {names} has a node in /sys/class/drm: load the driver, or make /sys "
-                f"visible to the exporter, or start it with --{option} off"
+                f"no GPU of the kernel driver {names} in /sys/class/drm: load the driver, make /sys visible to the "
+                f"exporter, or set --{option} off"
             )
     if not found:
         return _GpuSource(read=None, tell=lambda: None)
-    tell = partial(log.info, "GPUs are read from the kernel", drivers=sorted(found))
+    tell = partial(log.info, "reading GPUs from the kernel", drivers=sorted(found))
     driver = IsolatedDriver(
         Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), gpu=drm.GPU_OF_NUMBER),
         answer_s=settings.kernel_answer_s,

@@ -1,6 +1,6 @@
-"""Writes docs/metrics.md and docs/settings-exporter.md from the collectors and the settings.
+"""Generate docs/metrics.md and docs/settings-exporter.md.
 
-`python -m exporter.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
+`python -m exporter.reference` writes them; `--check` exits with 1 if one is outdated.
 """
 
 import sys
@@ -25,18 +25,18 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write both pages, or with `--check` compare them; 1 when one lags."""
+    """Write both pages, or check them."""
     pages = {"metrics.md": metrics_page, "settings-exporter.md": settings_page}
     about = (__doc__ or "").partition("\n")[0]
     return write_pages(pages, module="exporter.reference", about=about, docs=DOCS, argv=argv)
 
 
 def metrics_page() -> str:
-    """docs/metrics.md.
+    """Render docs/metrics.md.
 
     Raises:
-        TypeError: a family is not made as all others are.
-        ValueError: one does not say where its figures come from, or when they are missing.
+        TypeError: a metric has another class.
+        ValueError: a metric has no source or no text when it is absent.
     """
     return "\n".join(
         [
@@ -44,16 +44,14 @@ def metrics_page() -> str:
             "",
             "<!-- Written by `python -m exporter.reference`; change the collectors, not this page. -->",
             "",
-            "What `/metrics` of the exporter publishes, for each host. Unknown is an absent series, never a zero; a",
-            "measured nothing is a 0. What a rule compares that acts is NaN while it is unknown, where the last",
-            "column says so: [why](rules.md#after-prometheus-was-down). What only a failed source or collector tells",
-            "is absent meanwhile, which `gpuwarden_collector_success` tells; all but the exporter's own last rows are",
-            f"absent while the newest look at the host is older than {SNAPSHOT_FRESH_S:g} s. Label `host` is not among",
-            "these: the scrape configuration sets it.",
+            "The metrics at `/metrics` of the exporter. An unknown value is an absent series, never 0. Metrics that a",
+            "rule compares are NaN instead, if the last column says so: [why](rules.md#after-prometheus-was-down).",
+            "While a source or collector fails (`gpuwarden_collector_success`), its metrics are absent. While the last",
+            f"sample is older than {SNAPSHOT_FRESH_S:g} s, only the exporter's own metrics (last rows) are present.",
+            "The scrape configuration sets the label `host`.",
             "",
-            "Of several sources each has GPUs or containers of its own; with `--simulate-gpu` all figures",
-            "of GPUs are from its file. Beside these there are `process_*`, `python_gc_*` and `python_info` of the",
-            "exporter's own process, as every Python program with Prometheus's client library has them.",
+            "With `--simulate-gpu` all GPU metrics come from its file. The Prometheus client library adds `process_*`,",
+            "`python_gc_*` and `python_info` of the exporter's process.",
             "",
             "| series | type | labels | unit | meaning | source | absent when, or NaN |",
             "|---|---|---|---|---|---|---|",
@@ -64,7 +62,7 @@ def metrics_page() -> str:
 
 
 def settings_page() -> str:
-    """docs/settings-exporter.md."""
+    """Render docs/settings-exporter.md."""
     return "\n".join(
         [
             "# Settings of the exporter",
@@ -80,30 +78,30 @@ def settings_page() -> str:
 
 
 def published() -> Iterator[Family]:
-    """Every family that the exporter publishes, without samples.
+    """Yield every metric, without samples.
 
     Raises:
-        TypeError: one is not made as all others are.
+        TypeError: a metric has another class.
     """
     own = SnapshotCollector(lambda: None, host="", thresholds=Thresholds())
     collected = (families(_empty_snapshot()) for families in COLLECTORS.values())
     for family in chain(*collected, own.collect()):
         if not isinstance(family, Family):
-            raise TypeError(f"{family.name} is made by neither gauge() nor counter() of exporter/collectors/family.py")
+            raise TypeError(f"{family.name}: create it with gauge() or counter() of exporter/collectors/family.py")
         yield family
 
 
 def absent() -> dict[str, str]:
-    """When each series does not exist, or is NaN, by its name."""
+    """When each metric is absent or NaN, by name."""
     return {family.sample_name: family.absent for family in published()}
 
 
 def _row(family: Family) -> str:
     name = family.sample_name
     if not family.source.strip():
-        raise ValueError(f"{name} does not say where its figures come from: give it a source")
+        raise ValueError(f"{name} has no source: add `source`")
     if not family.absent.strip():
-        raise ValueError(f"{name} does not say when it does not exist, or is NaN: say when it is absent")
+        raise ValueError(f"{name} has no text when it is absent or NaN: add `absent`")
     labels = ", ".join(f"`{label}`" for label in family.labels)
     unit = family.values or unit_of(name, family.documentation)
     texts = _cell(family.documentation), _cell(family.source), family.absent
@@ -115,7 +113,7 @@ def _cell(text: str) -> str:
 
 
 def _empty_snapshot() -> Snapshot:
-    """A host where every source answers and nothing runs: each family is there, without samples."""
+    """A host without anything, for all metrics without samples."""
     return Snapshot(
         host="",
         taken=clock.stamp(),

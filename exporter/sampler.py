@@ -1,6 +1,6 @@
-"""Looks at the host once a second and keeps the newest snapshot. Read-only: nothing it looks at is changed.
+"""Sample the host once a second and keep the newest snapshot. Read-only.
 
-Each source fails alone: what it would have told is unknown in that snapshot, and everything else stands.
+Each source fails alone: only its values are unknown in that snapshot.
 """
 
 import threading
@@ -37,9 +37,9 @@ log: Final = structlog.get_logger("exporter")
 
 
 class Sampler:
-    """Takes a snapshot every `interval_s`, in a thread of its own."""
+    """Takes a snapshot every `interval_s`, in a thread."""
 
-    def __init__(  # noqa: PLR0913 - named arguments, each with its own meaning
+    def __init__(  # noqa: PLR0913
         self,
         *,
         host: str,
@@ -78,14 +78,14 @@ class Sampler:
         self._changes = ChangeLog(thresholds)
         self._snapshot: Snapshot | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._sample_on, name="sampler", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name="sampler", daemon=True)
 
     def latest(self) -> Snapshot | None:
-        """The newest snapshot, however old; `None` before the first."""
+        """The newest snapshot, of any age; `None` before the first."""
         return self._snapshot
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread.start()
 
     def close(self) -> None:
@@ -93,19 +93,19 @@ class Sampler:
         self._closing.set()
         self._thread.join(timeout=5)
 
-    def _sample_on(self) -> None:
+    def _loop(self) -> None:
         next_s = time.monotonic()
         while not self._closing.is_set():
             try:
                 self.sample()
             except Exception:
-                # The thread must outlive a defect: the snapshot grows old meanwhile, and is published as such.
-                log.exception("this look at the host failed")
+                # The thread must survive a defect. Until the next sample the snapshot becomes stale.
+                log.exception("sample failed")
             next_s = max(next_s + self._interval_s, time.monotonic())
             self._closing.wait(next_s - time.monotonic())
 
     def sample(self) -> Snapshot:
-        """Look once; the snapshot replaces the one before."""
+        """Take one snapshot, which replaces the last one."""
         began_s = time.monotonic()
         answers = self._sources.read()
         now = clock.stamp()
@@ -114,9 +114,9 @@ class Sampler:
         running = self._directory.running(answers.workers, gpus.readings, answers.listings)
         self._forget_unknowns(running, answers.workers)
         placement = self._directory.place(running)
-        seen = self._containers.look(running, placement, gpus, sharing(answers.workers), now_s=now_s)
-        found = self._workers.look(answers.workers, running, answers.listings, now_s=now_s)
-        servers = self._look_at_servers(running, found.workers, answers.listings, now_s=now_s)
+        seen = self._containers.observe(running, placement, gpus, sharing(answers.workers), now_s=now_s)
+        found = self._workers.observe(answers.workers, running, answers.listings, now_s=now_s)
+        servers = self._observe_servers(running, found.workers, answers.listings, now_s=now_s)
         account = self._gpus.account(gpus, placement, now_s=now_s)
         snapshot = Snapshot(
             host=self._host,
@@ -151,13 +151,13 @@ class Sampler:
         names.update(() if found is None else (sighting.worker.worker for sighting in found.workers))
         self._unknown.keep(names)
 
-    def _look_at_servers(
+    def _observe_servers(
         self, running: Running, found: WorkerReadings | None, listings: Listings, *, now_s: float
     ) -> tuple[ServerEvidence, ...] | None:
         if self._servers is None or not listings or None in holding(listings):
             return None
-        look = self._servers.look
-        servers = self._runner.read("servers", lambda: look(running.containers.values(), found, now_s=now_s))
+        observe = self._servers.observe
+        servers = self._runner.read("servers", lambda: observe(running.containers.values(), found, now_s=now_s))
         if self._servers.keeps:
             self._runner.read("answered", self._servers.keep)
         for each in servers or ():

@@ -1,4 +1,4 @@
-"""Runs the sources of a look: each fails alone, is timed, and is logged as it begins to fail and answers again."""
+"""Run the sources of a sample. Each fails alone, is timed, and its failures are logged."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -16,20 +16,20 @@ T = TypeVar("T")
 
 
 class Driver(Protocol):
-    """What asks the drivers of one source in a process of its own."""
+    """Calls the drivers of one source in another process."""
 
     def ask(self) -> None:
-        """Begin a look; reading the source waits for what comes of it, and tells what went wrong."""
+        """Start a read, whose result the source returns."""
 
     def health(self) -> DriverHealth:
-        """How asking went so far."""
+        """The state of its processes."""
 
     def timing(self) -> Timing | None:
-        """Of what reading the source told last; `None` before it was asked."""
+        """Timing of the source's last answer, if any."""
 
 
 class SourceRunner:
-    """Reads sources, one look after another, and keeps the health of each."""
+    """Reads sources, and keeps the health of each."""
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
         self._drivers = drivers
@@ -39,26 +39,26 @@ class SourceRunner:
         self._health: list[SourceHealth] = []
 
     def begin(self) -> None:
-        """Begin a look, which knows the health of no source yet."""
+        """Start a sample."""
         self._health = []
 
     def ask_drivers(self) -> None:
-        """Begin to ask the drivers, all of them before one is waited for: two may hang."""
+        """Start the reads of all drivers before waiting for one: two may hang."""
         for driver in self._drivers.values():
             driver.ask()
 
     @property
     def health(self) -> tuple[SourceHealth, ...]:
-        """How each source was read in this look."""
+        """The health of each source in this sample."""
         return tuple(self._health)
 
     @property
     def driver_health(self) -> Mapping[str, DriverHealth]:
-        """How asking the drivers went so far, by source."""
+        """The health of the drivers, by source."""
         return {source: driver.health() for source, driver in self._drivers.items()}
 
     def read(self, source: str, read: Callable[[], T]) -> T | None:
-        """What a source answers; `None` where it fails, in whichever way."""
+        """Read a source; `None` if it fails."""
         started_s = time.monotonic()
         result: T | None = None
         because = None
@@ -68,14 +68,14 @@ class SourceRunner:
         except (GpuwardenError, OSError) as error:
             because = str(error)
             took_s = error.took_s if isinstance(error, NoListingError) else None
-        except Exception as error:  # noqa: BLE001 - one source failing never fails the sample; it is counted and logged
+        except Exception as error:  # noqa: BLE001 - counted and logged; a source must not fail the sample
             because = f"{type(error).__name__}: {error}"
         taken_s = None
         driver = self._drivers.get(source)
         timing = None if driver is None else driver.timing()
-        if isinstance(result, Listing):  # taken in a thread of its own, some time before it is read here
+        if isinstance(result, Listing):  # taken in another thread, some time ago
             took_s, taken_s = result.duration_s, result.taken_s
-        elif timing is not None:  # asked for before it is waited for here, and a late one stands for some looks
+        elif timing is not None:  # started before, and shared by several samples if late
             took_s, taken_s = timing.took_s, timing.asked_s
         duration_s = time.monotonic() - started_s if took_s is None else took_s
         if because is None:
@@ -103,7 +103,7 @@ class SourceRunner:
             self._failing[source] = because
 
     def _answered_unix_s(self, source: str, taken_s: float | None) -> float:
-        """When what a source tells was so, Unix seconds: now; or as it was taken, monotonic, where looks share it."""
+        """When an answer was taken, Unix seconds; samples may share one."""
         if taken_s is None:
             return time.time()
         if self._taken_s.get(source) == taken_s:

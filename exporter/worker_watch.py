@@ -1,4 +1,4 @@
-"""What is seen of each worker's process, one look after another: where it is or was, its CPU time, its death."""
+"""The process of each worker: its container, its CPU time, its death."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from exporter.sources.containers.systemd import Units
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersSeen:
-    """The workers, the dead ones with their container; `ended` are those of these containers that do not run.
+    """Workers, with the containers of dead ones; `ended` are such containers that do not run.
 
     `cpu_still_s` and `dead_s` are as in `Snapshot`.
     """
@@ -28,7 +28,7 @@ class WorkersSeen:
 
 
 class WorkerWatch:
-    """Keeps what was seen of each worker."""
+    """Keeps the state of each worker."""
 
     def __init__(self, thresholds: Thresholds, *, units: Units, unknown: UnknownCounter) -> None:
         self._thresholds = thresholds
@@ -38,23 +38,24 @@ class WorkerWatch:
         self._deaths: dict[tuple[str, str], DeathTracker] = {}
         self._last_places: dict[tuple[str, str], Container] = {}
 
-    def look(self, found: WorkerReadings | None, running: Running, listings: Listings, *, now_s: float) -> WorkersSeen:
-        """Take in one look."""
+    def observe(
+        self, found: WorkerReadings | None, running: Running, listings: Listings, *, now_s: float
+    ) -> WorkersSeen:
+        """Add one sample."""
         by_id = {each.id: each for each in running.containers.values()}
-        cpu_still_s = self._cpu_still(found, by_id, now_s)
+        cpu_still_s = self._measure_cpu_idle(found, by_id, now_s)
         ended: dict[str, Container] = {}
         if found is not None:
-            found = self._place_the_dead(found, by_id, listings, ended)
-        dead_s = self._dead_for(found, {**ended, **by_id}, now_s)
+            found = self._locate_dead_workers(found, by_id, listings, ended)
+        dead_s = self._measure_deaths(found, {**ended, **by_id}, now_s)
         return WorkersSeen(workers=found, ended=tuple(ended.values()), cpu_still_s=cpu_still_s, dead_s=dead_s)
 
-    def _place_the_dead(
+    def _locate_dead_workers(
         self, found: WorkerReadings, by_id: Mapping[str, Container], listings: Listings, ended: dict[str, Container]
     ) -> WorkerReadings:
-        """Give dead workers the container they were in, as far as it is known; what of it does not run joins `ended`.
+        """Set the containers of dead workers; those that do not run join `ended`.
 
-        A dead worker's files name no container: their lock has no holder any more. So each worker's is remembered while
-        it lives; and where nobody here has seen it alive, it is the one container that its folder is mounted into.
+        A dead worker's lock has no holder, so its container is remembered, or is the only one that mounts its folder.
         """
         trees = {each.pid: each for each in by_id.values() if each.kind == "process"}
         remembered: dict[tuple[str, str], Container] = {}
@@ -66,7 +67,7 @@ class WorkerWatch:
                 if place is not None and place.kind == "systemd":
                     place = by_id.get(place.id) or self._units.refresh(place)
                 else:
-                    place = place_now(place, sighting.folder, listings)
+                    place = locate(place, sighting.folder, listings)
                 if place is not None and place.id not in by_id:
                     ended[place.id] = place
             elif sighting.container_id is not None:
@@ -80,8 +81,10 @@ class WorkerWatch:
         self._last_places = remembered
         return replace(found, workers=tuple(sightings))
 
-    def _dead_for(self, found: WorkerReadings | None, places: dict[str, Container], now_s: float) -> dict[str, float]:
-        """For how long each dead worker has been seen dead, by name."""
+    def _measure_deaths(
+        self, found: WorkerReadings | None, places: dict[str, Container], now_s: float
+    ) -> dict[str, float]:
+        """Seconds for which each worker has been dead, by name."""
         histories: dict[tuple[str, str], DeathTracker] = {}
         dead_s: dict[str, float] = {}
         for sighting in () if found is None else found.workers:
@@ -89,7 +92,7 @@ class WorkerWatch:
                 continue
             key = sighting.worker.worker, sighting.worker.incarnation
             place = places.get(sighting.container_id or "")
-            if place is not None and place.paused:  # its time starts anew when the container goes on
+            if place is not None and place.paused:  # the time restarts when the container continues
                 self._unknown.add(place.name, "death", container_history.PAUSED.reason)
                 continue
             histories[key] = self._deaths.get(key) or DeathTracker(self._thresholds)
@@ -99,10 +102,10 @@ class WorkerWatch:
         self._deaths = histories
         return dead_s
 
-    def _cpu_still(
+    def _measure_cpu_idle(
         self, found: WorkerReadings | None, by_id: Mapping[str, Container], now_s: float
     ) -> dict[int, float]:
-        """For how long the process of each live worker has used no CPU time, nor waited for storage, by pid."""
+        """Seconds without CPU time and waits for storage, by pid of each live worker."""
         histories: dict[tuple[int, int], CpuIdleTracker] = {}
         workers_found = () if found is None else found.workers
         stores = {
@@ -113,7 +116,7 @@ class WorkerWatch:
         still_s: dict[int, float] = {}
         for sighting in workers_found:
             pid = sighting.pid
-            if pid in still_s or not sighting.alive:  # one process can be several workers
+            if pid in still_s or not sighting.alive:  # several workers may share a process
                 continue
             place = by_id.get(sighting.container_id or "")
             name = place.name if place else sighting.worker.worker
@@ -131,7 +134,7 @@ class WorkerWatch:
             process = (pid, use.start_ticks)
             histories[process] = self._cpu_histories.get(process) or CpuIdleTracker(self._thresholds)
             still_s[pid] = histories[process].observe(use, now_s=now_s, stores=pid in stores)
-        # What was not read in this look starts anew, as after a gap.
+        # Processes that were not read restart, as after a gap.
         self._cpu_histories = histories
         return still_s
 
@@ -145,20 +148,20 @@ def sharing(found: WorkerReadings | None) -> Mapping[str, Sequence[WorkerReading
     return found_in
 
 
-def place_now(last: Container | None, folder: str, listings: Listings) -> Container | None:
-    """Where a dead worker was, as its engine has that container now."""
+def locate(last: Container | None, folder: str, listings: Listings) -> Container | None:
+    """The present container of a dead worker, as its engine lists it."""
     if last is not None:
         listing = listings.get(last.kind)
         if listing is None:
             return last
         listed = listing.containers.get(last.id) or listing.down.get(last.id)
-        if listed is None and not last.listed:  # remembered while its engine was silent, which it is no more
+        if listed is None and not last.listed:  # its engine answers again
             return replace(last, listed=True)
         return listed or last
     asked = holding(listings)
     known = [listing for listing in asked if listing is not None]
     if len(known) < len(asked):
-        return None  # the engine that does not answer may have another that holds the folder
+        return None  # the failing engine may have another container with the folder
     every = (each for listing in known for each in (*listing.containers.values(), *listing.down.values()))
     found = [each for each in every if folder in each.folders]
     return found[0] if len(found) == 1 else None

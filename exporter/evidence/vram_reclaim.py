@@ -39,7 +39,9 @@ class VramReclaimTracker:
             if gpu.processes is None or gpu.memory_used_bytes is None or (gpu.mig and gpu.mig.shares_memory):
                 continue
             card = self._cards.setdefault(gpu.uuid, _GpuMemory(unknown_until_s=until_s))
-            returning_bytes = card.look(gpu.memory_used_bytes, _memory_by_pid(gpu, ended), now_s=now_s, until_s=until_s)
+            returning_bytes = card.update(
+                gpu.memory_used_bytes, _memory_by_pid(gpu, ended), now_s=now_s, until_s=until_s
+            )
             if now_s < card.unknown_until_s:
                 self.unknown[gpu.uuid] = card.why
             else:
@@ -59,7 +61,7 @@ class _GpuMemory:
     stays_bytes: int = 0
     due: list[tuple[float, int]] = field(default_factory=list)
 
-    def look(self, used_bytes: int, held: Mapping[int, int | None], *, now_s: float, until_s: float) -> int:
+    def update(self, used_bytes: int, held: Mapping[int, int | None], *, now_s: float, until_s: float) -> int:
         left = [size for pid, size in self.held.items() if pid not in held]
         if None in left:
             self.unknown_until_s, self.why = until_s, NOT_MEASURED

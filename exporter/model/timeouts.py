@@ -54,7 +54,7 @@ class PhaseTimeouts:
         return self._limit_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
 
     def health_window_s(self, job: "JobFile", window_s: float) -> float | None:
-        """Seconds for which its GPU may be idle (A7); `None` is for ever."""
+        """Seconds for which its GPU may be idle (A7); `None` if not checked."""
         if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
             return None
         return max(window_s, self._limit_s(job))

@@ -353,7 +353,7 @@ def test_a_killed_workers_job_is_settled_and_container_started(scene: Scene, cas
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
     assert scene.happened(case) == happened
     assert f"stop {before.container}" not in scene.told(case) or case == "stays-up"
-    assert "worker is dead: its process is gone" in scene.stage.chain.log("exporter")
+    assert "worker dead: process ended" in scene.stage.chain.log("exporter")
 
 
 @pytest.mark.behaviour("A14")

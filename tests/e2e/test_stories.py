@@ -95,7 +95,9 @@ def test_a_slow_step_with_a_busy_gpu_is_suspected_in_sight_and_left_alone(played
     assert _broken(played, title) == []
     log = [json.loads(line) for line in played.scene.chain.log("exporter").splitlines() if line.startswith("{")]
     job_id = played.of(title).job_id
-    lines = [line for line in log if line["event"] == "silent but not accused" and line["job_id"] == job_id]
+    lines = [
+        line for line in log if line["event"] == "job silent, not reported as stalled" and line["job_id"] == job_id
+    ]
     assert lines
     assert "GPU was busy" in lines[0]["because"]
 

@@ -41,9 +41,9 @@ def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, 
     assert [
         {key: each.get(key) for key in ("event", "worker", "job_id", "attempt", "because")} for each in logged.entries
     ] == [
-        {"event": "silent but not accused", "worker": "w0", "job_id": 7, "attempt": 1,
+        {"event": "job silent, not reported as stalled", "worker": "w0", "job_id": 7, "attempt": 1,
          "because": "GPU was busy or unknown 0 s ago"},
-        {"event": "no longer suspected", "worker": "w0", "job_id": None, "attempt": None, "because": None},
+        {"event": "job active again", "worker": "w0", "job_id": None, "attempt": None, "because": None},
     ]  # fmt: skip
 
 
@@ -59,8 +59,8 @@ def test_state_files_that_turn_bad_and_good_again_are_logged(house: Path, logged
     look.sample()
 
     assert [(each["log_level"], each["event"], each.get("invalid")) for each in logged.entries] == [
-        ("warning", "state files cannot be trusted", {"not_json": 1}),
-        ("info", "every state file can be trusted again", None),
+        ("warning", "invalid state files", {"not_json": 1}),
+        ("info", "all state files valid", None),
     ]
 
 
@@ -97,8 +97,8 @@ def test_task_files_that_turn_bad_and_good_again_are_logged(house: Path, tmp_pat
     look.sample()
 
     assert [(each["log_level"], each["event"], each.get("invalid")) for each in logged.entries] == [
-        ("warning", "task files cannot be trusted", {"not_json": 1}),
-        ("info", "every task file can be trusted again", None),
+        ("warning", "invalid task files", {"not_json": 1}),
+        ("info", "all task files valid", None),
     ]
     assert logged.entries[0]["first_errors"]["not_json"].startswith(f"{bad}: not whole JSON (")
 

@@ -10,13 +10,13 @@ from gpuwarden.errors import GpuwardenError
 
 def test_a_second_exporter_with_the_same_state_dir_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "exporter"
-    main._take(folder)
+    main._lock_state_dir(folder)
 
     with pytest.raises(GpuwardenError, match=f"another exporter runs with --state-dir {folder}"):
-        main._take(folder)
+        main._lock_state_dir(folder)
 
 
 def test_a_state_dir_that_cannot_be_made_ends_no_exporter(tmp_path: Path) -> None:
-    main._take(tmp_path / "missing" / "exporter")
+    main._lock_state_dir(tmp_path / "missing" / "exporter")
 
     assert list(tmp_path.iterdir()) == []

@@ -29,7 +29,7 @@ from exporter.sources.gpu import simulated
 from exporter.sources.gpu.drm import clients
 from exporter.sources.gpu.drm.gpus import AMD, DrmGpus
 from exporter.sources.gpu.nvml.presence import NvidiaHost
-from exporter.worker_watch import place_now
+from exporter.worker_watch import locate
 from gpuwarden import cgroup, procfs
 from gpuwarden.errors import GpuwardenError
 from tests.exporter import builders as build
@@ -302,7 +302,7 @@ def test_an_unreadable_gpu_outlasts_a_silence(house: Path, tmp_path: Path, monke
     docker = Docker(build.container(pid=pid, gpu_request=("0",)))
     places = ContainerCgroups()
     amd = Amd(house, Tree(tmp_path / "host"), pid, containers={"docker": docker}, places=places)
-    monkeypatch.setattr(places, "look", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
+    monkeypatch.setattr(places, "read", lambda _: (frozenset({pid}), RamUse(usage_bytes=1)))
     looks = [amd.look()]
     amd.hangs = True
     looks += [amd.look()]
@@ -498,7 +498,7 @@ def test_an_unseen_dead_worker_was_where_its_folder_is(docker: str, podman: str,
 
     other = {"kubernetes": None} if podman == "pods" else {"podman": listing("podman", podman)}
 
-    found = place_now(None, "f0", {"docker": listing("docker", docker), **other})
+    found = locate(None, "f0", {"docker": listing("docker", docker), **other})
 
     assert (found and found.kind) == placed
 
@@ -716,7 +716,7 @@ def test_the_thread_outlives_a_defect_and_the_snapshot_grows_old_meanwhile(house
     docker.listing = replace(whole, containers=None)
     look = sampler(house, containers={"docker": docker}, interval_s=0.01)
     look.start()
-    eventually(lambda: any(each["event"] == "this look at the host failed" for each in logged.entries))
+    eventually(lambda: any(each["event"] == "sample failed" for each in logged.entries))
     assert look.latest() is None
 
     docker.listing = whole

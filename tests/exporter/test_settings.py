@@ -22,7 +22,7 @@ def test_no_setting_is_infinite_or_no_number(option: str, figure: float) -> None
 
 
 def test_stuck_after_less_than_a_step_is_refused_with_what_to_give() -> None:
-    refused = "--stuck-steps 0.5 is less than a step: give 1 or more, or 0 for never"
+    refused = "--stuck-steps 0.5 is less than a step: use 1 or more, or 0 to disable it"
 
     with pytest.raises(ValidationError, match=re.escape(refused)):
         Settings(stuck_steps=0.5)
@@ -154,7 +154,7 @@ def test_help_prints_every_option_and_starts_no_exporter(capsys: pytest.CaptureF
 
     told = capsys.readouterr()
     assert told.out.startswith("usage: gpuwarden exporter [-h]")
-    assert "port to listen on; 0 takes a free one" in told.out
+    assert "port to listen on; 0 selects a free one" in told.out
     assert told.err == ""
 
 

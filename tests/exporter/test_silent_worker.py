@@ -80,8 +80,8 @@ def test_a_stopped_worker_grows_silent(house: Path, start_worker: StartWorker, l
     )
     told = [(each["log_level"], each["event"], each["worker"]) for each in logged.entries]
     assert told[:2] == [
-        ("error", "worker is dead: no heartbeat and no CPU time", "w0"),
-        ("info", "worker is no longer dead", "w0"),
+        ("error", "worker dead: no heartbeat, no CPU time", "w0"),
+        ("info", "worker alive again", "w0"),
     ]
     assert (logged.entries[0]["job_id"], logged.entries[0]["attempt"]) == (7, 1)
 

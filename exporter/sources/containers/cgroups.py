@@ -39,7 +39,7 @@ class ContainerCgroups:
         self._files: dict[str, _CgroupFiles] = {}
         self._first: dict[str, tuple[Path, int]] = {}
 
-    def look(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
+    def read(self, container: Container) -> tuple[frozenset[int] | None, RamUse]:
         """The processes (`None` if unknown) and RAM of a container."""
         try:
             if container.kind == "process":

@@ -44,12 +44,12 @@ class Placement:
     """Processes and RAM of each container, by incarnation.
 
     Attributes:
-        looks: processes (`None` if unknown) and RAM.
+        readings: processes (`None` if unknown) and RAM.
         pids: the processes of all containers.
         whole: whether all are known.
     """
 
-    looks: Mapping[str, tuple[frozenset[int] | None, RamUse]]
+    readings: Mapping[str, tuple[frozenset[int] | None, RamUse]]
     pids: frozenset[int]
     whole: bool
 
@@ -101,10 +101,10 @@ class ContainerDirectory:
     def place(self, running: Running) -> Placement:
         """Read the processes and RAM of each container."""
         self._places.keep(running.containers)
-        looks = {each: self._places.look(container) for each, container in running.containers.items()}
-        within = [pids for pids, _ in looks.values()]
+        readings = {each: self._places.read(container) for each, container in running.containers.items()}
+        within = [pids for pids, _ in readings.values()]
         self._placed = frozenset[int]().union(*filter(None, within))
-        return Placement(looks=looks, pids=self._placed, whole=running.whole and None not in within)
+        return Placement(readings=readings, pids=self._placed, whole=running.whole and None not in within)
 
     def _containers_of(self, kind: str, listing: Listing | None) -> Mapping[str, Container]:
         """The containers of one engine, by id. Without a listing, the last ones that still run.

@@ -53,7 +53,7 @@ class Servers:
         """Stop all probes."""
         self._prober.close()
 
-    def look(
+    def observe(
         self, running: Iterable[Container], workers: WorkerReadings | None, *, now_s: float
     ) -> tuple[ServerEvidence, ...]:
         """Add one sample of the running containers."""

@@ -126,7 +126,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
     assert scene.incarnation("rules") != before
     told = [json.loads(line) for line in scene.stage.chain.log("exporter").splitlines() if line.startswith("{")]
-    deaths = [line for line in told if line["event"].startswith("worker is dead")]
+    deaths = [line for line in told if line["event"].startswith("worker dead")]
     its = [line for line in deaths if line["worker"] == worker_of("rules")]
     assert [(line["level"], line["job_id"]) for line in its] == [("error", job_id)]
 

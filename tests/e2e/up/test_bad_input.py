@@ -90,7 +90,7 @@ def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_wri
         what="the job was mended",
         log=lambda: scene.chain.log_tail("execute"),
     )
-    assert "state files cannot be trusted" in scene.chain.log("exporter")
+    assert "invalid state files" in scene.chain.log("exporter")
 
 
 @pytest.mark.parametrize(

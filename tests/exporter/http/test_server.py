@@ -637,7 +637,7 @@ def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
 
     assert run("--dir", missing) == (
         1,
-        f"gpuwarden exporter: {missing} does not exist: make it, with this host's name in {missing}/host\n",
+        f"gpuwarden exporter: {missing} does not exist: create it, with this host's name in {missing}/host\n",
     )
 
 

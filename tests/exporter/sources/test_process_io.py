@@ -72,7 +72,7 @@ def test_a_process_whose_files_hold_the_same_is_not_parsed_again(tmp_path: Path)
 def test_an_io_file_in_another_format_is_an_error(tmp_path: Path) -> None:
     kernel(tmp_path, 41, io="rchar: 100\n")
 
-    with pytest.raises(ValueError, match="not its format"):
+    with pytest.raises(ValueError, match="unknown format"):
         Work(proc=tmp_path).read([41])
 
 
@@ -477,7 +477,7 @@ def test_a_killed_bare_worker_is_reported_once(house: Path, start_worker: StartW
     assert dead.container_incarnation == alive.container_incarnation
     assert (dead.job_id, dead.attempt) == (7, 1)
     told_of = [(each["log_level"], each["event"], each["container"]) for each in logged.entries]
-    assert told_of == [("error", "worker is dead: its process is gone", "w0")]
+    assert told_of == [("error", "worker dead: process ended", "w0")]
 
 
 @pytest.mark.parametrize("job_id", [None, 7])

@@ -247,7 +247,7 @@ def test_each_file_that_will_not_do_costs_its_own_task_and_is_counted(folder: Pa
     }  # fmt: skip
     assert {reason: said for reason, said in found.first_errors.items() if reason in ("unreadable", "oversized")} == {
         "unreadable": f"{folder}/12.json: Too many levels of symbolic links",
-        "oversized": f"{folder}/16.json: it is over 65536 bytes",
+        "oversized": f"{folder}/16.json: over 65536 bytes",
     }
 
 

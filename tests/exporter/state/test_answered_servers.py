@@ -47,7 +47,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
 def seen(kept: AnsweredFile | None, *containers: Container) -> ServerEvidence:
     """What one exporter sees of the first, from its start to its end."""
     with closing(Servers(Prober(), kept)) as servers:
-        found = servers.look(containers, build.NO_WORKERS, now_s=100.0)
+        found = servers.observe(containers, build.NO_WORKERS, now_s=100.0)
         servers.keep()
     return found[0]
 
@@ -216,10 +216,10 @@ def test_an_empty_file_is_reported_and_rewritten(kept: AnsweredFile, logged: Log
 
 def test_nothing_is_written_while_nothing_changes(kept: AnsweredFile) -> None:
     with closing(Servers(Prober(), kept)) as servers:
-        servers.look([by_health()], build.NO_WORKERS, now_s=100.0)
+        servers.observe([by_health()], build.NO_WORKERS, now_s=100.0)
         servers.keep()
         kept.path.unlink()
-        servers.look([by_health()], build.NO_WORKERS, now_s=101.0)
+        servers.observe([by_health()], build.NO_WORKERS, now_s=101.0)
         servers.keep()
 
     assert not kept.path.exists()

@@ -77,7 +77,7 @@ class Clients:
         self._meters: dict[_Key, Meter] = {}
         self._owners: dict[_Key, int] = {}
 
-    def look(
+    def read(
         self,
         now_s: float,
         *,

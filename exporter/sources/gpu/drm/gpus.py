@@ -149,7 +149,7 @@ class DrmGpus:
         )
         places = {name: _minor(device.node) for device in devices for name in device.nodes}
         places.update((device.node, _minor(device.node)) for device in devices)
-        holders = self._clients.look(time.monotonic(), asleep=asleep, places=places, question=question)
+        holders = self._clients.read(time.monotonic(), asleep=asleep, places=places, question=question)
         parts = Counter(device.pci for device in devices)
         gpus: list[Gpu] = []
         for index, device in enumerate(sorted(devices, key=partial(_rank, topology))):

@@ -105,7 +105,7 @@ def container(pid: int = 41, full_id: str = ID, **changes: object) -> Container:
 
 
 def processes_in(places: ContainerCgroups, place: Container) -> set[int] | None:
-    pids, _ = places.look(place)
+    pids, _ = places.read(place)
     return None if pids is None else set(pids)
 
 
@@ -188,11 +188,11 @@ def test_a_late_look_does_not_date_a_frozen_container(host: Host, monkeypatch: p
 def test_a_container_is_found_once_and_read_each_time(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.process(42, scope())
     monkeypatch.setattr(cgroup, "place", lambda *_, **__: pytest.fail("it was looked for again"))
 
-    pids, ram = places.look(container())
+    pids, ram = places.read(container())
 
     assert (set(pids or ()), ram.usage_bytes) == ({41, 42}, 1000)
 
@@ -213,7 +213,7 @@ def test_a_containers_first_process_may_end_before_the_others(host: Host) -> Non
     host.process(41, scope())
     host.process(42, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.end(41)
 
     assert processes_in(places, container()) == {42}
@@ -222,11 +222,11 @@ def test_a_containers_first_process_may_end_before_the_others(host: Host) -> Non
 def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.remove(scope())
     host.process(41, scope(OTHER), ticks=99)
 
-    pids, ram = places.look(container())
+    pids, ram = places.read(container())
 
     assert (pids, ram.usage_bytes) == (None, None)
 
@@ -234,9 +234,9 @@ def test_a_pid_that_is_somebody_elses_by_now_tells_nothing_of_its_container(host
 def test_a_container_that_is_started_again_is_found_again(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.remove(scope())
-    gone = places.look(container())
+    gone = places.read(container())
     host.process(41, scope())
 
     assert (gone[0], gone[1].unknown is not None) == (None, True)
@@ -255,12 +255,12 @@ def test_a_container_that_is_looked_at_before_its_process_is_put_into_its_group_
 def test_files_that_are_open_tell_what_is_in_them_by_now_and_not_what_was(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
-    before = [places.look(container()) for _ in range(3)][-1]
+    before = [places.read(container()) for _ in range(3)][-1]
     host.process(42, scope())
     (host.top / scope() / host.usage).write_text("3000\n")
     (host.top / scope() / "memory.stat").write_text("anon 300\ntotal_rss 300\n")
 
-    after = places.look(container())
+    after = places.read(container())
 
     assert (before[0], before[1].usage_bytes, before[1].anon_bytes) == (frozenset({41}), 1000, None)
     assert (after[0], after[1].usage_bytes, after[1].anon_bytes) == (frozenset({41, 42}), 3000, 300)
@@ -275,7 +275,7 @@ def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(hos
     def anon(said: int, usage: int) -> int | None:
         files["memory.stat"].write_text(f"anon {said}\ntotal_rss {said}\n")
         files[host.usage].write_text(f"{usage}\n")
-        return places.look(container())[1].anon_bytes
+        return places.read(container())[1].anon_bytes
 
     first = anon(1, 1000)
     same = [anon(2, 1000) for _ in range(cgroup.PARTS_READS)]
@@ -288,13 +288,13 @@ def test_unchanged_memory_parts_are_read_in_the_end_and_changed_ones_at_once(hos
 def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.remove(scope())  # with its files, which tell on what they told, where they are open
     host.process(42, scope())
     (host.top / scope() / host.usage).write_text("3000\n")
     moved = replace(container(), pid=42)
 
-    pids, ram = places.look(moved)
+    pids, ram = places.read(moved)
 
     assert (pids, ram.usage_bytes) == (frozenset({42}), 3000)
 
@@ -302,7 +302,7 @@ def test_a_group_in_the_place_of_one_whose_files_are_open_is_read_instead(host: 
 def test_a_group_that_is_made_below_one_whose_files_are_open_is_seen(host: Host) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     host.process(42, f"{scope()}/inside")
 
     assert processes_in(places, container()) == {41, 42}
@@ -359,7 +359,7 @@ def test_the_files_of_no_more_containers_stay_open_than_may_be_and_of_none_that_
 def test_stale_open_files_are_replaced_in_the_same_look(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.process(41, scope())
     places = host.places()
-    places.look(container())
+    places.read(container())
     read, refusals = cgroup.File.read, iter([OSError(errno.ENODEV, "the kernel has removed it")])
 
     def refuse_once(file: cgroup.File) -> bytes:

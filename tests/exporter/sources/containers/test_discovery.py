@@ -226,13 +226,13 @@ def test_what_cannot_be_looked_at_may_be_there(tmp_path: Path) -> None:
 def test_who_is_asked_and_who_is_looked_for(options: list[str], asked: list[str], sought: dict[str, Path]) -> None:
     settings = Settings(_cli_parse_args=options)
 
-    assert sorted(main.engines_of(settings)) == asked
-    assert {kind: each.mark for kind, each in main.sought_by(settings).items()} == sought
+    assert sorted(main.configured_engines(settings)) == asked
+    assert {kind: each.mark for kind, each in main.pending_engines(settings).items()} == sought
 
 
 def test_what_is_looked_for_loads_no_client() -> None:
     program = "import sys; from exporter import main; from exporter.settings import Settings\n"
-    program += "main.sought_by(Settings(_cli_parse_args=[])); print(*sys.modules)"
+    program += "main.pending_engines(Settings(_cli_parse_args=[])); print(*sys.modules)"
 
     told = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
-from exporter.main import pods_of
+from exporter.main import make_pods
 from exporter.model.container import Container, VramBudget
 from exporter.model.thresholds import Thresholds
 from exporter.sampler import Sampler
@@ -625,7 +625,7 @@ def test_a_pods_processes_and_ram_are_found_from_another_cgroup_namespace_too(ho
     (host.proc / "41/cgroup").write_text(host.line.format(f"../../pod1/cri-containerd-{ID}.scope") + "\n")
     cluster.pods = {"items": [a_pod()]}
 
-    pids, ram = host.places().look(only(on(host, api=of(cluster))))
+    pids, ram = host.places().read(only(on(host, api=of(cluster))))
 
     assert (set(pids or ()), ram.usage_bytes) == ({41}, 1000)
 
@@ -635,7 +635,7 @@ def test_a_node_without_a_memory_controller_has_unknown_ram(host: Host, cluster:
     (host.top / f"{GROUP}/cri-containerd-{ID}.scope" / host.usage).unlink()
     cluster.pods = {"items": [a_pod()]}
 
-    pids, ram = host.places().look(only(on(host, api=of(cluster))))
+    pids, ram = host.places().read(only(on(host, api=of(cluster))))
 
     assert (set(pids or ()), ram.usage_bytes) == ({41}, None)
     assert ram.unknown is not None
@@ -695,23 +695,23 @@ def test_the_api_is_asked_for_one_node_and_wants_its_name() -> None:
 def test_an_api_in_the_cluster_is_where_kubernetes_says(monkeypatch: pytest.MonkeyPatch) -> None:
     given = settings("--pods=api", "--node-name=node-1")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(GpuwardenError, match="give --kubernetes-api a URL"):
-        pods_of(given)
+    with pytest.raises(GpuwardenError, match="set --kubernetes-api to a URL"):
+        make_pods(given)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
 
-    api = pods_of(given)._api
+    api = make_pods(given)._api
 
     assert api is not None
     assert api.url == "https://10.0.0.1:6443"
 
 
 def test_links_alone_need_no_api_and_the_kubelets_socket_can_be_left_out() -> None:
-    source = pods_of(settings("--pods=logs", "--pod-resources=none"))
+    source = make_pods(settings("--pods=logs", "--pod-resources=none"))
 
     assert (source._api, source._pod_resources) == (None, None)
 
-    by_itself, told = pods_of(settings("--pods=logs")), pods_of(settings(f"--pod-resources={kubelet.SOCKET}"))
+    by_itself, told = make_pods(settings("--pods=logs")), make_pods(settings(f"--pod-resources={kubelet.SOCKET}"))
     assert (by_itself._pod_resources, by_itself._kubelet_wanted) == (kubelet.SOCKET, False)
     assert (told._pod_resources, told._kubelet_wanted) == (kubelet.SOCKET, True)
 

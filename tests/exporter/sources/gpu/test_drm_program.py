@@ -114,7 +114,7 @@ def test_an_amd_worker_is_unknown_at_work_and_idle_at_rest(house: Path, tree: Tr
         tree.write(folder / "gpu_busy_percent", 0)
         eventually(lambda: f"{missing} 0.0" in (text := scrape(port)) and f"{idle} " in text)
 
-    assert next(line for line in log if line["event"] == "GPUs are read from the kernel")["drivers"] == ["amdgpu"]
+    assert next(line for line in log if line["event"] == "reading GPUs from the kernel")["drivers"] == ["amdgpu"]
     info = f'{{attribution="device",gpu="pci-{CARD}",index="0",name="navi31",source="amdgpu"}}'
     assert f"gpuwarden_gpu_info{info} 1.0" in busy
     assert f"gpuwarden_container_gpu_memory_bytes{place} 77824.0" in busy
@@ -164,13 +164,13 @@ def test_a_required_gpu_must_be_there(option: str, driver: str, tree: Tree, monk
     tree.gpu(128, CARD, driver)
     monkeypatch.setattr(gpus, "DrmGpus", partial(gpus.DrmGpus, sys=tree.sys, proc=tree.proc))
 
-    with pytest.raises(GpuwardenError, match=rf"no GPU of the kernel's driver .* or start it with --{option} off"):
+    with pytest.raises(GpuwardenError, match=rf"no GPU of the kernel driver .* or set --{option} off"):
         main._drm_source(settings(**{option: "on"}))
 
 
 @pytest.mark.parametrize("option", ["amd", "intel"])
 def test_a_real_gpu_that_must_be_there_and_a_simulated_one_are_refused_together(option: str, tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match=f"--{option} on and --simulate-gpu cannot both be"):
+    with pytest.raises(ValidationError, match=f"--{option} on conflicts with --simulate-gpu"):
         settings(**{option: "on"}, simulate_gpu=tmp_path / "gpus.json")
 
 

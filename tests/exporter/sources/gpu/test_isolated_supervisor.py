@@ -658,7 +658,7 @@ def test_a_library_that_was_replaced_is_loaded_by_another_process(start: Start, 
     because = refused(source)
     driver.answer(Card())
 
-    assert "its library and its kernel module are of two versions" in because
+    assert "its library and its kernel module have different versions" in because
     assert eventually(lambda: answered(source))
     assert asking(source) != pid
 

@@ -44,7 +44,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
 
 
 def look(servers: Servers, *containers: Container, now_s: float = 100.0, workers: Any = build.NO_WORKERS) -> Any:
-    found = servers.look(containers, workers, now_s=now_s)
+    found = servers.observe(containers, workers, now_s=now_s)
     return found[0] if len(found) == 1 else found
 
 
@@ -176,7 +176,7 @@ def test_an_unreadable_server_costs_itself(house: Path, servers: Servers, monkey
         servers=servers,
     )  # fmt: skip
     with monkeypatch.context() as patched:
-        patched.setattr(servers, "look", refuse)
+        patched.setattr(servers, "observe", refuse)
         snapshot = sampler.sample()
 
     assert snapshot.servers is None
