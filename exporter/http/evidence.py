@@ -1,6 +1,7 @@
 """The answers of `/evidence` about one worker or server. Pure."""
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, Final
 
 from exporter.evidence import vram_budgets
 from exporter.evidence.worker_liveness import count_workers, may_have_unknown_workers
@@ -8,7 +9,7 @@ from exporter.model.container import ContainerEvidence, Probe
 from exporter.model.snapshot import Snapshot
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReading, WorkerReadings
-from gpuwarden.evidence import ServerFacts, WorkerFacts
+from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.state_file import Stamp
 
 
@@ -92,9 +93,10 @@ def server_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts
 
 
 def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:
-    """Build the fields of `ContainerFacts`."""
+    """The fields of `ContainerFacts`: those with the names of fields of the evidence pass as they are."""
     container = place.container if place else None
     return {
+        **{name: getattr(place, name) if place else None for name in _SAME_NAMES},
         "host": snapshot.host,
         "sample_age_s": sample_age_s,
         "container_kind": container.kind if container else None,
@@ -103,21 +105,16 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
         "container_incarnation": container.incarnation if container else None,
         "gpus": list(place.gpus) if place else None,
         "gpu_simulated": None if snapshot.gpus is None else snapshot.gpus.source == "simulated",
-        "gpu_idle_s": place.gpu_idle_s if place else None,
-        "gpu_pegged_s": place.gpu_pegged_s if place else None,
-        "gpu_not_seen_busy_s": place.gpu_not_seen_busy_s if place else None,
         "gpu_unknown": _because(place.gpu_unknown) if place else None,
-        "gpu_lost_s": place.gpu_lost_s if place else None,
-        "ram_bytes": place.ram_bytes if place else None,
-        "ram_still_s": place.ram_still_s if place else None,
         "ram_unknown": _because(place.ram_unknown) if place else None,
-        "io_still_s": place.io_still_s if place else None,
-        "fault_still_s": place.fault_still_s if place else None,
         "container_cpu_still_s": place.cpu_still_s if place else None,
         "work_unknown": _because(place.work_unknown) if place else None,
         "gpu_pids": _driver_pids(snapshot),
         "lost_gpus_s": {gpu: snapshot.gpu_lost_s[gpu] for gpu in snapshot.lost_gpus},
     }
+
+
+_SAME_NAMES: Final = tuple(each.name for each in fields(ContainerFacts) if hasattr(ContainerEvidence, each.name))
 
 
 def _because(unknown: object) -> str | None:
