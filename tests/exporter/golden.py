@@ -6,6 +6,7 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 from prometheus_client import CollectorRegistry
@@ -49,6 +50,13 @@ FIGURES = GpuFigures(
     pcie_replays=9,
     pcie_errors={"correctable": 5, "nonfatal": 0, "fatal": 0},
 )
+
+
+def with_all_figures(use: RamUse) -> RamUse:
+    """Each figure that has no value gets one, so that a new figure has a sample at once."""
+    missing: dict[str, Any] = {name: 7 for name in use._fields if name != "unknown" and getattr(use, name) is None}
+    return use._replace(**missing)
+
 
 SNAPSHOT = build.snapshot(
     gpus=build.gpus(
@@ -122,7 +130,7 @@ SNAPSHOT = build.snapshot(
             container=build.container(
                 managed=True, vram_budget=VramBudget(budget_bytes=1800 * build.MIB, recyclable=True)
             ),
-            ram=build.RAM._replace(oom_kills=1),
+            ram=with_all_figures(build.RAM._replace(oom_kills=1)),
             shares=(
                 # It decodes, and runs no kernel.
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True,
