@@ -5,8 +5,9 @@ from typing import Any, Final
 
 from exporter.evidence import vram_budgets
 from exporter.evidence.worker_liveness import count_workers, may_have_unknown_workers
-from exporter.model.container import ContainerEvidence, Probe
+from exporter.model.container import ContainerEvidence, Probe, RamUse
 from exporter.model.snapshot import Snapshot
+from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from exporter.model.worker import WorkerReading, WorkerReadings
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
@@ -93,10 +94,12 @@ def server_evidence(name: str, snapshot: Snapshot, *, now: Stamp) -> ServerFacts
 
 
 def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample_age_s: float) -> dict[str, Any]:
-    """The fields of `ContainerFacts`: those with the names of fields of the evidence pass as they are."""
+    """The fields of `ContainerFacts`: those with the names of figures, or of limits, pass as they are."""
     container = place.container if place else None
     return {
-        **{name: getattr(place, name) if place else None for name in _SAME_NAMES},
+        **{name: getattr(snapshot.thresholds, name) for name in _LIMITS},
+        **{name: getattr(place.ram, name) if place else None for name in _RAM},
+        **{name: getattr(place, name) if place else None for name in _EVIDENCE},
         "host": snapshot.host,
         "sample_age_s": sample_age_s,
         "container_kind": container.kind if container else None,
@@ -114,7 +117,10 @@ def _container_facts(snapshot: Snapshot, place: ContainerEvidence | None, sample
     }
 
 
-_SAME_NAMES: Final = tuple(each.name for each in fields(ContainerFacts) if hasattr(ContainerEvidence, each.name))
+_FACTS: Final = frozenset(each.name for each in fields(ContainerFacts))
+_EVIDENCE: Final = frozenset(name for name in _FACTS if hasattr(ContainerEvidence, name))
+_RAM: Final = _FACTS.intersection(RamUse._fields) - _EVIDENCE
+_LIMITS: Final = _FACTS.intersection(each.name for each in fields(Thresholds)) - _EVIDENCE
 
 
 def _because(unknown: object) -> str | None:

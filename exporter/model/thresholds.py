@@ -1,9 +1,10 @@
 """Limits of the exporter, with their defaults. Pure.
 
-Each is a setting of the same name. Those that rules read are in `exporter.collectors.thresholds`.
+Each is a setting of the same name. Those that rules read have a row in `GAUGES`.
 """
 
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from exporter.model.timeouts import PhaseTimeouts
 
@@ -34,3 +35,73 @@ class Thresholds:
     # NVLink, off the bus, uncontained ECC, GSP (two), ECC, initialisation.
     # https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
     xids_fatal: tuple[int, ...] = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143)
+
+
+class Limit(NamedTuple):
+    """The gauge of one field of `Thresholds`, and the option that sets it."""
+
+    name: str
+    help_text: str
+    field: str
+    option: str
+    values: str = ""
+
+
+GAUGES: Final = (
+    Limit(
+        "gpuwarden_gpu_idle_threshold_ratio",
+        "A GPU at or under this share of its time is idle.",
+        "idle_ratio",
+        "--idle-ratio",
+    ),
+    Limit(
+        "gpuwarden_ram_still_threshold_bytes",
+        "RAM that moved by no more than this is still.",
+        "ram_delta_bytes",
+        "--ram-delta-mib",
+    ),
+    Limit(
+        "gpuwarden_io_still_threshold_bytes_per_second",
+        "A container whose processes read and write no more than this does no I/O.",
+        "io_still_bytes_per_s",
+        "--io-still-kib-per-s",
+    ),
+    Limit(
+        "gpuwarden_fault_still_threshold_per_second",
+        "A container with no more page faults than this touches no new memory.",
+        "faults_still_per_s",
+        "--faults-still-per-s",
+    ),
+    Limit(
+        "gpuwarden_cpu_still_threshold_ratio",
+        "A container that uses no more than this share of one CPU is still.",
+        "cpu_still_ratio",
+        "--cpu-still-ratio",
+    ),
+    Limit(
+        "gpuwarden_gpu_lost_threshold_seconds",
+        "People are told of a GPU that has been lost for this long.",
+        "gpu_lost_s",
+        "--gpu-lost-s",
+    ),
+    Limit(
+        "gpuwarden_server_never_answered_threshold_seconds",
+        "People are told of a server that has been asked for this long, and has never answered.",
+        "never_answered_s",
+        "--never-answered-s",
+    ),
+    Limit(
+        "gpuwarden_server_silent_threshold_ratio",
+        "People are told of a server that has not answered for so many times the silence that its owner allows.",
+        "server_silent_times",
+        "--server-silent-times",
+        "ratio, 1 or more",
+    ),
+    Limit(
+        "gpuwarden_job_slowed_threshold_ratio",
+        "People are told of a job each step of which takes so many times as long as its own mean.",
+        "slowed_ratio",
+        "--slowed-ratio",
+        "ratio, more than 1",
+    ),
+)
