@@ -1,1 +1,1 @@
-"""Dashboards as code: what they show is written here, and the JSON that Grafana loads is rendered from it."""
+"""Dashboards as code. The JSON that Grafana loads is rendered from this package."""

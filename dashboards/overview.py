@@ -1,6 +1,6 @@
-"""The overview: the fleet at a glance, each job's silence, the GPUs and the RAM, and whether the watcher is well.
+"""The overview dashboard: fleet, jobs, queue, GPUs, RAM, exporters and remediators.
 
-To add a panel, add it to its row in `dashboards/rows`, run `python -m dashboards.render`, and commit the JSON with it.
+To add a panel, add it to its row in `dashboards/rows`, run `python -m dashboards.render` and commit the JSON.
 """
 
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ from dashboards.rows import glance, hardware, jobs, queue, remediator, watcher
 
 ROWS: Final[Mapping[str, tuple[Panel, ...]]] = {
     "Fleet at a glance": glance.PANELS,
-    "Jobs and beats": jobs.PANELS,
-    "The queue, by host that tells of it (the choice of workers does not apply)": queue.PANELS,
-    "GPU and RAM, by host and container (the choice of workers does not apply)": hardware.PANELS,
-    "The watcher itself": (*watcher.PANELS, *remediator.PANELS),
+    "Jobs": jobs.PANELS,
+    "Queue, by publishing host (worker selection does not apply)": queue.PANELS,
+    "GPU and RAM, by host and container (worker selection does not apply)": hardware.PANELS,
+    "gpuwarden itself": (*watcher.PANELS, *remediator.PANELS),
 }
 
 
 def overview() -> builders.Dashboard:
-    """The dashboard, ready to build."""
+    """Build the dashboard."""
     dashboard = (
         builders.Dashboard("gpuwarden: overview")
         .uid("gpuwarden-overview")
-        .description("What runs on the GPUs, what has fallen silent, and whether the watcher is well.")
+        .description("Jobs on GPUs, stalled jobs, and the health of gpuwarden itself.")
         .tags(["gpuwarden", "gpu"])
         .readonly()
         .timezone("browser")
@@ -51,7 +51,7 @@ def overview() -> builders.Dashboard:
 
 
 def _choice(name: str, *, label: str, values: str) -> builders.QueryVariable:
-    """A variable of many values; `All` is `.*`, so that it takes in what appears later and series without the label."""
+    """A multi-value variable. `All` is `.*`, which includes later values and series without the label."""
     return (
         builders.QueryVariable(name)
         .label(label)
@@ -67,7 +67,7 @@ def _choice(name: str, *, label: str, values: str) -> builders.QueryVariable:
 
 
 def _stalls() -> builders.AnnotationQuery:
-    """A mark on every chart while an alert fires whose trip is a stall, to read beat age, GPU and RAM around it."""
+    """Marks on every chart while a stall alert fires."""
     return (
         builders.AnnotationQuery()
         .name("Stalls")

@@ -1,6 +1,6 @@
-"""A panel as it is written down, and what Grafana makes of it.
+"""Panels, and the Grafana builders made from them.
 
-Panels are laid out in reading order, 24 columns a line; the widths of a line add up to 24.
+Panels are laid out in reading order. The widths of a line add up to 24.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Builder = stat.Panel | timeseries.Panel | statetimeline.Panel | table.Panel
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """One query. `legend` names its series by their labels; `limit` draws them dashed, as what others are held to."""
+    """One query; `limit` draws its series dashed."""
 
     expr: str
     legend: str
@@ -32,7 +32,7 @@ class Query:
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What a value says, for people."""
+    """Text and colour of one value."""
 
     text: str
     color: str
@@ -40,24 +40,19 @@ class Meaning:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel. `reads` says how to read it.
+    """One panel.
 
-    `number` and `table` show the present instant alone, so that what has vanished is not shown as if it were still so;
-    `lines` and `states` leave a gap where a value was unknown.
+    `number` and `table` show only the current value. `lines` and `states` leave a gap where a value was unknown.
 
     Args:
-        title: unique in the dashboard.
-        reads: what it shows and what to make of it.
         unit: a Grafana unit id.
-        kind: how it is drawn.
         width: columns out of 24.
-        levels: from which value on it takes which colour; below the first it is green.
-        meanings: values shown as words.
-        top: the greatest value of the axis, where there is a natural one.
+        levels: colour from each value on; green below the first.
+        top: maximum of the axis, if it has one.
     """
 
     title: str
-    reads: str
+    description: str
     unit: str
     queries: tuple[Query, ...]
     kind: Literal["number", "lines", "states", "table"] = "lines"
@@ -68,9 +63,9 @@ class Panel:
 
 
 def build(panel: Panel, *, panel_id: int) -> Builder:
-    """The builder of one panel, complete but for its place."""
+    """Build one panel without its position."""
     builder = _of_kind(panel)
-    builder.id(panel_id).title(panel.title).description(panel.reads).datasource(DATASOURCE)
+    builder.id(panel_id).title(panel.title).description(panel.description).datasource(DATASOURCE)
     builder.unit(panel.unit).span(panel.width).height(HEIGHTS[panel.kind])
     for number, query in enumerate(panel.queries):
         builder.with_target(_target(query, panel, ref_id=chr(ord("A") + number)))

@@ -1,4 +1,4 @@
-"""What a rendered dashboard asks Prometheus, read back from its JSON with Grafana's variables filled in."""
+"""Read the PromQL of a rendered dashboard, with Grafana's variables replaced."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,16 +19,16 @@ class PanelQuery:
 def queries(
     dashboard: Mapping[str, Any], *, host: str = ".*", worker: str = ".*", rate_interval: str = "1m"
 ) -> list[PanelQuery]:
-    """Every query of every panel, in the order of the page.
+    """All queries of all panels, in page order.
 
     Args:
-        dashboard: what `overview.json` holds.
-        host: the regular expression that stands for the chosen hosts.
-        worker: the regular expression that stands for the chosen workers.
-        rate_interval: a PromQL duration, at least four scrape intervals.
+        dashboard: content of `overview.json`.
+        host: regular expression.
+        worker: regular expression.
+        rate_interval: PromQL duration, at least four scrape intervals.
 
     Raises:
-        ValueError: a query uses a variable that has no value here.
+        ValueError: a query uses a variable without a value here.
     """
     values = {"host": host, "worker": worker, "__rate_interval": rate_interval}
     return [
@@ -39,7 +39,7 @@ def queries(
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Every panel but the rows, those inside collapsed rows too."""
+    """All panels except rows, including panels in collapsed rows."""
     for panel in dashboard.get("panels", ()):
         if panel["type"] == "row":
             yield from panels(panel)
@@ -48,11 +48,7 @@ def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def fill_in(expr: str, values: Mapping[str, str]) -> str:
-    """Replace Grafana's variables by their values.
-
-    Raises:
-        ValueError: a variable has no value.
-    """
+    """Replace Grafana's variables by their values. Raises ValueError if one has no value."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]

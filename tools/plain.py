@@ -46,7 +46,6 @@ REFUSED: Final = frozenset({
 LATER: Final = frozenset(
     {
         "",
-        "alerts",
         "bench",
         "bench/chaos",
         "bench/corpus",
@@ -54,8 +53,6 @@ LATER: Final = frozenset(
         "bench/queue",
         "bench/remediator",
         "bench/rules",
-        "dashboards",
-        "dashboards/rows",
         "deploy",
         "deploy/standalone",
         "deploy/templates",
@@ -314,9 +311,22 @@ def _markdown(source: str) -> Iterator[Line]:
 
 
 def _rules(source: str) -> Iterator[Line]:
+    """Comments and annotations, each annotation on its own. A template counts as one word."""
+    folded = ""
     for number, line in enumerate(source.splitlines(), 1):
-        if line.lstrip().startswith("#") or re.match(r"\s*(summary|description|why):", line):
-            yield Line(number, line.lstrip("# ").strip())
+        text = re.sub(r"\{\{.*?\}\}", "X", line.lstrip())
+        if folded and line.startswith(folded):
+            yield Line(number, text)
+        elif text.startswith("#"):
+            folded = ""
+            yield Line(number, text.lstrip("# ").strip())
+        elif annotation := re.match(r"(?:summary|description|why): (.*)", text):
+            folded = line[: len(line) - len(line.lstrip())] + "  "
+            yield Line(number, "")
+            yield Line(number, annotation[1].removeprefix(">-").strip('"'))
+        else:
+            folded = ""
+            yield Line(number, "")
 
 
 def _sentences(lines: Iterable[Line]) -> Iterator[tuple[int, str]]:

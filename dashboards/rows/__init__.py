@@ -1,1 +1,1 @@
-"""The panels of the overview by subject, one file each: `PANELS` in reading order."""
+"""Panels of the overview, one file per subject: `PANELS` in reading order."""

@@ -1,12 +1,12 @@
-"""The fleet at a glance: a number for each question that a person asks first."""
+"""The fleet at a glance: single numbers."""
 
 from typing import Final
 
-from dashboards.expressions import EXPORTER_KNOWN, HOST, SLOT, WORKER, WORKERS_KNOWN, each, or_zero
+from dashboards.expressions import EXPORTER_KNOWN, HOST, SLOT, WORKER, WORKERS_KNOWN, aggregate, or_zero
 from dashboards.panels import Meaning, Panel, Query
 
-_ALIVE: Final = each("max", SLOT, "gpuwarden_worker_alive")
-_ARMED: Final = each("max", ("host",), "gpuwarden_remediator_armed", where=HOST)
+_ALIVE: Final = aggregate("max", SLOT, "gpuwarden_worker_alive")
+_ARMED: Final = aggregate("max", ("host",), "gpuwarden_remediator_armed", where=HOST)
 _SIMULATED: Final = f'count(group by (host, gpu) (gpuwarden_gpu_info{{source="simulated", {HOST}}}))'
 _ALERTS: Final = (
     f'count(max by (alertname, host, worker, container) (ALERTS{{alertname=~"Gpuwarden.+", '
@@ -16,7 +16,7 @@ _ALERTS: Final = (
 PANELS: Final = (
     Panel(
         title="Workers alive",
-        reads="Workers whose process holds its kernel lock now, whatever their heartbeat says.",
+        description="Workers whose process holds its kernel lock now, with or without a heartbeat.",
         unit="short",
         queries=(Query(expr=or_zero(f"sum({_ALIVE})", WORKERS_KNOWN), legend="alive"),),
         kind="number",
@@ -24,7 +24,7 @@ PANELS: Final = (
     ),
     Panel(
         title="Workers dead",
-        reads="Workers that ended without removing their files and have not been started again. Any is worth a look.",
+        description="Workers that ended, left their files and were not started again. Check each one.",
         unit="short",
         queries=(Query(expr=or_zero(f"count({_ALIVE} == 0)", WORKERS_KNOWN), legend="dead"),),
         kind="number",
@@ -33,12 +33,12 @@ PANELS: Final = (
     ),
     Panel(
         title="Jobs running",
-        reads="Attempts that a worker reports now. 0 is measured; unknown means that no host's state files can "
-        "be read.",
+        description="Attempts that workers report now. 0 is a measured value; unknown means that no host's state "
+        "files can be read.",
         unit="short",
         queries=(
             Query(
-                expr=or_zero(f"count({each('max', SLOT, 'gpuwarden_job_info')})", WORKERS_KNOWN),
+                expr=or_zero(f"count({aggregate('max', SLOT, 'gpuwarden_job_info')})", WORKERS_KNOWN),
                 legend="running",
             ),
         ),
@@ -47,12 +47,12 @@ PANELS: Final = (
     ),
     Panel(
         title="Jobs suspected",
-        reads="Jobs silent past their timeout that still show, or may show, another sign of life: GPU, RAM, or "
-        "a figure that is unknown. Nothing is done to them. One that stays suspected needs a person.",
+        description="Jobs past their stall timeout whose GPU, RAM or another activity is busy or unknown. gpuwarden "
+        "does not act on them. Check a job that stays suspected.",
         unit="short",
         queries=(
             Query(
-                expr=or_zero(f"sum({each('max', SLOT, 'gpuwarden_job_stall_suspected')})", WORKERS_KNOWN),
+                expr=or_zero(f"sum({aggregate('max', SLOT, 'gpuwarden_job_stall_suspected')})", WORKERS_KNOWN),
                 legend="suspected",
             ),
         ),
@@ -62,7 +62,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Alerts firing",
-        reads="gpuwarden's alerts firing now for the chosen hosts and workers. Each stall is one wedged job.",
+        description="gpuwarden alerts that fire now for the selected hosts and workers. Each stall alert is one "
+        "stalled job.",
         unit="short",
         queries=(Query(expr=or_zero(_ALERTS, EXPORTER_KNOWN), legend="firing"),),
         kind="number",
@@ -71,8 +72,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Remediators armed",
-        reads="How many hosts' remediators act on what they decide, and how many are in dry run: those record "
-        "what they would have done and touch nothing. Unknown until an executor has run.",
+        description="Hosts whose remediator acts, and hosts in dry run. A dry run records its decisions and changes "
+        "nothing. Unknown until an executor has run.",
         unit="short",
         queries=(
             Query(expr=f"sum({_ARMED})", legend="armed"),
@@ -83,8 +84,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Simulated GPUs",
-        reads="Over 0 means that this many of the GPUs shown are SIMULATED: their utilisation, memory and idle "
-        "time come from a file and say nothing about real hardware. Unknown: no GPU is reported at all.",
+        description="Number of GPUs that are SIMULATED: their utilisation, memory and idle time come from a file, not "
+        "from hardware. Unknown: no GPU is reported.",
         unit="short",
         queries=(
             Query(

@@ -1,16 +1,16 @@
-"""The queue: what waits and for how long, who works on it, and what becomes of it.
+"""The queue: waiting jobs, workers and outcomes.
 
-Told by the remediators that are given the queue. Hosts may share one, and each then shows the whole of it: choose one
-host, and never sum them.
+Published by the remediators of the queue. Hosts that share a queue each publish all of it, so select one host and never
+sum.
 """
 
 from typing import Final
 
-from dashboards.expressions import HOST, each, or_none
+from dashboards.expressions import HOST, aggregate, or_none
 from dashboards.panels import Panel, Query
 
 _QUEUE: Final = ("host", "queue")
-_UP: Final = f"({each('min', ('host',), 'gpuwarden_queue_up', where=HOST)} == 1)"
+_UP: Final = f"({aggregate('min', ('host',), 'gpuwarden_queue_up', where=HOST)} == 1)"
 
 
 def _quantile(quantile: float) -> str:
@@ -21,13 +21,14 @@ def _quantile(quantile: float) -> str:
 PANELS: Final = (
     Panel(
         title="Jobs by queue",
-        reads="Jobs that are not over. Queued may be claimed, waiting needs others that are not done; a queued that "
-        "climbs beside a full number of busy workers wants more workers, beside idle ones a look at what they avoid.",
+        description="Jobs that have not ended. Queued jobs can be claimed; waiting jobs need other jobs first. If "
+        "queued rises while all workers are busy, add workers. If it rises while workers are idle, check "
+        "which workers or GPUs the jobs avoid.",
         unit="short",
         queries=(
             Query(
                 expr=or_none(
-                    each("max", (*_QUEUE, "state"), "gpuwarden_queue_jobs", where=HOST), _UP, "queue", "state"
+                    aggregate("max", (*_QUEUE, "state"), "gpuwarden_queue_jobs", where=HOST), _UP, "queue", "state"
                 ),
                 legend="{{host}} {{queue}} {{state}}",
             ),
@@ -35,31 +36,33 @@ PANELS: Final = (
     ),
     Panel(
         title="Oldest claimable job",
-        reads="For how long the oldest job that a worker may claim has been waiting for one. Nothing is drawn where "
-        "none waits.",
+        description="Time that the oldest claimable job has waited for a worker. Empty if no job waits.",
         unit="s",
         queries=(
-            Query(expr=each("max", _QUEUE, "gpuwarden_queue_oldest_seconds", where=HOST), legend="{{host}} {{queue}}"),
+            Query(
+                expr=aggregate("max", _QUEUE, "gpuwarden_queue_oldest_seconds", where=HOST), legend="{{host}} {{queue}}"
+            ),
         ),
     ),
     Panel(
         title="Workers by queue",
-        reads="Workers that were seen within 30 s and hold a model are busy; one that is killed is so no more at "
-        "once. Idle ones have nothing to claim.",
+        description="Busy: seen within 30 s and holding a model. A killed worker leaves this number at once. Idle: "
+        "workers without a job to claim.",
         unit="short",
         queries=(
             Query(
-                expr=each("max", _QUEUE, "gpuwarden_queue_workers_busy", where=HOST), legend="{{host}} {{queue}} busy"
+                expr=aggregate("max", _QUEUE, "gpuwarden_queue_workers_busy", where=HOST),
+                legend="{{host}} {{queue}} busy",
             ),
             Query(
-                expr=each("max", _QUEUE, "gpuwarden_queue_workers", where=f'state="idle", {HOST}'),
+                expr=aggregate("max", _QUEUE, "gpuwarden_queue_workers", where=f'state="idle", {HOST}'),
                 legend="{{host}} {{queue}} idle",
             ),
         ),
     ),
     Panel(
         title="Jobs ended",
-        reads="Jobs and runs that ended in each second, by kind. Failed ones say why in the job list.",
+        description="Jobs and runs that ended per second, by outcome. `gpuwarden job list` shows why a job failed.",
         unit="cps",
         queries=(
             Query(
@@ -76,8 +79,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Wait for a worker",
-        reads="From when a job could be claimed until it was, of the last attempt of those that ended: half and 95 "
-        "of 100 waited for no longer. Nothing is drawn while none ends.",
+        description="Time from claimable to claimed, for the last attempt of ended jobs: median and 95th percentile. "
+        "Empty while no job ends.",
         unit="s",
         queries=(
             Query(expr=_quantile(0.5), legend="{{host}} {{queue}} p50"),
@@ -85,8 +88,8 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        title="Jobs queued again",
-        reads="How often in each second jobs were queued again, after trips and after leases that were lost.",
+        title="Jobs requeued",
+        description="Jobs requeued per second: after a condition was met, and after a lost lease.",
         unit="cps",
         queries=(
             Query(

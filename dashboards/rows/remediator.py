@@ -1,33 +1,34 @@
-"""The remediators: whether what would mend a wedge is well, what it was told, and what it did.
+"""The remediators: health, alerts received and actions.
 
-Its counts are those of its ledger. Hosts may share one, and each then shows the whole of it: they are never summed.
+The counts come from the ledger. Hosts that share a ledger each publish all of it, so they are never summed.
 """
 
 from typing import Final
 
-from dashboards.expressions import HOST, each, gone, or_none, or_zero
+from dashboards.expressions import HOST, aggregate, hosts_down, or_none, or_zero
 from dashboards.panels import Panel, Query
 
 _HOST: Final = ("host",)
 _INFO: Final = "gpuwarden_remediator_info"
-_LEDGER_UP: Final = each("min", _HOST, "gpuwarden_remediator_ledger_up", where=HOST)
+_LEDGER_UP: Final = aggregate("min", _HOST, "gpuwarden_remediator_ledger_up", where=HOST)
 _KNOWN: Final = f"({_LEDGER_UP} == 1)"
-_BEAT_AGE: Final = each("max", _HOST, "gpuwarden_remediator_executor_beat_age_seconds", where=HOST)
+_BEAT_AGE: Final = aggregate("max", _HOST, "gpuwarden_remediator_executor_beat_age_seconds", where=HOST)
 
 PANELS: Final = (
     Panel(
         title="Remediators down",
-        reads="Hosts whose remediator answered within a day and does not now, down or no longer scraped. Their "
-        "stalls are seen and nothing is done about them.",
+        description="Hosts whose remediator answered within a day but does not now: down, or not scraped. Their "
+        "stalls are detected, but no action follows.",
         unit="short",
-        queries=(Query(expr=gone(_INFO), legend="hosts"),),
+        queries=(Query(expr=hosts_down(_INFO), legend="hosts"),),
         kind="number",
         width=8,
         levels={1: "red"},
     ),
     Panel(
         title="Ledgers unreadable",
-        reads="Hosts whose remediator answers and cannot read its ledger: it accepts nothing and acts on nothing.",
+        description="Hosts whose remediator answers but cannot read its ledger. It accepts no alerts and takes no "
+        "action.",
         unit="short",
         queries=(
             Query(
@@ -41,8 +42,7 @@ PANELS: Final = (
     ),
     Panel(
         title="Open episodes now",
-        reads="Episodes that are not closed, of all hosts together. Read with dry run in mind: what would have "
-        "been done stays open while it is still true.",
+        description="Open episodes of all hosts. In a dry run an episode stays open while its condition lasts.",
         unit="short",
         queries=(Query(expr=f"sum(gpuwarden_remediator_episodes_open{{{HOST}}})", legend="open"),),
         kind="number",
@@ -51,13 +51,13 @@ PANELS: Final = (
     ),
     Panel(
         title="Remediations by outcome",
-        reads="Episodes closed, by outcome and condition, since the ledger began. Totals, not a rate: the first "
-        "of a kind is born at 1, and a rate would not show it. Each host tells its own, also of a shared ledger.",
+        description="Closed episodes by outcome and condition, since the ledger was created. Totals, because a "
+        "counter that starts at 1 shows no rate. Each host publishes all values of a shared ledger.",
         unit="short",
         queries=(
             Query(
                 expr=or_none(
-                    each("max", ("host", "outcome", "trip"), "gpuwarden_remediator_episodes_total", where=HOST),
+                    aggregate("max", ("host", "outcome", "trip"), "gpuwarden_remediator_episodes_total", where=HOST),
                     _KNOWN,
                     "outcome",
                     "trip",
@@ -67,14 +67,14 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        title="Steps of the remediators",
-        reads="Steps done, failed, or that a dry run would have done, since the ledger began. A `failed` that "
-        "climbs is a target that resists: the ledger says why.",
+        title="Remediator steps",
+        description="Steps done, failed or skipped by a dry run, since the ledger was created. If `failed` rises, "
+        "check the ledger.",
         unit="short",
         queries=(
             Query(
                 expr=or_none(
-                    each("max", ("host", "act", "step"), "gpuwarden_remediator_steps_total", where=HOST),
+                    aggregate("max", ("host", "act", "step"), "gpuwarden_remediator_steps_total", where=HOST),
                     _KNOWN,
                     "act",
                     "step",
@@ -85,16 +85,17 @@ PANELS: Final = (
     ),
     Panel(
         title="Open episodes",
-        reads="Episodes that are not closed. One that stays open waits: dry run, a cool-down, a brake, or a "
-        "target that will not die.",
+        description="Open episodes. An episode that stays open waits: dry run, cool-down, circuit breaker, or a "
+        "target that does not stop.",
         unit="short",
-        queries=(Query(expr=each("max", _HOST, "gpuwarden_remediator_episodes_open", where=HOST), legend="{{host}}"),),
+        queries=(
+            Query(expr=aggregate("max", _HOST, "gpuwarden_remediator_episodes_open", where=HOST), legend="{{host}}"),
+        ),
     ),
     Panel(
         title="Alerts received",
-        reads="Alerts in each second that were made durable, accepted or refused and why, and deliveries turned "
-        "away before that. Alertmanager repeats, so more than one for one wedge is well. Refusals and "
-        "rejections want a look.",
+        description="Alerts stored per second: accepted, or refused with the reason; and calls rejected before that. "
+        "Alertmanager repeats alerts, so several per failure are normal. Check refused and rejected ones.",
         unit="cps",
         queries=(
             Query(
@@ -123,22 +124,22 @@ PANELS: Final = (
         ),
     ),
     Panel(
-        title="Executor beat age",
-        reads="Time since each host's executor last went round its loop. A climb is an executor that is dead or "
-        "held: alerts are still accepted, and nothing is done until it runs again.",
+        title="Executor heartbeat age",
+        description="Time since the last loop of each executor. If it rises, the executor is dead or blocked: alerts "
+        "are accepted, but no action follows until it runs again.",
         unit="s",
         queries=(Query(expr=_BEAT_AGE, legend="{{host}}"),),
         levels={60: "red"},
     ),
     Panel(
-        title="Oldest intent owed",
-        reads="How long ago the oldest free and settle at each stage were promised, of those that are still owed. One "
-        "that climbs comes to no end: people are told after `--intent-overdue-s`.",
+        title="Oldest open intent",
+        description="Age of the oldest open restart and settle intent per stage. If it rises, the intent makes no "
+        "progress. An alert follows after `--intent-overdue-s`.",
         unit="s",
         queries=(
             Query(
                 expr=or_none(
-                    each("max", ("host", "kind", "stage"), "gpuwarden_remediator_intent_age_seconds", where=HOST),
+                    aggregate("max", ("host", "kind", "stage"), "gpuwarden_remediator_intent_age_seconds", where=HOST),
                     _KNOWN,
                     "kind",
                     "stage",
@@ -150,8 +151,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Executor errors",
-        reads="Unexpected errors in each second in the executor's loop; it goes on after each. Its log says "
-        "what they are.",
+        description="Unexpected errors per second in the executor's loop. The executor continues after each. Check "
+        "its log.",
         unit="cps",
         queries=(
             Query(

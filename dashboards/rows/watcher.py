@@ -1,4 +1,4 @@
-"""The watcher itself: whether the exporters, which would see a wedge, are well."""
+"""Health of the exporters."""
 
 from typing import Final
 
@@ -6,40 +6,40 @@ from dashboards.expressions import (
     EXPORTER_KNOWN,
     HOST,
     WORKERS_KNOWN,
-    answering,
-    each,
-    gone,
+    aggregate,
+    hosts_down,
     or_none,
     or_zero,
+    targets_up,
 )
 from dashboards.panels import Meaning, Panel, Query
 
-_SUCCESS: Final = each("min", ("host", "collector"), "gpuwarden_collector_success", where=HOST)
+_SUCCESS: Final = aggregate("min", ("host", "collector"), "gpuwarden_collector_success", where=HOST)
 _EXPORTERS: Final = "gpuwarden_exporter_info"
 
 PANELS: Final = (
     Panel(
         title="Exporters up",
-        reads="Exporters that Prometheus reaches now.",
+        description="Exporters that Prometheus can scrape now.",
         unit="short",
-        queries=(Query(expr=answering(_EXPORTERS), legend="up"),),
+        queries=(Query(expr=targets_up(_EXPORTERS), legend="up"),),
         kind="number",
         width=5,
     ),
     Panel(
         title="Exporters down",
-        reads="Hosts whose exporter answered within a day and does not now, down or no longer scraped. Nobody watches "
-        "them; their alerts resolve without anything having recovered.",
+        description="Hosts whose exporter answered within a day but does not now: down, or not scraped. They are not "
+        "monitored, and their alerts resolve without a recovery.",
         unit="short",
-        queries=(Query(expr=gone(_EXPORTERS), legend="hosts"),),
+        queries=(Query(expr=hosts_down(_EXPORTERS), legend="hosts"),),
         kind="number",
         width=5,
         levels={1: "red"},
     ),
     Panel(
         title="Collectors failing",
-        reads="Sources and collectors that fail now. The series of a failing one are absent, and what it would "
-        "have told is unknown: nothing trips on it.",
+        description="Sources and collectors that fail now. Their series are absent and their values unknown, so no "
+        "condition that needs them is met.",
         unit="short",
         queries=(Query(expr=or_zero(f"count({_SUCCESS} == 0)", EXPORTER_KNOWN), legend="failing"),),
         kind="number",
@@ -48,11 +48,12 @@ PANELS: Final = (
     ),
     Panel(
         title="Duplicate worker files",
-        reads="Worker files left out because another claims the same name. Two workers share a name: rename one.",
+        description="Worker files ignored because another worker has the same name. Rename one of the two workers.",
         unit="short",
         queries=(
             Query(
-                expr=f"sum({each('max', ('host',), 'gpuwarden_workers_duplicate', where=HOST)})", legend="duplicates"
+                expr=f"sum({aggregate('max', ('host',), 'gpuwarden_workers_duplicate', where=HOST)})",
+                legend="duplicates",
             ),
         ),
         kind="number",
@@ -61,7 +62,7 @@ PANELS: Final = (
     ),
     Panel(
         title="Exporter versions",
-        reads="How many hosts run each version of the exporter. More than one is an upgrade under way, or forgotten.",
+        description="Hosts per exporter version. More than one means an upgrade in progress or forgotten.",
         unit="short",
         queries=(
             Query(
@@ -74,8 +75,8 @@ PANELS: Final = (
     ),
     Panel(
         title="Collectors",
-        reads="Whether each source and collector did its work at each scrape. `sampler` is the look at the host "
-        "itself: while it fails, nothing of the host is published.",
+        description="Result of each source and collector at each scrape. `sampler` samples the host itself: while it "
+        "fails, the exporter publishes nothing of the host.",
         unit="short",
         queries=(Query(expr=_SUCCESS, legend="{{host}} {{collector}}"),),
         kind="states",
@@ -83,12 +84,13 @@ PANELS: Final = (
     ),
     Panel(
         title="Collector duration",
-        reads="How long each source and collector took; the slowest of the chosen hosts. The samples are a "
-        "second apart, so a look, sampler, over 1 s delays them; engines and drivers are asked beside it.",
+        description="Duration of each source and collector on the slowest selected host. The exporter samples once a "
+        "second, so a `sampler` above 1 s delays samples. Container engines and drivers are read in "
+        "separate threads.",
         unit="s",
         queries=(
             Query(
-                expr=each("max", ("collector",), "gpuwarden_collector_duration_seconds", where=HOST),
+                expr=aggregate("max", ("collector",), "gpuwarden_collector_duration_seconds", where=HOST),
                 legend="{{collector}}",
             ),
         ),
@@ -96,17 +98,19 @@ PANELS: Final = (
     ),
     Panel(
         title="Sample age",
-        reads="Age of the newest look at each host when it was scraped: about a second at most. Over 5 s the "
-        "exporter publishes nothing of the host rather than the past.",
+        description="Age of each host's newest sample at the scrape: normally at most one second. Above 5 s the "
+        "exporter publishes nothing of the host.",
         unit="s",
-        queries=(Query(expr=each("max", ("host",), "gpuwarden_sample_age_seconds", where=HOST), legend="{{host}}"),),
+        queries=(
+            Query(expr=aggregate("max", ("host",), "gpuwarden_sample_age_seconds", where=HOST), legend="{{host}}"),
+        ),
         levels={5: "red"},
     ),
     Panel(
         title="Unknown samples",
-        reads="Samples in each second that left something of a container unknown, by what and why; there is one "
-        "sample a second for each container. `none` is well. Steady values blind the stall condition for "
-        "those containers.",
+        description="Samples per second with an unknown container value, by value and reason. Each container is "
+        "sampled once a second. `none` is good. With a constant rate no stall is detected in those "
+        "containers.",
         unit="cps",
         queries=(
             Query(
@@ -125,13 +129,14 @@ PANELS: Final = (
     ),
     Panel(
         title="Invalid state files",
-        reads="State files that cannot be trusted now, by reason. Each costs its own worker's series only. "
-        "`none` is well.",
+        description="State files that the exporter cannot trust now, by reason. Each one hides only its own worker. "
+        "`none` is good.",
         unit="short",
         queries=(
             Query(
                 expr=or_none(
-                    f"sum by (reason) ({each('max', ('host', 'reason'), 'gpuwarden_statefiles_invalid', where=HOST)})",
+                    "sum by (reason) "
+                    f"({aggregate('max', ('host', 'reason'), 'gpuwarden_statefiles_invalid', where=HOST)})",
                     WORKERS_KNOWN,
                     "reason",
                 ),
