@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import BenchError, Figure, Place, figure, progress, until
-from deploy.standalone.config_files import Pace
+from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import Plan
 from gpuwarden import state_file
 from gpuwarden.job import HEARTBEAT_S, STALL_TIMEOUT_S, State
@@ -88,14 +88,14 @@ _FAST_IN_STAGE: Final = ("stop_grace_s", "cooldown_s", "storm_targets", "storm_f
 
 def measure_delivered(place: Place) -> Iterator[Figure]:
     """One wedge, nothing scaled: the silence that a job is allowed by default, and the plan of `gpuwarden up`."""
-    pace = Pace()
+    intervals = Intervals()
     with docker_engine(place.folder) as engine:
         scene = stage(
             place.folder / "stage-delivered",
             engine,
             SLOTS,
             armed=True,
-            pace=pace,
+            intervals=intervals,
             dead_after_s=Plan.dead_after_s,
             ram_delta_mib=Plan.ram_delta_mib,
             habits=Habits(heartbeat_s=HEARTBEAT_S),
@@ -106,10 +106,10 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             progress(f"constants, one wedge with {STALL_TIMEOUT_S:g} s of silence")
             found = _wedge(playing, silence_s=STALL_TIMEOUT_S)
         where = _where(engine)
-    base_s = STALL_TIMEOUT_S + SAMPLE_S + pace.scrape_s + pace.evaluate_s
+    base_s = STALL_TIMEOUT_S + SAMPLE_S + intervals.scrape_s + intervals.evaluate_s
     against = (
-        f"{STALL_TIMEOUT_S:g} s silence + {SAMPLE_S:g} s sample + {pace.scrape_s} s scrape + "
-        f"{pace.evaluate_s} s evaluation"
+        f"{STALL_TIMEOUT_S:g} s silence + {SAMPLE_S:g} s sample + {intervals.scrape_s} s scrape + "
+        f"{intervals.evaluate_s} s evaluation"
     )
     for name, after_s in found.items():
         what = f"last beat to {name.format(where=where)}"

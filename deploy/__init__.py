@@ -1,1 +1,1 @@
-"""Templates for a host, and `standalone`: the whole chain on one host."""
+"""Deployment."""

@@ -252,11 +252,13 @@ def configuration_is_accepted(checkout: Path) -> list[str]:
                 alertmanager=one,
                 prometheus=one,
                 rules=rules,
-                pace=config_files.Pace(),
+                intervals=config_files.Intervals(),
             )
         )
         alertmanager.write_text(
-            config_files.alertmanager_config(webhook=f"http://{one}/", token_file=token, pace=config_files.Pace())
+            config_files.alertmanager_config(
+                webhook=f"http://{one}/", token_file=token, intervals=config_files.Intervals()
+            )
         )
         found = run_part("promtool", "check", "config", str(prometheus))
         return found + run_part("amtool", "check-config", str(alertmanager))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from deploy.standalone import debian_packages
-from deploy.standalone.docker_socket import Engine, NoEngine, ask, reachable_engine
+from deploy.standalone.docker_socket import Engine, NoEngine, engine_version, reachable_engine
 from testbed import private_engine, private_podman
 
 __all__ = ["Engine", "EngineNotStopped", "NoEngine", "docker_engine", "podman_engine", "reachable_engine"]
@@ -102,7 +102,7 @@ def _wait_until_ready(guardian: subprocess.Popen[bytes], places: private_engine.
     while time.monotonic() < give_up:
         if began == b"" or guardian.poll() is not None:
             return NoEngine(because=f"the private engine ended at once: {_last_line(places.log)}")
-        answer = ask(url)
+        answer = engine_version(url)
         if not isinstance(answer, NoEngine):
             return Engine(base_url=url, private=True, version=answer["Version"])
         because = answer.because

@@ -111,7 +111,7 @@ class Postgres:
             self.kill()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_tether(), *self._command()],
+                [*_end_with_parent(), *self._command()],
                 env=self._programs.env,
                 cwd=self._room.data,
                 stdin=subprocess.DEVNULL,
@@ -411,7 +411,7 @@ def _as_user(account: pwd.struct_passwd | None) -> dict[str, Any]:
     return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
-def _tether() -> Sequence[str]:
+def _end_with_parent() -> Sequence[str]:
     """What makes the server end when we do, however we end; nothing where util-linux has no setpriv.
 
     SIGINT, because on SIGTERM it would wait for its clients.

@@ -9,7 +9,7 @@ from typing import Final
 
 import docker
 
-from deploy.standalone.config_files import Pace
+from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
@@ -25,11 +25,11 @@ from testbed.workers import QUEUE, Database, DockerFleet, Fleet, Ground, Habits,
 
 HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
-FAST: Final = Pace(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
+FAST: Final = Intervals(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
 EXECUTE: Final[Mapping[str, float]] = {
     "stop_grace_s": 2, "cooldown_s": 0, "storm_targets": 1000, "storm_frees": 1000, "capture_s": 20, "curves_s": 0
 }  # fmt: skip
-"""Settings of the executor: a stage may wedge all it has, and one worker many times; a slow machine needs longer."""
+"""Settings of the executor: tests may hang all workers, and one worker many times; slow machines need longer."""
 IDLE: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
 """How an episode closes of which nothing came."""
 
@@ -123,7 +123,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     slots: Sequence[Slot],
     *,
     armed: bool,
-    pace: Pace = FAST,
+    intervals: Intervals = FAST,
     node_lost_after_s: float = 180.0,
     dead_after_s: float = 30.0,
     ram_delta_mib: int = 24,
@@ -143,7 +143,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         engine: where the workers run; without one, or a systemd, they are supervised processes.
         slots: the workers and their GPUs.
         armed: whether the remediator acts.
-        pace: how fast Prometheus and Alertmanager turn.
+        intervals: how fast Prometheus and Alertmanager turn.
         node_lost_after_s: when a host of which nobody has heard is lost, seconds.
         dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
         ram_delta_mib: what counts as still, at the small scale of these jobs.
@@ -177,7 +177,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             processes=commands if isinstance(engine, NoEngine) else None,
             systemd_units=_managed_units(slots, unmanaged) if isinstance(engine, Services) else (),
             armed=armed,
-            pace=pace,
+            intervals=intervals,
             ram_delta_mib=ram_delta_mib,
             execute={**EXECUTE, **execute},
             dead_after_s=dead_after_s,

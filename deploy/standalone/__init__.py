@@ -1,1 +1,1 @@
-"""`gpuwarden up` and `gpuwarden init`: the whole chain on one host, as child processes or as systemd units."""
+"""`gpuwarden up` and `gpuwarden init`: all programs on one host."""

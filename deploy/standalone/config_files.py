@@ -1,4 +1,4 @@
-"""Configuration of Prometheus and Alertmanager for one host: everything on loopback, the host as a target label."""
+"""Configuration of Prometheus and Alertmanager for one host. All addresses are on loopback."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,8 @@ from remediator.remedies import REMEDIES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How fast the chain turns; seconds. Evaluating every second is cheap on one box and saves seconds of dead GPU."""
+class Intervals:
+    """Intervals of Prometheus and Alertmanager, seconds. Evaluating every second is cheap on one host."""
 
     scrape_s: int = 5
     evaluate_s: int = 1
@@ -21,21 +21,21 @@ class Pace:
 
 
 WATCHDOG_S: Final = 60
-"""How often the alert that always fires is delivered, seconds."""
+"""Interval at which the watchdog alert is delivered, seconds."""
 
-LOST: Final = "GpuwardenNodeLost"
-"""The alert that is acted on and that people are told of, too: only they can bring the host back."""
+HOST_LOST: Final = "GpuwardenNodeLost"
+"""This alert goes to operators and to the remediator: only operators can bring the host back."""
 
 _KNOWN: Final = "|".join(REMEDIES)
-TOLD: Final = (
-    (f'alertname="{LOST}"',),
-    # What the remediator refuses for certain, by what is wrong with it: nobody else would hear of it.
+FOR_OPERATORS_TOO: Final = (
+    (f'alertname="{HOST_LOST}"',),
+    # The remediator refuses these alerts, and no other receiver gets them.
     ('remedy=~".+"', f'remedy!~"{_KNOWN}"'),
-    (f'remedy=~"{_KNOWN}"', f'alertname!="{LOST}"', 'host=""'),
+    (f'remedy=~"{_KNOWN}"', f'alertname!="{HOST_LOST}"', 'host=""'),
 )
-"""Which alerts that name a remedy people are told of, too: what each of these matches."""
+"""Matchers of alerts with a remedy that operators receive too."""
 
-SILENT: Final = (
+IMPLIED: Final = (
     "GpuwardenExporterDown",
     "GpuwardenTelemetryStale",
     "GpuwardenSourceFailing",
@@ -44,60 +44,66 @@ SILENT: Final = (
     "GpuwardenRemediatorDown",
     "GpuwardenExecutorSilent",
 )
-"""What a host that is silent raises besides, or goes on raising for a while."""
+"""Alerts that a lost host also raises."""
 
-BRAKE: Final = "GpuwardenBrakeLatched"
-"""The alert that every host of one ledger raises about the same thing: people are called once."""
+BREAKER_OPEN: Final = "GpuwardenBrakeLatched"
+"""Every host of a ledger raises this alert: operators receive it once."""
 
-_DEAD: Final = "GpuwardenWorkerDead|GpuwardenWorkerGone"
-_UNMENDED: Final = "GpuwardenUnmended"
+_WORKER_DEAD: Final = "GpuwardenWorkerDead|GpuwardenWorkerGone"
+_NOT_FIXED: Final = "GpuwardenUnmended"
 
 INHIBITIONS: Final[list[dict[str, list[str]]]] = [
-    # Of a host that nobody hears of, which people are told, what its silence explains. A latched brake is not
-    # among that.
+    # A lost host explains its other alerts. The circuit breaker is not one of them.
     {
-        "source_matchers": [f'alertname="{LOST}"'],
-        "target_matchers": ['remedy=""', f'alertname=~"{"|".join(SILENT)}"'],
+        "source_matchers": [f'alertname="{HOST_LOST}"'],
+        "target_matchers": ['remedy=""', f'alertname=~"{"|".join(IMPLIED)}"'],
         "equal": ["host"],
     },
-    # Of a GPU that is lost, what follows from that. An alert says that it is the cause by its label `causes="gpu"`; one
-    # that lasts while the GPU works has it not, for what else befalls it would go unsaid for weeks. Of two that say so
-    # neither is held back.
+    # A lost GPU explains its other alerts. The source alert has the label `causes="gpu"`. An alert about a working GPU
+    # must not have it: it would hide other alerts for weeks.
     {
         "source_matchers": ['causes="gpu"', 'gpu=~".+"'],
         "target_matchers": ['remedy=""', 'alertname=~"Gpuwarden.+"'],
         "equal": ["host", "gpu"],
     },
-    # Of a worker that is dead, what that explains: that its job is slow, or silent as well. Not what is said of it in a
-    # container that it shares, for there its own alert is refused and that one is all that people hear.
+    # A dead worker explains a slow job. In a shared container its own alert is refused, so the other alert must still
+    # be sent.
     {
-        "source_matchers": [f'alertname=~"{_DEAD}"'],
+        "source_matchers": [f'alertname=~"{_WORKER_DEAD}"'],
         "target_matchers": ['remedy=""', 'alertname="GpuwardenJobSlowed"'],
         "equal": ["host", "worker", "container"],
     },
     {
-        "source_matchers": [f'alertname="{_UNMENDED}"', f'wedge=~"{_DEAD}"'],
-        "target_matchers": ['remedy=""', f'alertname="{_UNMENDED}"', f'wedge!~"{_DEAD}"'],
+        "source_matchers": [f'alertname="{_NOT_FIXED}"', f'wedge=~"{_WORKER_DEAD}"'],
+        "target_matchers": ['remedy=""', f'alertname="{_NOT_FIXED}"', f'wedge!~"{_WORKER_DEAD}"'],
         "equal": ["host", "worker", "container"],
     },
 ]
-"""Which alerts are not sent while another fires.
+"""Alerts that are not sent while another fires.
 
-What is not sent is not acted on, so nothing with a remedy is ever held back: an alert that is silenced, or that lasts
-while nobody mends it, holds back all the same, and a "resolved" that is held back never comes. A dead worker's stall
-and health are sent too: the ledger takes all trips of one attempt for one episode."""
+Alerts with a remedy are never inhibited, because the remediator would not get them. An inhibited "resolved" is never
+sent, and a silenced alert still inhibits. Stall and health alerts of a dead worker are sent: the ledger merges all
+conditions of an attempt into one episode.
+"""
 
 
 def prometheus_config(
-    *, host: str, exporter: str, remediator: str, alertmanager: str, prometheus: str, rules: list[Path], pace: Pace
+    *,
+    host: str,
+    exporter: str,
+    remediator: str,
+    alertmanager: str,
+    prometheus: str,
+    rules: list[Path],
+    intervals: Intervals,
 ) -> str:
-    """prometheus.yml. Addresses are `host:port`; `host` outlives its targets because it is a label of theirs.
+    """Return prometheus.yml. Addresses are `host:port`. `host` becomes a target label.
 
-    It scrapes itself, at `prometheus`, so that a rule which cannot be evaluated is told of.
+    Prometheus scrapes itself, so that failing rules raise an alert.
     """
     return _yaml(
         {
-            "global": {"scrape_interval": f"{pace.scrape_s}s", "evaluation_interval": f"{pace.evaluate_s}s"},
+            "global": {"scrape_interval": f"{intervals.scrape_s}s", "evaluation_interval": f"{intervals.evaluate_s}s"},
             "rule_files": [str(path) for path in rules],
             "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]},
             "scrape_configs": [
@@ -112,38 +118,40 @@ def prometheus_config(
     )
 
 
-def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: str | None = None) -> str:
-    """alertmanager.yml: what names a remedy goes to the remediator at once, resolved too, and so does the watchdog.
+def alertmanager_config(*, webhook: str, token_file: Path, intervals: Intervals, outside: str | None = None) -> str:
+    """Return alertmanager.yml.
 
-    A lost host is told to people, too, and so is what the remediator refuses: a remedy that is none, as one of another
-    program's rules, or an alert that says of no host. A latched brake is one call, whichever hosts tell of it. The
-    watchdog goes to `outside` as well, the URL of a service that calls somebody when it stays away. All else is for the
-    receiver `people`, which is whoever is called where this is used: it has nobody in it.
+    The remediator receives alerts with a remedy at once, resolved ones too, and the watchdog. Operators (receiver
+    `people`, empty here) receive everything else, lost hosts and alerts that the remediator refuses.
+
+    `outside` is the URL of a service that calls an operator when the watchdog stops.
     """
-    beat: dict[str, object] = {
+    watchdog: dict[str, object] = {
         "matchers": [f'alertname="{WATCHDOG}"'],
         "group_wait": "0s",
         "group_interval": f"{WATCHDOG_S // 2}s",
-        "repeat_interval": f"{WATCHDOG_S - 10}s",  # of two intervals the second is past it for sure
+        "repeat_interval": f"{WATCHDOG_S - 10}s",  # below two group intervals
     }
     acting = {
         "receiver": "gpuwarden",
         "matchers": ['remedy=~".+"'],
         "group_by": ["alertname", "host", "worker", "container"],
         "group_wait": "0s",
-        "group_interval": f"{pace.group_interval_s}s",
-        "repeat_interval": f"{pace.repeat_s}s",
+        "group_interval": f"{intervals.group_interval_s}s",
+        "repeat_interval": f"{intervals.repeat_s}s",
     }
-    told = [{"receiver": "people", "matchers": list(matchers), "continue": True} for matchers in TOLD]
-    brake = {"receiver": "people", "matchers": [f'alertname="{BRAKE}"'], "group_by": ["alertname"]}
+    for_operators = [
+        {"receiver": "people", "matchers": list(matchers), "continue": True} for matchers in FOR_OPERATORS_TOO
+    ]
+    breaker = {"receiver": "people", "matchers": [f'alertname="{BREAKER_OPEN}"'], "group_by": ["alertname"]}
     authorization = {"http_config": {"authorization": {"credentials_file": str(token_file)}}}
-    beats = [{"receiver": "gpuwarden", **beat}]
+    watchdog_routes = [{"receiver": "gpuwarden", **watchdog}]
     receivers: list[dict[str, object]] = [
         {"name": "people"},
         {"name": "gpuwarden", "webhook_configs": [{"url": webhook, "send_resolved": True, **authorization}]},
     ]
     if outside is not None:
-        beats.insert(0, {"receiver": "outside", "continue": True, **beat})
+        watchdog_routes.insert(0, {"receiver": "outside", "continue": True, **watchdog})
         receivers.append({"name": "outside", "webhook_configs": [{"url": outside, "send_resolved": False}]})
     return _yaml(
         {
@@ -153,7 +161,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
                 "group_wait": "30s",
                 "group_interval": "5m",
                 "repeat_interval": "12h",
-                "routes": [*beats, *told, brake, acting],
+                "routes": [*watchdog_routes, *for_operators, breaker, acting],
             },
             "inhibit_rules": INHIBITIONS,
             "receivers": receivers,
@@ -162,7 +170,7 @@ def alertmanager_config(*, webhook: str, token_file: Path, pace: Pace, outside: 
 
 
 def web_config(token_file: str) -> str:
-    """The remediator's web configuration file: whoever shows a token of that file, beside it, is let in."""
+    """Return the remediator's web configuration file, which names the token file."""
     return _yaml({"bearer_token_file": token_file})
 
 

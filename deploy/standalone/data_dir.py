@@ -1,12 +1,12 @@
-"""The data directory of `gpuwarden up`: who may use it now, and what an earlier run left in it.
+"""The data directory of `gpuwarden up`: its lock, its host key and processes left by a killed run.
 
-Besides what `deploy.standalone.stack` keeps there, it holds:
+In addition to the files of `deploy.standalone.stack` it holds:
 
-- `lock`: locked by the `up` that runs, whose pid is in it; the kernel lets go of it however that ends;
-- `host`: this host's key, which outlives a reboot; $GPUWARDEN_DIR need not.
+- `lock`: locked by the running `up`, with its pid. The kernel releases the lock when the process ends.
+- `host`: the host key. It survives a reboot; $GPUWARDEN_DIR may not.
 
-The directory is its owner's alone (0700): it holds the token, and what workers and alerts said. One that others may
-enter, or that holds something else, is refused and left as it is.
+The mode is 0700, because the directory holds secrets. A directory that other users may enter, or with foreign files, is
+refused.
 """
 
 import fcntl
@@ -29,27 +29,27 @@ from gpuwarden.state_file import check_name
 SYSTEM_DATA: Final = Path("/var/lib/gpuwarden")
 SYSTEM_DIRECTORY: Final = Path("/run/gpuwarden")
 _POLL_S: Final = 0.1
-_ORPHANED_S: Final = 3.0
-"""How long parts that were told to end by their parent's death are left to do so, seconds."""
-_TOLD_S: Final = 30.0
-"""How long those that run on are left once they are told again: an executor finishes the stop at hand, seconds."""
-_KILLED_S: Final = 10.0
-"""How long the kernel may take to end what was sent SIGKILL, seconds."""
+_ORPHAN_S: Final = 3.0
+"""Time for parts to end after the death of their parent, seconds."""
+_TERM_S: Final = 30.0
+"""Time for parts to end after SIGTERM, seconds. An executor finishes its current stop."""
+_KILL_S: Final = 10.0
+"""Time for the kernel to end a process after SIGKILL, seconds."""
 
 
 _OURS: Final = frozenset(
     {"alertmanager", "alertmanager.yml", "host", "ledger", "log", "parts", "parts.json", "prometheus", "prometheus.yml"}
     | {"queue", "run", "token", "lost+found"}
 )
-"""What a data directory may hold that no run has locked yet: parts of a backup, say."""
+"""Files of a data directory that was never locked, for example a restored backup."""
 
 
-class PlaceError(GpuwardenError):
+class DataDirError(GpuwardenError):
     """The data directory cannot be used. The message says why and what to do."""
 
 
 def default_data(env: Mapping[str, str], *, euid: int) -> Path:
-    """/var/lib/gpuwarden for root, else the user's state directory (XDG Base Directory Specification)."""
+    """/var/lib/gpuwarden for root, otherwise the user's state directory (XDG Base Directory Specification)."""
     if euid == 0:
         return SYSTEM_DATA
     state = env.get("XDG_STATE_HOME", "")
@@ -57,12 +57,12 @@ def default_data(env: Mapping[str, str], *, euid: int) -> Path:
 
 
 def default_directory(data: Path) -> Path:
-    """$GPUWARDEN_DIR of this data directory: where every program looks by default, if this is the system's."""
+    """$GPUWARDEN_DIR of a data directory: the system default if the data directory is the system's."""
     return SYSTEM_DIRECTORY if data == SYSTEM_DATA else data / "run"
 
 
-def host_of(data: Path, directory: Path, wanted: str | None) -> str:
-    """The key given, else the one from last time, else one made from this machine's name; remembered in `data`."""
+def host_key(data: Path, directory: Path, wanted: str | None) -> str:
+    """Return and store the host key: the given one, the last one, or the machine's name."""
     kept = [path.read_text(encoding="utf-8").strip() for path in (data / "host", directory / "host") if path.is_file()]
     host = check_name(wanted or next(filter(None, kept), socket.gethostname()), what="host")
     atomic_write(data / "host", host + "\n", mode=0o644, sync=True)
@@ -70,39 +70,33 @@ def host_of(data: Path, directory: Path, wanted: str | None) -> str:
 
 
 @contextmanager
-def taken(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
-    """Have the data directory to ourselves.
-
-    What a killed run left running is ended first; it was told to end when its parent died, so it is mostly waited for.
-
-    Raises:
-        PlaceError: it is no directory for this, another run has it, or something left from the last does not end.
-    """
+def lock_data_dir(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
+    """Lock the data directory and end processes of a killed run. Raises DataDirError."""
     try:
-        _make(data)
+        _create(data)
         lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise PlaceError(
-            f"{data} cannot be used ({error.strerror}): run as its owner, or give another --data"
+        raise DataDirError(
+            f"{data} cannot be used ({error.strerror}): run as its owner, or choose another --data"
         ) from None
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             pid = os.pread(lock, 20, 0).decode().strip() or "unknown"
-            raise PlaceError(
-                f"another `gpuwarden up` (pid {pid}) runs on {data}: stop it first, or give another --data"
+            raise DataDirError(
+                f"another `gpuwarden up` (pid {pid}) runs on {data}: stop it first, or choose another --data"
             ) from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        _outlast(data / "parts.json", say=say)
+        _end_leftovers(data / "parts.json", say=say)
         yield
     finally:
         os.close(lock)
 
 
-def _make(data: Path) -> None:
-    """Make the data directory, or see that the one that is there is for us."""
+def _create(data: Path) -> None:
+    """Create the data directory, or check an existing one."""
     data.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         data.mkdir(mode=0o700)
@@ -110,31 +104,33 @@ def _make(data: Path) -> None:
     if (data / "lock").exists():
         return
     if {path.name for path in data.iterdir()} - _OURS:
-        raise PlaceError(f"{data} holds something else already, and is left as it is: give another --data")
+        raise DataDirError(f"{data} holds other files: choose another --data")
     if data.stat().st_mode & 0o077:
-        raise PlaceError(f"others may enter {data}, which is to hold secrets: chmod 700 it, or give another --data")
+        raise DataDirError(
+            f"other users may enter {data}, which holds secrets: run chmod 700 on it, or choose another --data"
+        )
 
 
-def _outlast(record: Path, *, say: Callable[[str], None]) -> None:
-    """See to it that the parts a killed run left end."""
-    left = _still_running(record)
+def _end_leftovers(record: Path, *, say: Callable[[str], None]) -> None:
+    """Wait for parts of a killed run to end, then signal them."""
+    left = _running_leftovers(record)
     if left:
-        say(f"waiting for what a killed run left: {', '.join(f'{name} (pid {pid})' for name, pid in left.items())}")
-    for number, patience_s in ((None, _ORPHANED_S), (signal.SIGTERM, _TOLD_S), (signal.SIGKILL, _KILLED_S)):
+        say(f"waiting for processes of a killed run: {', '.join(f'{name} (pid {pid})' for name, pid in left.items())}")
+    for number, timeout_s in ((None, _ORPHAN_S), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
         for pid in left.values():
             if number is not None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + timeout_s
         while left and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
-            left = _still_running(record)
+            left = _running_leftovers(record)
     if left:
-        raise PlaceError(f"parts of a killed run do not end: {left}; this machine may have to be started anew")
+        raise DataDirError(f"processes of a killed run do not end: {left}; reboot this host")
 
 
-def _still_running(record: Path) -> dict[str, int]:
-    """The recorded processes that run: of this boot, and no other process that was given the pid since."""
+def _running_leftovers(record: Path) -> dict[str, int]:
+    """Recorded processes that still run: of this boot, with the recorded start time."""
     try:
         recorded: dict[str, str] = json.loads(record.read_text(encoding="ascii"))
     except (OSError, ValueError):

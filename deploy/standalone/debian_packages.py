@@ -1,12 +1,11 @@
-"""Finds the real programs (Prometheus, Docker, PostgreSQL and others), or unpacks them from Debian's packages.
+"""Find programs (Prometheus, Docker, PostgreSQL and others), or unpack them from Debian packages.
 
-What is on PATH, or where Debian installs it beside PATH, is used as it is. The rest is fetched with `apt-get
-download` and unpacked with `dpkg-deb -x` into `<checkout>/.parts`: no root, nothing installed, nothing on the system
-touched. Below `.parts`:
+Programs that are not on PATH are fetched with `apt-get download` and unpacked
+with `dpkg-deb -x` into `<checkout>/.parts`. This needs no root and changes nothing on the system. Below `.parts`:
 
-- `apt/` holds package lists, cache and configuration of our own: the system's are neither read stale nor written;
-- `<room>/` is one unpacked set of packages. It appears whole, by rename, or not at all; `<room>/.packages` lists it;
-- `.tmp-*` is work in progress, swept by the next fetch when its owner was killed; `.lock` lets one fetch run at a time.
+- `apt/`: package lists, cache and configuration.
+- `<room>/`: one unpacked set of packages, created by rename. `<room>/.packages` lists it.
+- `.tmp-*`: unfinished work, removed by the next fetch. `.lock` allows one fetch at a time.
 """
 
 import argparse
@@ -27,25 +26,25 @@ from types import MappingProxyType
 
 PARTS_DIR = Path(__file__).resolve().parents[2] / ".parts"
 LISTS_FRESH_S = 12 * 3600
-"""Older package lists are fetched again: they name versions that the mirrors no longer hold."""
+"""Older lists are fetched again: they name versions that mirrors have removed."""
 APT_TIMEOUT_S = 600
 LOCK_TIMEOUT_S = 900
-"""Longer than one fetch may take, so that a second process waits for the first rather than giving up on it."""
+"""Longer than one fetch, so that a second process waits for the first."""
 BIN_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin")
 SYSTEM = Path("/")
 
 
 class PartMissing(Exception):  # noqa: N818 - it reads as what happened
-    """A program that is neither on PATH nor to be had. The message says where it was looked for and what to install."""
+    """A program was not found and cannot be fetched. The message says where and what to install."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One program: the names it goes by, and the Debian packages that hold it and the libraries it may lack.
+    """A program, and the Debian packages that hold it and its libraries.
 
-    `beside_path` are patterns of folders, below the system's root or a room, that hold it and are on nobody's PATH.
-    With `without`, the packages come with all they depend on but for what matches these patterns, and the room is
-    `closed`: its libraries are for its own programs, and `env_for_parts` passes it by.
+    Args:
+        beside_path: folder patterns outside PATH, below the system's root or a room.
+        without: unpack all dependencies except these patterns. The room is `closed`.
     """
 
     names: tuple[str, ...]
@@ -57,28 +56,27 @@ class Part:
 
     @property
     def room(self) -> str:
-        """The folder below `.parts` that these packages are unpacked into."""
+        """Folder of these packages below `.parts`."""
         return self.packages[0]
 
     @property
     def closed(self) -> bool:
-        """Whether the room holds libraries that other programs should not meet."""
+        """Whether other programs must not load the room's libraries."""
         return bool(self.without)
 
     @property
     def advice(self) -> str:
-        """What a person types to have this part without us."""
+        """Command that installs the program."""
         return "apt-get install " + " ".join(self.packages)
 
 
-# Without a bridge and its rules (how the private engine runs) dockerd 20.10 to 28 never calls iptables.
+# Without a bridge, as the private engine runs, dockerd 20.10 to 28 never calls iptables.
 _ENGINE = ("docker.io", "containerd", "runc", "tini")
 _ENGINE_LIBRARIES = ("libdevmapper1.02.1", "libseccomp2")
 ENGINE_PROGRAMS = ("dockerd", "containerd", "containerd-shim-runc-v2", "runc", "docker-init")
 
 PODMAN_PROGRAMS = ("podman", "conmon")
-# Of what Podman's packages depend on, those two, its network helper (it wants to see one, whatever it is used for) and
-# libraries; the OCI runtime is the private Docker engine's.
+# Keeps podman, conmon, a network helper (podman requires one) and libraries. The OCI runtime is Docker's.
 _NOT_FOR_PODMAN = frozenset(
     {
         *("[!clnp]*", "crun", "containers-*", "libc6", "libc-*", "libpam*", "libperl*", "lib*-perl", "lsb-*", "passwd"),
@@ -86,7 +84,7 @@ _NOT_FOR_PODMAN = frozenset(
     }
 )
 
-# The system's manager and its libraries: of what its packages set up, nothing is.
+# Keeps systemd and its libraries. Maintainer scripts do not run.
 _NOT_FOR_SYSTEMD = frozenset(
     {
         *("[!ls]*", "libc6", "libc-*", "libpam-*", "libperl*", "lib*-perl", "libnss-*", "login", "logsave", "lsb-*"),
@@ -95,8 +93,8 @@ _NOT_FOR_SYSTEMD = frozenset(
 )
 
 POSTGRES_PROGRAMS = ("postgres", "initdb", "pg_ctl")
-# `postgresql` depends on the release's own version of it, and that on libraries whose names change with the release.
-# What only its scripts, its compiler (jit) and its client need stays out; libc must be the one that the loader knows.
+# Keeps the server and its libraries, whose names change with the release. Drops scripts, jit and client. libc must
+# match the system's loader.
 _NOT_FOR_A_SERVER = frozenset(
     {
         *("[!lpz]*", "libc6", "libc-*", "locales", "lsb-*", "libpam-*", "libllvm*", "libz3-*", "libperl*", "lib*-perl"),
@@ -116,7 +114,7 @@ def _table() -> dict[str, Part]:
         ),
         "amtool": Part(names=("amtool",), packages=alertmanager, finish=_relocate_alertmanager),
         "shellcheck": Part(names=("shellcheck",), packages=("shellcheck",), libraries=("libgmp10", "libffi8")),
-        # Any C compiler: it makes libraries for the tests that need neither headers nor other libraries.
+        # Any C compiler, for test libraries without headers or other libraries.
         "cc": Part(names=("cc", "tcc"), packages=("tcc",)),
     }
     for program in ENGINE_PROGRAMS:
@@ -144,10 +142,10 @@ _ALERTMANAGER_FILES = (b"/usr/share/prometheus/alertmanager", b"usr/share//prome
 
 
 def _relocate_alertmanager(root: Path) -> None:
-    """Debian's Alertmanager reads its templates from one absolute path, and will not start without them.
+    """Make Debian's Alertmanager find its templates.
 
-    That path becomes one of the same length relative to the room, and each program a script that first goes there; so
-    give them absolute paths. A build without that path in it is left as it is.
+    Replaces the path by a relative one of equal length. The program becomes a script that first changes into the room,
+    so pass absolute paths. A build without that path is left unchanged.
     """
     absolute, relative = _ALERTMANAGER_FILES
     for name in ("prometheus-alertmanager", "amtool"):
@@ -161,7 +159,7 @@ def _relocate_alertmanager(root: Path) -> None:
 
 
 def _slim_postgresql(root: Path) -> None:
-    """Leave out what no server reads; half of the room is the compiler's (jit) bitcode."""
+    """Delete files that the server does not read. Half of the room is jit bitcode."""
     for pattern in ("usr/lib/postgresql/*/lib/bitcode", "usr/share/doc", "usr/share/locale", "usr/share/man"):
         for left_out in root.glob(pattern):
             shutil.rmtree(left_out)
@@ -171,15 +169,14 @@ PARTS: Mapping[str, Part] = MappingProxyType(_table())
 
 
 def find(program: str, *, parts_dir: Path = PARTS_DIR, fetch: bool = True) -> Path:
-    """Where `program` (a key of PARTS) lies: on PATH or beside it, else unpacked in `.parts`, else it is fetched now.
+    """Return the path of `program` (a key of PARTS); fetch it if it is missing and `fetch` is set.
 
-    Fetching prints progress to stderr; without `fetch`, what would have to be fetched is missing. A program from
-    `.parts` is started with `env_for_parts()`, one from a closed room with that room's own `library_folders`.
-    Raises PartMissing when it is nowhere and cannot be fetched.
+    Start a program from `.parts` with `env_for_parts()`, one from a closed room with its `library_folders`. Raises
+    PartMissing.
     """
     part = PARTS.get(program)
     if part is None:
-        raise PartMissing(f"{program!r} is no part that is known here; known: {', '.join(sorted(PARTS))}")
+        raise PartMissing(f"unknown program {program!r}; known: {', '.join(sorted(PARTS))}")
     for name in part.names:
         if on_path := shutil.which(name):
             return Path(on_path)
@@ -199,17 +196,16 @@ def find(program: str, *, parts_dir: Path = PARTS_DIR, fetch: bool = True) -> Pa
                 parts_dir=parts_dir,
             )
         except PartMissing as missing:
-            raise PartMissing(f"{missing}\n  to have {program} all the same: {part.advice}") from missing
+            raise PartMissing(f"{missing}\n  install {program} by hand: {part.advice}") from missing
     if unpacked := _program_below(room, part.names, BIN_FOLDERS + part.beside_path):
         return unpacked
     raise PartMissing(
-        f"{' or '.join(part.names)} is not on PATH, and this release's packages {', '.join(part.packages)} "
-        f"(unpacked in {room}) do not hold it\n  install it by hand: {part.advice}"
+        f"{' or '.join(part.names)} is not on PATH and not in the packages {', '.join(part.packages)} "
+        f"(unpacked in {room})\n  install it by hand: {part.advice}"
     )
 
 
 def _program_below(root: Path, names: Sequence[str], folders: Sequence[str]) -> Path | None:
-    """The first program of these names in these folders (patterns) of `root`; of several versions, the newest."""
     for name in names:
         for pattern in folders:
             for folder in sorted(root.glob(pattern), key=_version, reverse=True):
@@ -223,16 +219,16 @@ def _version(folder: Path) -> list[int]:
 
 
 def env_for_parts(*, parts_dir: Path = PARTS_DIR) -> dict[str, str]:
-    """The present environment, with what is unpacked so far at the end of PATH and LD_LIBRARY_PATH.
+    """The environment with unpacked programs and libraries at the end of PATH and LD_LIBRARY_PATH.
 
-    At the end, so that the system's own programs and libraries win where it has them. Closed rooms stay out.
+    The system's own files win. Closed rooms are left out.
     """
     env = dict(os.environ)
     rooms = [parts_dir / part.room for part in PARTS.values() if not part.closed]
     rooms = [room for room in dict.fromkeys(rooms) if room.is_dir()]
     programs = [str(room / folder) for room in rooms for folder in BIN_FOLDERS if (room / folder).is_dir()]
     libraries = [str(folder) for room in rooms for folder in library_folders(room)]
-    # dockerd lives in sbin, which is not on every account's PATH.
+    # dockerd is in sbin, which is not on every PATH.
     env["PATH"] = os.pathsep.join([env.get("PATH", os.defpath), "/usr/sbin", "/sbin", *programs])
     if libraries:
         # An empty entry would mean the working directory.
@@ -242,7 +238,7 @@ def env_for_parts(*, parts_dir: Path = PARTS_DIR) -> dict[str, str]:
 
 
 def library_folders(room: Path) -> list[Path]:
-    """The folders of an unpacked room that hold shared libraries."""
+    """Folders of an unpacked room with shared libraries."""
     multiarch = [folder for lib in ("usr/lib", "lib") for folder in sorted((room / lib).glob("*-linux-gnu*"))]
     return [folder for folder in multiarch if folder.is_dir() and any(folder.glob("*.so*"))]
 
@@ -256,18 +252,14 @@ def unpack(
     finish: Callable[[Path], None] | None = None,
     parts_dir: Path = PARTS_DIR,
 ) -> Path:
-    """Unpack `packages` into `.parts/<room>` unless that is there, and return it.
+    """Unpack `packages` into `.parts/<room>` unless it exists, and return it.
 
-    With `dependencies`, all they depend on comes along, but for what matches a pattern of `without`. `finish` is
-    given the folder once the packages are unpacked into it, before anyone else sees it. They are of the system's own
-    release. Raises PartMissing.
+    `finish` is called with the folder before its final rename. Raises PartMissing.
     """
     where = parts_dir / room
     for tool in ("apt-get", "dpkg-deb"):
         if not where.is_dir() and shutil.which(tool) is None:
-            raise PartMissing(
-                f"{room}: not on PATH, not in {where}, and {tool} is missing, so Debian's packages cannot be unpacked"
-            )
+            raise PartMissing(f"{room}: not on PATH and not in {where}; {tool} is needed to unpack Debian packages")
     parts_dir.mkdir(parents=True, exist_ok=True)
     with _locked(parts_dir / ".lock"):
         if where.is_dir():
@@ -293,27 +285,27 @@ def unpack(
 
 
 class _Apt:
-    """apt-get with lists, cache and status of its own, and the system's sources, keys and proxy."""
+    """apt-get with separate lists, cache and status, and the system's sources, keys and proxy."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._config = home / "apt.conf"
         for folder in (home / "lists/partial", home / "cache/archives/partial"):
             folder.mkdir(parents=True, exist_ok=True)
-        # Nothing counts as installed: dependencies are then the same on every machine.
+        # An empty status: dependencies are then the same on every machine.
         (home / "status").touch()
         self._config.write_text(
-            # Given by -c, this file is read after the system's, whose hooks would clean or refresh the system's caches.
+            # The file given by -c is read after the system's. Their hooks would clean the system's caches.
             "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n"
             "#clear APT::Update::Post-Invoke-Success;\n"
             f'Dir::State::lists "{home}/lists";\nDir::State::status "{home}/status";\nDir::Cache "{home}/cache";\n'
-            # As root, apt drops to a user who may not enter this checkout.
+            # As root, apt drops to a user that may not enter this checkout.
             'APT::Sandbox::User "root";\nDebug::NoLocking "true";\nAPT::Install-Recommends "false";\n'
             'Acquire::Retries "3";\nAcquire::http::Timeout "30";\nAcquire::https::Timeout "30";\n'
         )
 
     def refresh(self) -> None:
-        """Fetch the package lists where ours are old or none."""
+        """Fetch the package lists if they are old or missing."""
         stamp = self._home / "lists.fresh"
         if stamp.exists() and 0 <= time.time() - stamp.stat().st_mtime < LISTS_FRESH_S:
             return
@@ -321,21 +313,21 @@ class _Apt:
         try:
             self._apt(["update", "--error-on=any"])
         except PartMissing as problem:
-            # One source of several may be down: what was fetched before, or from the others, may do.
+            # One of several sources may be down: continue with the existing lists.
             if not any((self._home / "lists").glob("*_Packages*")):
                 raise
-            _say(f"going on with the lists there are: {problem}")
+            _say(f"using old package lists: {problem}")
         else:
             stamp.touch()
 
     def with_dependencies(self, packages: Sequence[str], *, without: frozenset[str]) -> list[str]:
-        """The packages and everything they depend on, as apt would install them on an empty system."""
+        """The packages and all dependencies, as apt would install them on an empty system."""
         simulated = self._apt(["install", "--simulate", *packages])
         names = [line.split()[1] for line in simulated.splitlines() if line.startswith("Inst ")]
         return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in without)]
 
     def download(self, packages: Sequence[str], into: Path) -> list[Path]:
-        """Fetch the packages' files, checked by apt against the signed lists."""
+        """Download the packages. apt checks them against the signed lists."""
         into.mkdir()
         self._apt(["download", *packages], cwd=into)
         return sorted(into.glob("*.deb"))
@@ -357,17 +349,17 @@ def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as expired:
-        raise PartMissing(f"{command[0]} was not done after {APT_TIMEOUT_S} s: {' '.join(command)}") from expired
+        raise PartMissing(f"{command[0]} did not finish in {APT_TIMEOUT_S} s: {' '.join(command)}") from expired
     if done.returncode:
         complaints = [line for line in done.stderr.splitlines() if line.startswith(("E:", "dpkg"))]
         found = "; ".join(complaints) or f"exit status {done.returncode}"
-        raise PartMissing(f"Debian's packages could not be had: {found}\n  by: {' '.join(command)}")
+        raise PartMissing(f"Debian packages could not be fetched: {found}\n  command: {' '.join(command)}")
     return done.stdout
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`. The kernel lets go of it when its holder dies."""
+    """Hold a lock file. The kernel releases it when the process ends."""
     give_up = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("w") as held:
         waiting = False
@@ -377,9 +369,9 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise PartMissing(f"another process has held {path} for {LOCK_TIMEOUT_S} s") from None
+                    raise PartMissing(f"{path} has been locked for {LOCK_TIMEOUT_S} s") from None
                 if not waiting:
-                    _say("waiting for another process's fetch")
+                    _say("waiting for the fetch of another process")
                 waiting = True
                 time.sleep(0.1)
         yield
@@ -390,14 +382,14 @@ def _say(what: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Find or fetch the named programs, print where each lies; 1 when one is missing."""
+    """Find or fetch the named programs and print their paths. Returns 1 if one is missing."""
     known = "\n".join(f"  {program:<26}{part.advice}" for program, part in PARTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m deploy.standalone.debian_packages",
-        description="Find the real programs that the tests and the demo run, and fetch those that are missing.\n"
-        f"What is not on PATH is unpacked from Debian's packages into {PARTS_DIR}:\n"
-        "no root is needed, nothing is installed and nothing on the system changes.",
-        epilog=f"programs, and how to install them instead:\n{known}",
+        description="Find the programs that tests and demo use, and fetch missing ones.\n"
+        f"Programs that are not on PATH are unpacked from Debian packages into {PARTS_DIR}.\n"
+        "This needs no root and changes nothing on the system.",
+        epilog=f"programs, and the command that installs them:\n{known}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("programs", metavar="PROGRAM", nargs="*", help="a program from the list below (default: all)")

@@ -1,6 +1,6 @@
-"""Which Docker engine this host runs already, asked over its Unix socket.
+"""Find the Docker engine of this host by its Unix socket.
 
-Nothing is started here; `testbed.docker_engine` starts a private one for the tests and the demo where there is none.
+`testbed.docker_engine` starts a private one if there is none.
 """
 
 import os
@@ -17,7 +17,7 @@ _PROBE_TIMEOUT_S = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """An engine that answers as Docker. On a private one, containers have the network `none` or `host`."""
+    """A reachable engine. Containers of a private one have the network `none` or `host`."""
 
     base_url: str
     private: bool
@@ -27,39 +27,37 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class NoEngine:
-    """There is no engine to be had, and why."""
+    """No engine was found, with the reason."""
 
     because: str
 
 
 def reachable_engine(env: Mapping[str, str], *, system_socket: Path = SYSTEM_SOCKET) -> Engine | NoEngine:
-    """The engine that DOCKER_HOST names or the system runs, if it answers and shares this host's kernel.
+    """Return the engine of DOCKER_HOST or of the system, if it answers and shares this host's kernel.
 
-    Bind mounts, pids and control groups mean the same on both sides only then, so an engine over TCP is passed by.
+    An engine over TCP is ignored: bind mounts, pids and control groups would not match.
     """
     url = env.get("DOCKER_HOST", "")
     if not url.startswith("unix://"):
         url = f"unix://{system_socket}"
-    answer = ask(url)
+    answer = engine_version(url)
     if isinstance(answer, NoEngine):
         return answer
     kernel = os.uname().release
     if answer["KernelVersion"] != kernel:
-        return NoEngine(
-            because=f"the engine at {url} runs on the kernel {answer['KernelVersion']}, not on this one, {kernel}"
-        )
+        return NoEngine(because=f"the engine at {url} runs on kernel {answer['KernelVersion']}, this host on {kernel}")
     return Engine(base_url=url, private=False, version=answer["Version"])
 
 
-def ask(url: str) -> Mapping[str, str] | NoEngine:
-    """What the engine at `url` says of its version (Docker Engine API, GET /version)."""
+def engine_version(url: str) -> Mapping[str, str] | NoEngine:
+    """Return version and kernel of the engine at `url` (Docker Engine API, GET /version)."""
     path = url.removeprefix("unix://")
     if not Path(path).exists():
         return NoEngine(because=f"no Docker engine listens at {path}")
-    # Not the docker package's client, which leaves its socket open when the first answer fails.
+    # The docker package's client would leave its socket open if the first answer fails.
     try:
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), timeout=_PROBE_TIMEOUT_S) as client:
             said = client.get("http://localhost/version").json()
         return {key: str(said[key]) for key in ("Version", "KernelVersion")}
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as problem:
-        return NoEngine(because=f"the Docker engine at {path} does not answer as one: {problem!r}")
+        return NoEngine(because=f"no valid answer from the Docker engine at {path}: {problem!r}")

@@ -1,9 +1,7 @@
-"""Bounds the parts' logs: a file over its size becomes `.1`, the older ones move up, the oldest goes.
+"""Rotate logs by size: a large file becomes `.1`, older ones move up, the oldest is deleted.
 
-The parts write straight into their files, so that nothing of ours stands between them and their log: what they say is
-kept also when we are killed, and a log that nobody reads blocks no part. So the file is copied and emptied in place (it
-is open for appending, each line lands at its end). A line written between the copy's last look and the emptying, some
-microseconds, is lost.
+The parts write directly to their files, so their logs survive a crash of `up`. The file is copied and truncated in
+place. A line written in the microseconds between both is lost.
 """
 
 import os
@@ -13,14 +11,14 @@ from typing import Final
 
 SIZE_MAX_BYTES: Final = 10 * 2**20
 KEPT: Final = 3
-"""Older files kept of each log, so that one takes four times SIZE_MAX_BYTES at most."""
+"""Older files per log. One log takes at most four times SIZE_MAX_BYTES."""
 
 
 def rotate(log: Path, *, size_max_bytes: int = SIZE_MAX_BYTES, kept: int = KEPT) -> bool:
-    """Rotate one log if it is over its size; whether it was.
+    """Rotate a log that is too large. Returns whether it rotated.
 
     Raises:
-        OSError: there is no room for a copy, say; everything is as it was.
+        OSError: for example no space for the copy. Nothing changed.
     """
     try:
         if log.stat().st_size <= size_max_bytes:

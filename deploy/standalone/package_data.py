@@ -1,7 +1,6 @@
-"""Where the files that ship beside the code lie: alert rules and dashboards, in a checkout and in an installed package.
+"""Paths of alert rules and dashboards, in a checkout and in an installed package.
 
-The wheel holds `alerts/*.rules.yaml` and `dashboards/*.json` below this package, for a folder named `alerts` in
-site-packages would be anybody's.
+The wheel holds them below this package, because a top-level folder `alerts` in site-packages could collide.
 """
 
 from pathlib import Path
@@ -11,26 +10,26 @@ from gpuwarden.docs_pages import RUNBOOKS
 
 _HERE: Final = Path(__file__).resolve().parents[1]
 CHECKOUT: Final = _HERE.parent if (_HERE.parent / "pyproject.toml").is_file() else None
-"""The checkout this code runs from; None where it is an installed package."""
+"""The checkout of this code; None for an installed package."""
 TEMPLATES: Final = _HERE / "templates"
-"""Files that `gpuwarden init` fills in."""
+"""Templates of `gpuwarden init`."""
 
 RUNBOOKS_URL: Final = f"http://127.0.0.1:9836/{RUNBOOKS}"
-"""Below which URL the rules, as they ship, link the page of each alert: the remediator's, as it listens by default."""
+"""Base URL of runbooks in the shipped rules: the remediator's default address."""
 
 
 def rules() -> list[Path]:
-    """The alert rules, a file a topic."""
+    """Alert rule files, one per topic."""
     return _shipped("alerts", "*.rules.yaml")
 
 
-def linked(rules: Path, runbooks_url: str) -> str:
-    """The text of a file of rules whose alerts link their pages below `runbooks_url`."""
+def with_runbooks_url(rules: Path, runbooks_url: str) -> str:
+    """Return a rule file with its runbook links below `runbooks_url`."""
     return rules.read_text(encoding="utf-8").replace(RUNBOOKS_URL, f"{runbooks_url.rstrip('/')}/")
 
 
 def dashboards() -> list[Path]:
-    """The Grafana dashboards, as Grafana imports them."""
+    """Grafana dashboard files."""
     return _shipped("dashboards", "*.json")
 
 
@@ -38,6 +37,6 @@ def _shipped(folder: str, pattern: str) -> list[Path]:
     found = sorted(((CHECKOUT or _HERE) / folder).glob(pattern))
     if not found:
         raise FileNotFoundError(
-            f"no {pattern} in {(CHECKOUT or _HERE) / folder}: the installation is not whole; install gpuwarden anew"
+            f"no {pattern} in {(CHECKOUT or _HERE) / folder}: the installation is incomplete; reinstall gpuwarden"
         )
     return found

@@ -1,16 +1,15 @@
-"""The whole chain on this host: exporter, Prometheus, Alertmanager, remediator and executor, as processes of ours.
+"""All programs on this host as child processes: exporter, Prometheus, Alertmanager, remediator and executor.
 
-Every one of them listens on loopback, logs to a file of its own in the work folder, and ends with us, even when we are
-killed. Layout of the work folder:
+Each listens on loopback, logs to its file in the work folder and ends with its parent, even after SIGKILL. Work folder:
 
-- `run/` is $GPUWARDEN_DIR, unless the plan names another one; `queue/` holds the job queue, `ledger/` the ledger;
-- `prometheus/` and `alertmanager/` are theirs, as configured by `prometheus.yml` and `alertmanager.yml`;
-- `rules/` are the plan's, with the address of our remediator in what they link;
-- `parts.json` says which processes were started last: the boot they belong to, and by part the pid with its start time;
-- `token` (0600) is what Alertmanager shows the remediator, which `remediator-web.yml` names;
-- `log/<part>.log` is what each part says.
+- `run/`: $GPUWARDEN_DIR unless the plan sets another. `queue/`, `ledger/`: the databases.
+- `prometheus/`, `alertmanager/`: their data; `prometheus.yml`, `alertmanager.yml`: their configuration.
+- `rules/`: the plan's rules, with the remediator's address in the runbook links.
+- `parts.json`: boot id, and pid with start time per part.
+- `token` (0600): bearer token of Alertmanager. `remediator-web.yml` names it.
+- `log/<part>.log`: logs.
 
-`Chain` starts and stops; what becomes of a part that ends by itself is for its caller (`deploy.standalone.supervisor`).
+`deploy.standalone.supervisor` restarts parts that exit.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from deploy.standalone import debian_packages, package_data
-from deploy.standalone.config_files import Pace, alertmanager_config, prometheus_config, web_config
+from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
 from gpuwarden import clock
 from gpuwarden.docs_pages import RUNBOOKS
 from gpuwarden.files import atomic_write
@@ -49,34 +48,37 @@ STOP_TIMEOUT_S: Final = 10.0
 STOP_GRACE_S: Final = 10.0
 """The executor's own default, seconds."""
 EXECUTOR_MARGIN_S: Final = 20.0
-"""How much longer than a container's grace the executor has to finish the step at hand, seconds."""
+"""Time beyond a container's stop grace for the executor to finish its step, seconds."""
 RESEND_S: Final = 10
-"""How often Prometheus tells of an alert that goes on, seconds: an Alertmanager that was away hears of it then."""
+"""Resend interval of Prometheus, seconds: an Alertmanager that restarts gets firing alerts again."""
 
 
 PORTS: Final[Mapping[str, int]] = {"exporter": 29835, "remediator": 9836, "alertmanager": 9093, "prometheus": 9090}
-"""Where each part listens that does, unless told otherwise; `Plan.ports` calls them so."""
+"""Default port of each listener."""
 
 PARTS: Final = ("prometheus", "alertmanager", "execute", "serve", "exporter")
-"""Every part, in the order in which they are stopped, so that nothing misses what it needs."""
+"""All parts, in stop order: each stops before the parts it needs."""
 
 
 _SERVICES: Final = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
-"""What systemd calls the parts that Debian's packages start by themselves."""
+"""systemd services that Debian's packages start."""
 
 
 class ChainError(Exception):
-    """A part of the chain did not start, or ended by itself; the message ends with what it last logged."""
+    """A part did not start or has exited. The message ends with the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What chain to run. A listener without a port in `ports` takes a free one; units stand in the names.
+    """Configuration of a chain. Times are in seconds.
 
-    Queue and ledger are in the PostgreSQL `database`, a URL, where hosts share one; else in SQLite files of their own.
-    `directory` is $GPUWARDEN_DIR. Prometheus forgets what is older than `metrics_days` or over `metrics_bytes`.
-    Programs that are not installed come from `parts_dir`, into which `fetch` unpacks them. `execute` holds settings of
-    the executor that differ from its defaults. The alert that always fires goes to `watchdog_url`, too.
+    Args:
+        ports: by listener; a missing one means a free port.
+        database: PostgreSQL URL of queue and ledger; `None` for SQLite files.
+        directory: $GPUWARDEN_DIR.
+        execute: settings of the executor that differ from its defaults.
+        watchdog_url: receives the watchdog alert too.
+        parts_dir: programs that are not installed; `fetch` unpacks missing ones there.
     """
 
     work: Path
@@ -88,7 +90,7 @@ class Plan:
     systemd_units: tuple[str, ...] = ()
     watchdog_url: str | None = None
     armed: bool = False
-    pace: Pace = field(default_factory=Pace)
+    intervals: Intervals = field(default_factory=Intervals)
     ram_delta_mib: int = 5120
     dead_after_s: float = 30.0
     execute: Mapping[str, float] = field(default_factory=dict)
@@ -103,40 +105,40 @@ class Plan:
     fetch: bool = True
 
 
-def add_units(parser: argparse.ArgumentParser) -> None:
-    """Have a command take `--systemd-unit`, a list of patterns."""
+def add_systemd_units(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--systemd-unit`, a list of patterns."""
     parser.add_argument(
         "--systemd-unit",
         type=_units,
         action="extend",
         default=[],
-        help="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by commas "
-        "or each with an option of its own; no other is ever touched (default: none)",
+        help="systemd services of workers, for example 'gpu-worker@*.service'; comma-separated or repeated; other "
+        "services are never touched (default: none)",
     )
 
 
 def add_watchdog(parser: argparse.ArgumentParser) -> None:
-    """Have a command take `--watchdog-url`."""
+    """Add the option `--watchdog-url`."""
     parser.add_argument(
         "--watchdog-url",
         type=web_address,
-        help="the alert that always fires is sent there, too, about once a minute: a service that calls somebody when "
-        "it stays away (default: nowhere)",
+        help="also send the watchdog alert to this URL about once a minute: a service that calls an operator when it "
+        "stops (default: none)",
     )
 
 
 def web_address(given: str) -> str:
-    """An address of the web, as it was given. Raises argparse.ArgumentTypeError."""
+    """Parse an http or https URL. Raises argparse.ArgumentTypeError."""
     try:
         debian_packages = urlsplit(given)
         opens = (
             bool(debian_packages.hostname) and debian_packages.port != 0
-        )  # it raises, as urlsplit does for half an IPv6 address
+        )  # .port raises, and so does urlsplit for an invalid IPv6 address
     except ValueError:
         opens = False
     if opens and re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
         return given
-    raise argparse.ArgumentTypeError(f"{given!r} is no address such as https://example.com/ping/1")
+    raise argparse.ArgumentTypeError(f"invalid URL {given!r}: expected for example https://example.com/ping/1")
 
 
 def _units(given: str) -> list[str]:
@@ -147,7 +149,7 @@ def _units(given: str) -> list[str]:
 
 
 class Chain:
-    """The running chain; use it as a context manager."""
+    """The running programs; a context manager."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -160,7 +162,7 @@ class Chain:
         )
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._record: dict[str, str] = {}
-        # All of it listens on loopback without TLS: nobody's certificates are read (25 ms), and nobody's believed.
+        # Loopback without TLS: loading certificates would take 25 ms.
         self.http = httpx.Client(timeout=5.0, trust_env=False, verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
         for folder in (self.directory, plan.work / "queue", plan.work / "ledger", plan.work / "log"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +172,7 @@ class Chain:
         atomic_write(self.web_config_file, web_config(self.token_file.name), mode=0o644, sync=True)
 
     def __enter__(self) -> Self:
-        """Start everything, and wait until all of it answers."""
+        """Start all parts and wait until they answer."""
         try:
             self.start_exporter()
             self.start_serve()
@@ -190,7 +192,7 @@ class Chain:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Stop everything."""
+        """Stop all parts."""
         for name in PARTS:
             self.stop(name)
         self.http.close()
@@ -237,11 +239,11 @@ class Chain:
         )
 
     def start_executor(self, *, armed: bool | None = None) -> None:
-        """Start the executor, as planned or, on a second start, otherwise armed."""
+        """Start the executor, with another `armed` if given."""
         self._start("execute", self.executor_command(armed=armed))
 
     def executor_command(self, *, armed: bool | None = None) -> list[str]:
-        """What starts the executor."""
+        """Command line of the executor."""
         plan = self.plan
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
@@ -258,28 +260,28 @@ class Chain:
         ]
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """Send one part a signal, SIGSTOP and SIGCONT for example."""
+        """Send a signal to one part, for example SIGSTOP."""
         self._running[name].send_signal(number)
 
     def pid(self, name: str) -> int:
-        """The process of one part."""
+        """Pid of one part."""
         return self._running[name].pid
 
     def kill(self, name: str) -> None:
-        """End one part by SIGKILL, as a crash would."""
+        """End one part by SIGKILL."""
         process = self._running.pop(name)
         process.kill()
         process.wait()
 
     def stop(self, name: str) -> None:
-        """End one part: SIGTERM, and SIGKILL to what does not heed it."""
+        """End one part by SIGTERM, then by SIGKILL."""
         process = self._running.pop(name, None)
         if process is None:
             return
         process.terminate()
-        process.send_signal(signal.SIGCONT)  # one that is suspended would not hear of it
+        process.send_signal(signal.SIGCONT)  # a stopped process would not handle SIGTERM
         try:
-            # An executor that is killed between a stop and a start leaves somebody's container down.
+            # An executor killed between stop and start would leave a container down.
             grace_s = self.plan.execute.get("stop_grace_s", STOP_GRACE_S)
             process.wait(grace_s + EXECUTOR_MARGIN_S if name == "execute" else STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -287,30 +289,30 @@ class Chain:
             process.wait()
 
     def ended(self) -> dict[str, int]:
-        """The parts that have ended by themselves since they were last started, with their exit codes."""
+        """Exit codes of parts that exited on their own."""
         polled = {name: process.poll() for name, process in self._running.items()}
         return {name: code for name, code in polled.items() if code is not None}
 
     def check(self) -> None:
-        """Raise ChainError when a part has ended by itself."""
+        """Raise ChainError if a part has exited."""
         for name, code in self.ended().items():
-            raise ChainError(f"{name} ended with {code}:\n{self.log_tail(name)}")
+            raise ChainError(f"{name} exited with code {code}:\n{self.log_tail(name)}")
 
     def log_file(self, name: str) -> Path:
-        """Where one part logs to."""
+        """Log file of one part."""
         return self.plan.work / "log" / f"{name}.log"
 
     def log(self, name: str) -> str:
-        """What one part has logged."""
+        """Log of one part."""
         path = self.log_file(name)
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """The end of what one part has logged."""
+        """Last lines of the log of one part."""
         return "\n".join(self.log(name).splitlines()[-lines:])
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """Ask Prometheus for an expression's value now."""
+        """Query Prometheus for the current value of an expression."""
         answer = self.http.get(f"{self.prometheus_url}/api/v1/query", params={"query": expression})
         answer.raise_for_status()
         found: list[dict[str, Any]] = answer.json()["data"]["result"]
@@ -321,10 +323,10 @@ class Chain:
         text = alertmanager_config(
             webhook=f"{self.remediator_url}/api/v1/alerts",
             token_file=self.token_file,
-            pace=self.plan.pace,
+            intervals=self.plan.intervals,
             outside=self.plan.watchdog_url,
         )
-        atomic_write(config, text, mode=0o600, sync=True)  # it may hold the address outside, which is a secret
+        atomic_write(config, text, mode=0o600, sync=True)  # it may hold the watchdog URL, a secret
         self._start(
             "alertmanager",
             [
@@ -341,7 +343,7 @@ class Chain:
         config = self.plan.work / "prometheus.yml"
         (rules := self.plan.work / "rules").mkdir(exist_ok=True)
         for file in self.plan.rules:
-            text = package_data.linked(file, f"{self.remediator_url}/{RUNBOOKS}")
+            text = package_data.with_runbooks_url(file, f"{self.remediator_url}/{RUNBOOKS}")
             atomic_write(rules / file.name, text, mode=0o644, sync=True)
         text = prometheus_config(
             host=self.plan.host,
@@ -350,7 +352,7 @@ class Chain:
             alertmanager=self.alertmanager_url.removeprefix("http://"),
             prometheus=self.prometheus_url.removeprefix("http://"),
             rules=[rules / file.name for file in self.plan.rules],
-            pace=self.plan.pace,
+            intervals=self.plan.intervals,
         )
         atomic_write(config, text, mode=0o644, sync=True)
         self._start(
@@ -370,16 +372,16 @@ class Chain:
     def _start(self, name: str, argv: list[str]) -> None:
         with self.log_file(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
-                [*_tether(), *argv],
+                [*_end_with_parent(), *argv],
                 env=debian_packages.env_for_parts(parts_dir=self.plan.parts_dir),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.plan.work,
-                # Ctrl-C at a terminal reaches us alone, who then stop the parts in order.
+                # Ctrl-C reaches only the parent, which stops the parts in order.
                 start_new_session=True,
             )
-        with suppress(OSError):  # it ended at once
+        with suppress(OSError):  # already ended
             self._record[name] = str(ProcessId.of(self._running[name].pid))
         record = json.dumps({"boot_id": clock.boot_id(), **self._record})
         atomic_write(self.plan.work / "parts.json", record, mode=0o600, sync=True)
@@ -392,7 +394,7 @@ class Chain:
         while not ready():
             self.check()
             if time.monotonic() > deadline_s:
-                raise ChainError(f"{name} does not answer after {START_TIMEOUT_S:.0f} s:\n{self.log_tail(name)}")
+                raise ChainError(f"{name} did not answer within {START_TIMEOUT_S:.0f} s:\n{self.log_tail(name)}")
             time.sleep(0.05)
 
     def _answers(self, url: str) -> Callable[[], bool]:
@@ -410,15 +412,15 @@ class Chain:
 
 
 def _gpuwarden(*arguments: str) -> list[str]:
-    # -P: what lies in the data directory, where they run, is no code of ours.
+    # -P: do not import from the working directory.
     return [sys.executable, "-P", "-m", "gpuwarden", *arguments]
 
 
-def _tether() -> Sequence[str]:
-    """What makes a child end when we do, however we end; nothing where util-linux has no setpriv.
+def _end_with_parent() -> Sequence[str]:
+    """Command prefix that ends a child with its parent; empty without setpriv (util-linux).
 
-    The kernel tells a child of its parent's death only from when the child has asked for it. If we were killed before
-    that, the child finds that it has another parent by now, and begins nothing.
+    The kernel sends the signal only to a child that already registered for it. A child whose parent died before that
+    sees another parent and exits.
     """
     setpriv = shutil.which("setpriv")
     begin = f'[ "$PPID" = {os.getpid()} ] && exec "$@"'
@@ -426,7 +428,7 @@ def _tether() -> Sequence[str]:
 
 
 def keep_token(path: Path) -> None:
-    """Have a bearer token in the file: the one that is there, else a new one; for its owner's eyes alone."""
+    """Create a bearer token file (0600), or keep the existing one."""
     if path.exists() and path.stat().st_size > 0:
         path.chmod(0o600)
     else:
@@ -438,22 +440,20 @@ def _port(url: str) -> str:
 
 
 def _port_for(part: str, wanted: int | None) -> int:
-    """The wanted port, which must be free, or a free one."""
     with closing(socket.socket()) as probe:
-        # As the listeners do: a port whose last connections are still closing is free.
+        # As the listeners do: a port with closing connections counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted or 0))
         except OSError as error:
             service = _SERVICES.get(part)
             stop = (
-                f"stop what listens there (Debian's own: systemctl disable --now {service})"
+                f"stop its listener (Debian's service: systemctl disable --now {service})"
                 if service
-                else ("stop what listens there")
+                else "stop its listener"
             )
             raise ChainError(
-                f"port {wanted}, wanted for {part}, cannot be used ({error.strerror}): {stop}, "
-                f"or give another --{part}-port"
+                f"port {wanted} of {part} cannot be used ({error.strerror}): {stop}, or set another --{part}-port"
             ) from None
         port: int = probe.getsockname()[1]
         return port

@@ -1,7 +1,7 @@
-"""Keeps the parts of a running chain running: what ends by itself is started again, later each time, and not for ever.
+"""Restart parts that exit, with growing delays, and give up after too many exits.
 
-`after_an_end` decides; `Supervisor` performs, one look at a time from its caller's loop, so that every part is a child
-of the one thread that lives as long as we do (a part ends when the thread that started it ends).
+`next_step` decides; `Supervisor` acts from its caller's loop. All parts must be children of one long-lived thread,
+because a part ends with the thread that started it.
 """
 
 import signal
@@ -15,83 +15,79 @@ from gpuwarden.errors import GpuwardenError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """How often a part may end by itself, and how long it waits to be started again; units stand in the names."""
+class RestartLimits:
+    """Limits of restarts."""
 
-    ends_max: int = 5
+    exits_max: int = 5
     window_s: float = 600.0
     first_s: float = 1.0
     longest_s: float = 30.0
 
 
-PATIENCE: Final = Patience()
+RESTART_LIMITS: Final = RestartLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
-    """Start the part again, this long after it ended."""
+class Restart:
+    """Restart the part after a delay."""
 
     after_s: float
-    ends: int
+    exits: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class GiveUp:
-    """Starting it again helps nothing."""
+    """Do not restart the part."""
 
     because: str
 
 
-class PartKeepsEnding(GpuwardenError):  # noqa: N818 - it reads as what happened
-    """A part ended too often. The message says how it ended, and where its log is."""
+class PartKeepsExiting(GpuwardenError):  # noqa: N818 - it reads as what happened
+    """A part exited too often. The message has the reason and the log file."""
 
 
 class Parts(Protocol):
-    """What is supervised; `deploy.standalone.stack.Chain` is."""
+    """Interface of supervised parts; see `deploy.standalone.stack.Chain`."""
 
     def ended(self) -> Mapping[str, int]:
-        """The parts that have ended since they were last started, with their exit codes."""
+        """Exit codes of parts that exited since their last start."""
 
     def start(self, name: str) -> None:
         """Start one part."""
 
     def log_file(self, name: str) -> Path:
-        """Where one part logs to."""
+        """Log file of one part."""
 
     def log_tail(self, name: str) -> str:
-        """The end of what one part has logged."""
+        """Last lines of its log."""
 
 
-def after_an_end(ends: Sequence[float], *, patience: Patience) -> Again | GiveUp:
-    """Choose what becomes of a part that has just ended; `ends` are the times of its ends, seconds, the newest last."""
-    recent = [end for end in ends if ends[-1] - end < patience.window_s]
-    if len(recent) > patience.ends_max:
-        return GiveUp(because=f"it ended {len(recent)} times within {patience.window_s:g} s")
-    return Again(after_s=min(patience.first_s * 2 ** (len(recent) - 1), patience.longest_s), ends=len(recent))
+def next_step(ends: Sequence[float], *, limits: RestartLimits) -> Restart | GiveUp:
+    """Decide about a part that has just exited; `ends` are the times of its exits, seconds, newest last."""
+    recent = [end for end in ends if ends[-1] - end < limits.window_s]
+    if len(recent) > limits.exits_max:
+        return GiveUp(because=f"{len(recent)} exits within {limits.window_s:g} s")
+    return Restart(after_s=min(limits.first_s * 2 ** (len(recent) - 1), limits.longest_s), exits=len(recent))
 
 
 class Supervisor:
-    """Looks after the parts; `say` is told what happens."""
+    """Restarts parts and reports to `say`."""
 
-    def __init__(self, parts: Parts, *, say: Callable[[str], None], patience: Patience = PATIENCE) -> None:
+    def __init__(self, parts: Parts, *, say: Callable[[str], None], limits: RestartLimits = RESTART_LIMITS) -> None:
         self._parts = parts
         self._say = say
-        self._patience = patience
+        self._limits = limits
         self._ends: dict[str, list[float]] = {}
         self._due: dict[str, float] = {}
 
-    def look(self, now_s: float) -> None:
-        """See who has ended, and start those whose time has come.
-
-        Raises:
-            PartKeepsEnding: a part ended too often.
-        """
+    def tick(self, now_s: float) -> None:
+        """Schedule restarts of exited parts and perform due ones. Raises PartKeepsExiting."""
         ended = self._parts.ended()
         for name in self._due.keys() - ended.keys():
-            del self._due[name]  # somebody else has started it meanwhile
+            del self._due[name]  # already restarted
         for name, code in ended.items():
             if name not in self._due:
-                self._plan(name, code, now_s)
+                self._schedule(name, code, now_s)
         for name, due_s in sorted(self._due.items()):
             if due_s <= now_s:
                 del self._due[name]
@@ -100,24 +96,24 @@ class Supervisor:
                 except (OSError, ChainError) as error:
                     self._say(f"{name} cannot be started: {error}")
                 else:
-                    self._say(f"{name} is started again")
+                    self._say(f"{name} restarted")
 
-    def _plan(self, name: str, code: int, now_s: float) -> None:
-        kept = self._ends.get(name, [])[-self._patience.ends_max :]
+    def _schedule(self, name: str, code: int, now_s: float) -> None:
+        kept = self._ends.get(name, [])[-self._limits.exits_max :]
         self._ends[name] = [*kept, now_s]
-        step = after_an_end(self._ends[name], patience=self._patience)
+        step = next_step(self._ends[name], limits=self._limits)
         if isinstance(step, GiveUp):
-            raise PartKeepsEnding(
-                f"{name} does not stay up ({_how(code)}; {step.because}), so all of it is stopped; "
-                f"{self._parts.log_file(name)} ends with:\n{self._parts.log_tail(name)}"
+            raise PartKeepsExiting(
+                f"{name} keeps exiting ({_describe_exit(code)}; {step.because}): all parts are stopped; "
+                f"end of {self._parts.log_file(name)}:\n{self._parts.log_tail(name)}"
             )
         self._due[name] = now_s + step.after_s
         self._say(
-            f"{name} ended by itself ({_how(code)}): it is started again in {step.after_s:g} s "
-            f"({step.ends} of {self._patience.ends_max} times in {self._patience.window_s:g} s); "
+            f"{name} exited ({_describe_exit(code)}): restart in {step.after_s:g} s "
+            f"(exit {step.exits} of at most {self._limits.exits_max} in {self._limits.window_s:g} s); "
             f"see {self._parts.log_file(name)}"
         )
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

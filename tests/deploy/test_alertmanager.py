@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from deploy.standalone import debian_packages, init
-from deploy.standalone.config_files import SILENT, Pace, alertmanager_config
+from deploy.standalone.config_files import IMPLIED, Intervals, alertmanager_config
 from deploy.standalone.stack import Chain, Plan
 from testbed.check_release import CHECKOUT, RULES_GLOB, run_part
 from tests.remediator.alertmanager import silence, tell
@@ -29,7 +29,7 @@ BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "tr
 DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "trip": "dead_worker", **HERE}
 LOST = {"alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
 DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
-BRAKE = {"alertname": "GpuwardenBrakeLatched", "severity": "critical", "host": "a"}
+BREAKER_OPEN = {"alertname": "GpuwardenBrakeLatched", "severity": "critical", "host": "a"}
 SLOWED = {"alertname": "GpuwardenJobSlowed", "severity": "warning", **HERE}
 SHARED = {"alertname": "GpuwardenSharedJobStalled", "severity": "critical", **HERE}
 UNMENDED = {"alertname": "GpuwardenUnmended", "severity": "critical", "wedge": "GpuwardenJobStalled", **HERE}
@@ -58,7 +58,7 @@ def configured(
     """The configuration that ships; with `people`, somebody is called there, at once."""
     token, file = folder / "token", folder / "alertmanager.yml"
     token.write_text("0123456789abcdef")
-    text = alertmanager_config(webhook=webhook, token_file=token, pace=Pace(), outside=outside)
+    text = alertmanager_config(webhook=webhook, token_file=token, intervals=Intervals(), outside=outside)
     if people is not None:
         text = text.replace("- name: people\n", f"- name: people\n  webhook_configs:\n  - url: {people}\n")
         text = text.replace("group_wait: 30s", "group_wait: 0s")
@@ -74,7 +74,7 @@ def configured(
         pytest.param(VICTIM, False, "gpuwarden", id="who holds too much memory to the remediator"),
         pytest.param(DOWN, True, "people", id="an exporter that is down to people"),
         pytest.param(BROKEN, False, "people", id="a broken GPU to people"),
-        pytest.param(BRAKE, True, "people", id="a latched brake to people"),
+        pytest.param(BREAKER_OPEN, True, "people", id="a latched brake to people"),
         pytest.param(UNMENDED, False, "people", id="what is not mended to people"),
         pytest.param({"alertname": "Theirs", "remedy": ""}, True, "people", id="what names no remedy to people"),
         pytest.param({**STALL, "remedy": "restart_wroker"}, True, "people,gpuwarden",
@@ -128,8 +128,8 @@ def held_back(url: str) -> list[str]:
         pytest.param([LOST, DOWN, LOW, {**DOWN, "host": "b"}],
                      ["GpuwardenExporterDown of a"],
                      id="a lost host that its exporter is down, and nothing of its GPUs nor of another host"),
-        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*SILENT, "GpuwardenBrakeLatched"))],
-                     sorted(f"{each} of a" for each in SILENT), id="a lost host what its silence explains, no brake"),
+        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*IMPLIED, "GpuwardenBrakeLatched"))],
+                     sorted(f"{each} of a" for each in IMPLIED), id="a lost host: all implied alerts, not the breaker"),
         pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
                      id="a lost host nothing that is acted on, and nothing of others"),
         pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
@@ -177,7 +177,7 @@ def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_a
     }
     with alertmanager(tmp_path) as url:
         tell(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)
-        tell(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BRAKE, {**BRAKE, **on_b})
+        tell(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BREAKER_OPEN, {**BREAKER_OPEN, **on_b})
 
         eventually(lambda: grouped(url) == wanted, "each is called of what it is for", log=lambda: str(grouped(url)))
 
@@ -221,7 +221,7 @@ def heard() -> Iterator[Listener]:
 
 
 def test_what_a_lost_host_holds_back_are_alerts_for_people() -> None:
-    assert set(SILENT) <= {rule["alert"] for rule in shipped_alerts() if "remedy" not in rule["labels"]}
+    assert set(IMPLIED) <= {rule["alert"] for rule in shipped_alerts() if "remedy" not in rule["labels"]}
 
 
 def test_of_what_is_wrong_with_a_gpu_only_that_it_is_lost_holds_anything_back() -> None:
@@ -237,7 +237,11 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
         }
         with alertmanager(tmp_path, **addresses) as url:
             tell(url, DEAD, LOST)
-            first = {("/warden", DEAD["alertname"]), ("/warden", LOST["alertname"]), ("/people", LOST["alertname"])}
+            first = {
+                ("/warden", DEAD["alertname"]),
+                ("/warden", LOST["alertname"]),
+                ("/people", LOST["alertname"]),
+            }
             eventually(lambda: first <= set(hook.told), "dead worker and lost host are told of, the host to people too")
             tell(url, DOWN, WATCHDOG)
             tell(url, STALL, LOW)
@@ -280,4 +284,4 @@ def test_the_watchdogs_address_is_written_or_refused(tmp_path: Path, capsys: pyt
         assert f"url: {there}" in file.read_text()
     with pytest.raises(SystemExit):
         init.command([str(tmp_path), "--watchdog-url", "example.com"])
-    assert "is no address such as" in capsys.readouterr().err
+    assert "invalid URL" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.standalone import data_dir
-from deploy.standalone.data_dir import PlaceError, default_data, default_directory, host_of, taken
+from deploy.standalone.data_dir import DataDirError, default_data, default_directory, host_key, lock_data_dir
 from gpuwarden import clock, procfs
 from tests.waiting import eventually
 
@@ -40,33 +40,33 @@ def test_the_systems_own_has_its_state_files_where_every_program_looks(tmp_path:
 
 
 def test_the_host_key_is_remembered_although_its_directory_is_empty_after_a_reboot(tmp_path: Path) -> None:
-    assert host_of(tmp_path, tmp_path / "run", "box1") == "box1"
-    assert host_of(tmp_path, tmp_path / "run", None) == "box1"
-    assert host_of(tmp_path, tmp_path / "run", "box2") == "box2"
+    assert host_key(tmp_path, tmp_path / "run", "box1") == "box1"
+    assert host_key(tmp_path, tmp_path / "run", None) == "box1"
+    assert host_key(tmp_path, tmp_path / "run", "box2") == "box2"
 
 
 def test_a_host_key_that_was_there_before_is_used(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "host").write_text("box3\n")
 
-    assert host_of(tmp_path, tmp_path / "run", None) == "box3"
+    assert host_key(tmp_path, tmp_path / "run", None) == "box3"
 
 
 def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with taken(data, say=print):
+    with lock_data_dir(data, say=print):
         assert data.stat().st_mode & 0o777 == 0o700
-        with pytest.raises(PlaceError, match=rf"pid {os.getpid()}\) runs on"), taken(data, say=print):
+        with pytest.raises(DataDirError, match=rf"pid {os.getpid()}\) runs on"), lock_data_dir(data, say=print):
             pass
-    with taken(data, say=print):
+    with lock_data_dir(data, say=print):
         pass
 
 
 @pytest.mark.parametrize(
     ("holds", "mode", "says"),
     [
-        pytest.param("photos", 0o700, "holds something else", id="something else is in it"),
-        pytest.param("lost+found", 0o755, "others may enter", id="others may enter"),
+        pytest.param("photos", 0o700, "holds other files", id="something else is in it"),
+        pytest.param("lost+found", 0o755, "other users may enter", id="others may enter"),
         pytest.param("lost+found", 0o1777, "chmod 700 it", id="it is everybody's"),
     ],
 )
@@ -76,7 +76,7 @@ def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, hol
     (data / holds).mkdir()
     data.chmod(mode)
 
-    with pytest.raises(PlaceError, match=says), taken(data, say=print):
+    with pytest.raises(DataDirError, match=says), lock_data_dir(data, say=print):
         pass
 
     assert data.stat().st_mode & 0o7777 == mode
@@ -89,20 +89,20 @@ def test_an_empty_one_of_our_own_is_used(tmp_path: Path, holds: str) -> None:
     data.mkdir(mode=0o700)
     (data / holds).mkdir()
     for _ in range(2):
-        with taken(data, say=print):
+        with lock_data_dir(data, say=print):
             assert (data / "lock").exists()
 
 
 def test_one_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(PlaceError, match="cannot be used"), taken(tmp_path / "file" / "data", say=print):
+    with pytest.raises(DataDirError, match="cannot be used"), lock_data_dir(tmp_path / "file" / "data", say=print):
         pass
 
 
 def test_what_a_killed_run_left_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_dir, "_ORPHANED_S", 0.3)
-    monkeypatch.setattr(data_dir, "_TOLD_S", 0.3)
+    monkeypatch.setattr(data_dir, "_ORPHAN_S", 0.3)
+    monkeypatch.setattr(data_dir, "_TERM_S", 0.3)
     said: list[str] = []
     with (
         subprocess.Popen([sys.executable, "-c", SLEEP]) as heeds,
@@ -111,11 +111,11 @@ def test_what_a_killed_run_left_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
         assert deaf.stdout is not None
         deaf.stdout.readline()
         record(tmp_path, serve=heeds.pid, execute=deaf.pid)
-        with taken(tmp_path, say=said.append):
+        with lock_data_dir(tmp_path, say=said.append):
             eventually(lambda: heeds.poll() is not None and deaf.poll() is not None, "both are gone")
 
     assert (heeds.returncode, deaf.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
-    assert said == [f"waiting for what a killed run left: serve (pid {heeds.pid}), execute (pid {deaf.pid})"]
+    assert said == [f"waiting for processes of a killed run: serve (pid {heeds.pid}), execute (pid {deaf.pid})"]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_process_that_was_given_the_pid_since_is_left_alone(tmp_path: Path, ch
         recorded = json.loads((tmp_path / "parts.json").read_text())
         recorded |= {name: text.replace("{pid}", str(other.pid)) for name, text in change.items()}
         (tmp_path / "parts.json").write_text(json.dumps(recorded))
-        with taken(tmp_path, say=print):
+        with lock_data_dir(tmp_path, say=print):
             assert other.poll() is None
         other.kill()
 

@@ -108,9 +108,7 @@ def test_without_apt_get_it_is_named(wanted: str, advice: str, tmp_path: Path, m
 
 
 def test_a_program_that_no_part_holds_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        debian_packages.PartMissing, match=r"'promtol' is no part that is known here; known: .*promtool"
-    ):
+    with pytest.raises(debian_packages.PartMissing, match=r"unknown program 'promtol'; known: .*promtool"):
         debian_packages.find("promtol")
 
 
@@ -118,7 +116,7 @@ def test_a_room_without_the_wanted_program_says_so(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PATH", str(tmp_path / "nothing-here"))
     (tmp_path / "prometheus").mkdir()
 
-    with pytest.raises(debian_packages.PartMissing, match=r"this release's packages prometheus .* do not hold it"):
+    with pytest.raises(debian_packages.PartMissing, match=r"not in the packages prometheus "):
         debian_packages.find("promtool", parts_dir=tmp_path)
 
 
@@ -226,4 +224,4 @@ def test_the_command_prints_where_each_program_lies_and_fails_when_one_is_missin
     assert debian_packages.main(["promtool"]) == 0
     assert capsys.readouterr().out.split() == ["promtool", str(on_path)]
     assert debian_packages.main(["promtool", "nonsense"]) == 1
-    assert "'nonsense' is no part" in capsys.readouterr().err
+    assert "unknown program 'nonsense'" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def test_a_second_run_keeps_the_watchdogs_address(tmp_path: Path, capsys: pytest
 
     assert written(tmp_path) == first
     assert "https://example.com/ping/1" in first["alertmanager.yml"]
-    assert f"goes to the address in {tmp_path / '.watchdog-url'}" in capsys.readouterr().out
+    assert f"goes to the URL in {tmp_path / '.watchdog-url'}" in capsys.readouterr().out
     for name in (".watchdog-url", "alertmanager.yml"):
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
 
@@ -70,7 +70,7 @@ def test_the_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.Ca
 
     here = written(tmp_path, "--host", "box1", "--remediator-port", "77")
     assert f'runbook_url: "http://127.0.0.1:77/docs/runbooks/{page}"\n' in here[name]
-    assert "on this host alone" in capsys.readouterr().out
+    assert "only on this host" in capsys.readouterr().out
 
     for slash in ("", "/"):
         told = written(tmp_path, "--runbooks-url", f"https://wiki.example.com/gpu{slash}")
@@ -78,7 +78,7 @@ def test_the_alerts_link_to_the_given_runbooks(tmp_path: Path, capsys: pytest.Ca
         assert f"https://wiki.example.com/gpu/{page}\n" in told["README.md"]
         assert "127.0.0.1" not in "".join(text for file, text in told.items() if file.startswith("gpuwarden/rules/"))
         assert written(tmp_path) == told
-    assert "on this host alone" not in capsys.readouterr().out
+    assert "only on this host" not in capsys.readouterr().out
 
 
 def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureF
     assert written(tmp_path) == first
     told = capsys.readouterr().out
     for option in options:
-        assert f"init: {option}, as in an earlier run" in told
+        assert f"init: {option} kept from the last run" in told
 
     later = written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu", "--systemd-unit", "c.service")
     told = capsys.readouterr().out
-    assert "init: --systemd-unit=c.service, where it was gpu-worker@*.service,b.service\n" in told
-    assert f"init: {podman}, as in an earlier run" in told
+    assert "init: --systemd-unit=c.service, before: gpu-worker@*.service,b.service\n" in told
+    assert f"init: {podman} kept from the last run" in told
     assert set(later) - set(first) == {".runbooks-url"}
     assert later["gpuwarden/gpuwarden.env"] == first["gpuwarden/gpuwarden.env"].replace(
         "gpu-worker@*.service,b.service", "c.service"
@@ -130,7 +130,7 @@ def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path
 def test_an_installation_without_pages_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.docs_pages.FOLDER", tmp_path / "docs")
 
-    with pytest.raises(InitError, match=r"^nothing was written: no .* install gpuwarden anew$"):
+    with pytest.raises(InitError, match=r"^nothing was written: no .* reinstall gpuwarden$"):
         init.command([str(tmp_path / "here")])
     assert not (tmp_path / "here").exists()
 
@@ -144,7 +144,7 @@ def test_an_address_of_runbooks_that_prometheus_would_read_otherwise_is_refused(
         init.command([str(tmp_path), "--runbooks-url", url])
 
     (tmp_path / ".runbooks-url").write_text(f"{url}\n")
-    with pytest.raises(InitError, match=r"\.runbooks-url: .*(will not do|is no address)"):
+    with pytest.raises(InitError, match=r"\.runbooks-url: .*invalid URL"):
         init.command([str(tmp_path)])
 
 
@@ -179,7 +179,9 @@ def test_removing_the_address_restores_the_runbook_links(tmp_path: Path, capsys:
 def test_a_kept_address_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".watchdog-url").write_text("example.com\n")
 
-    with pytest.raises(InitError, match=r"\.watchdog-url: 'example\.com' is no address.*; mend it, or remove it"):
+    with pytest.raises(
+        InitError, match=r"\.watchdog-url: invalid URL 'example\.com'.*; correct the file, or remove it"
+    ):
         init.command([str(tmp_path)])
 
 
@@ -238,7 +240,7 @@ def test_files_that_somebody_else_put_there_are_not_overwritten(tmp_path: Path) 
 
 @pytest.mark.parametrize("path", ["etc/gpuwarden", "/etc/gpu warden", "/etc/%h", "/etc/$x", "/a\n/b"])
 def test_a_path_that_systemd_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
-    with pytest.raises(InitError, match="will not do"):
+    with pytest.raises(InitError, match="invalid "):
         init.command([str(tmp_path), "--etc", path])
 
 
@@ -291,7 +293,7 @@ def test_a_pattern_of_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_pattern_that_a_file_of_settings_would_read_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InitError, match=r"systemd-unit .* will not do"):
+    with pytest.raises(InitError, match=r"invalid systemd-unit"):
         init.command([str(tmp_path), "--systemd-unit", r"a\x2d*.service"])
 
 

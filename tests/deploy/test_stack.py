@@ -9,15 +9,15 @@ import httpx
 import pytest
 
 from deploy.standalone import debian_packages
-from deploy.standalone.config_files import Pace
+from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import CHECKOUT, Chain, Plan
 from testbed.check_release import FOREIGN_SERIES
 from tests.waiting import eventually
 
 FORK = """\
 import os, sys, time
-from deploy.standalone.stack import _tether
-tether, parent = _tether(), os.getpid()
+from deploy.standalone.stack import _end_with_parent
+tether, parent = _end_with_parent(), os.getpid()
 if os.fork():
     os.wait() if sys.argv[1] == "lives" else os._exit(0)
 else:
@@ -44,7 +44,7 @@ def test_its_prometheus_tells_how_its_own_rules_fare(tmp_path: Path) -> None:
         debian_packages.find("prometheus")
     except debian_packages.PartMissing as missing:
         pytest.skip(str(missing))
-    chain = Chain(Plan(work=tmp_path, host="a", docker=None, simulate_gpu=None, pace=Pace(scrape_s=1)))
+    chain = Chain(Plan(work=tmp_path, host="a", docker=None, simulate_gpu=None, intervals=Intervals(scrape_s=1)))
     wanted = FOREIGN_SERIES - {"up", "ALERTS"}
 
     def told() -> set[str]:

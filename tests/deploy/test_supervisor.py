@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from deploy.standalone.stack import ChainError
-from deploy.standalone.supervisor import Again, GiveUp, PartKeepsEnding, Patience, Supervisor, after_an_end
+from deploy.standalone.supervisor import GiveUp, PartKeepsExiting, Restart, RestartLimits, Supervisor, next_step
 
-PATIENCE = Patience(ends_max=3, window_s=100.0, first_s=1.0, longest_s=3.0)
+RESTART_LIMITS = RestartLimits(exits_max=3, window_s=100.0, first_s=1.0, longest_s=3.0)
 
 
 class Room:
@@ -47,49 +47,49 @@ def said() -> list[str]:
 
 @pytest.fixture
 def supervisor(room: Room, said: list[str]) -> Supervisor:
-    return Supervisor(room, say=said.append, patience=PATIENCE)
+    return Supervisor(room, say=said.append, limits=RESTART_LIMITS)
 
 
 @pytest.mark.parametrize(
     ("ends", "step"),
     [
-        pytest.param([5.0], Again(after_s=1.0, ends=1), id="the first end waits a little"),
-        pytest.param([5.0, 6.0], Again(after_s=2.0, ends=2), id="the second one longer"),
-        pytest.param([5.0, 6.0, 9.0], Again(after_s=3.0, ends=3), id="never longer than the longest"),
-        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="it ended 4 times within 100 s"), id="one too many"),
-        pytest.param([5.0, 106.0, 109.0, 112.0], Again(after_s=3.0, ends=3), id="an old end is forgiven"),
+        pytest.param([5.0], Restart(after_s=1.0, exits=1), id="the first end waits a little"),
+        pytest.param([5.0, 6.0], Restart(after_s=2.0, exits=2), id="the second one longer"),
+        pytest.param([5.0, 6.0, 9.0], Restart(after_s=3.0, exits=3), id="never longer than the longest"),
+        pytest.param([5.0, 6.0, 9.0, 12.0], GiveUp(because="4 exits within 100 s"), id="one too many"),
+        pytest.param([5.0, 106.0, 109.0, 112.0], Restart(after_s=3.0, exits=3), id="an old end is forgiven"),
     ],
 )
-def test_what_becomes_of_a_part_that_has_ended(ends: list[float], step: Again | GiveUp) -> None:
-    assert after_an_end(ends, patience=PATIENCE) == step
+def test_what_becomes_of_a_part_that_has_ended(ends: list[float], step: Restart | GiveUp) -> None:
+    assert next_step(ends, limits=RESTART_LIMITS) == step
 
 
 def test_a_part_that_runs_is_left_alone(room: Room, supervisor: Supervisor, said: list[str]) -> None:
-    supervisor.look(0.0)
+    supervisor.tick(0.0)
 
     assert (room.started, said) == ([], [])
 
 
 def test_a_part_that_ended_is_started_again_on_time(room: Room, supervisor: Supervisor, said: list[str]) -> None:
     room.codes = {"serve": -9}
-    supervisor.look(10.0)
-    supervisor.look(10.5)
+    supervisor.tick(10.0)
+    supervisor.tick(10.5)
     assert room.started == []
-    supervisor.look(11.0)
+    supervisor.tick(11.0)
 
     assert room.started == ["serve"]
     assert said == [
-        "serve ended by itself (killed by SIGKILL): it is started again in 1 s (1 of 3 times in 100 s); see "
+        "serve exited (killed by SIGKILL): restart in 1 s (exit 1 of at most 3 in 100 s); see "
         + str(room.log_file("serve")),
-        "serve is started again",
+        "serve restarted",
     ]
 
 
 def test_one_part_waits_for_no_other(room: Room, supervisor: Supervisor) -> None:
     room.codes = {"serve": 1}
-    supervisor.look(10.0)
+    supervisor.tick(10.0)
     room.codes["exporter"] = 1
-    supervisor.look(11.0)
+    supervisor.tick(11.0)
 
     assert room.started == ["serve"]
 
@@ -97,13 +97,13 @@ def test_one_part_waits_for_no_other(room: Room, supervisor: Supervisor) -> None
 def test_a_part_that_keeps_ending_ends_all_with_its_last_words(room: Room, supervisor: Supervisor) -> None:
     for now_s in (0.0, 10.0, 20.0):
         room.codes = {"execute": 1}
-        supervisor.look(now_s)
-        supervisor.look(now_s + 5)
+        supervisor.tick(now_s)
+        supervisor.tick(now_s + 5)
     room.codes = {"execute": 1}
 
-    with pytest.raises(PartKeepsEnding, match="execute does not stay up") as given_up:
-        supervisor.look(30.0)
-    assert "exit code 1; it ended 4 times within 100 s" in str(given_up.value)
+    with pytest.raises(PartKeepsExiting, match="execute keeps exiting") as given_up:
+        supervisor.tick(30.0)
+    assert "exit code 1; 4 exits within 100 s" in str(given_up.value)
     assert "the last words of execute" in str(given_up.value)
 
 
@@ -111,7 +111,7 @@ def test_a_part_that_cannot_be_started_is_given_up(room: Room, supervisor: Super
     room.codes, room.refuses = {"prometheus": -15}, True
 
     for second in range(9):
-        supervisor.look(float(second))
-    with pytest.raises(PartKeepsEnding):
-        supervisor.look(20.0)
-    assert said.count("prometheus cannot be started: no such program") == PATIENCE.ends_max
+        supervisor.tick(float(second))
+    with pytest.raises(PartKeepsExiting):
+        supervisor.tick(20.0)
+    assert said.count("prometheus cannot be started: no such program") == RESTART_LIMITS.exits_max

@@ -19,7 +19,7 @@ import docker
 from sqlalchemy import select
 
 from deploy.standalone import debian_packages
-from deploy.standalone.docker_socket import NoEngine, ask
+from deploy.standalone.docker_socket import NoEngine, engine_version
 from deploy.standalone.stack import CHECKOUT
 from gpuwarden import state_file
 from gpuwarden.db.transactions import reading
@@ -175,7 +175,7 @@ class StoppableEngine:
             self._process = None
 
     def _answers(self) -> bool:
-        return not isinstance(ask(self.url), NoEngine)
+        return not isinstance(engine_version(self.url), NoEngine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ def scaled(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         "storm_frees": 1000,
         "tend_s": 1,
     }
-    return replace(plan, pace=FAST, execute={**plan.execute, **scaled_ones, "tend_s": 1}, ram_delta_mib=24)
+    return replace(plan, intervals=FAST, execute={**plan.execute, **scaled_ones, "tend_s": 1}, ram_delta_mib=24)
 
 
 if __name__ == "__main__":

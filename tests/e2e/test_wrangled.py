@@ -126,7 +126,7 @@ def farm(work: Path) -> Iterator[Farm]:
     (folder / "tasks.py").write_text(TASKS)
     with ExitStack() as stack:
         chain = stack.enter_context(
-            Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, armed=True, pace=FAST))
+            Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, armed=True, intervals=FAST))
         )
         store = stack.enter_context(closing(JobStore.open(chain.queue_url)))
         ledger = stack.enter_context(closing(Ledger.open(chain.ledger_url)))

@@ -103,7 +103,7 @@ def test_a_socket_that_nobody_serves_is_no_engine(tmp_path: Path) -> None:
     found = reachable_engine({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
 
     assert isinstance(found, NoEngine)
-    assert f"the Docker engine at {tmp_path}/docker.sock does not answer as one" in found.because
+    assert f"no valid answer from the Docker engine at {tmp_path}/docker.sock" in found.because
 
 
 @pytest.mark.needs_docker

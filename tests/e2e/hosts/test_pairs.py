@@ -73,7 +73,7 @@ class Pairs:
                 alertmanager="",
                 prometheus=listen.partition("=")[2],
                 rules=package_data.rules(),
-                pace=FAST,
+                intervals=FAST,
             )
             told = yaml.safe_load(text)
             told["global"]["external_labels"] = {"replica": replica}
@@ -83,7 +83,7 @@ class Pairs:
             options = [f"--storage.tsdb.path={folder}", "--rules.alert.resend-delay=1s"]
         else:
             webhook = f"{chain.remediator_url}/api/v1/alerts"
-            config.write_text(alertmanager_config(webhook=webhook, token_file=chain.token_file, pace=FAST))
+            config.write_text(alertmanager_config(webhook=webhook, token_file=chain.token_file, intervals=FAST))
             options = [f"--storage.path={folder}", "--cluster.listen-address="]
         argv = [str(debian_packages.find(kind)), f"--config.file={config}", listen, *options]
         with (self.work / f"{name}.log").open("ab") as log:

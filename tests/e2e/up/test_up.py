@@ -83,7 +83,7 @@ def test_a_bad_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
         command(["--data", str(tmp_path / "data"), "--free-bound-s", given])
 
     assert ended.value.code == 2
-    assert f"--free-bound-s: '{given}' is no such time: wanted are 60 to 86400 seconds" in capsys.readouterr().err
+    assert f"--free-bound-s: invalid time '{given}': expected 60 to 86400 seconds" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -99,7 +99,7 @@ def test_told_to_stop_while_it_starts_it_stops(tmp_path: Path) -> None:
             break
 
     assert READY not in run.said()
-    assert "stopped before it was ready" in run.said()
+    assert "stopped during the start" in run.said()
 
 
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", ports["prometheus"])), up(tmp_path, ports) as run:
         assert run.process.wait(timeout=90) == 1
 
-    assert f"port {ports['prometheus']}, wanted for prometheus, cannot be used" in run.said()
+    assert f"port {ports['prometheus']} of prometheus cannot be used" in run.said()
     assert "systemctl disable --now prometheus" in run.said()
     assert "--prometheus-port" in run.said()
 
@@ -156,8 +156,8 @@ def test_a_part_that_is_killed_is_started_again(tmp_path: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
         for part in PARTS:
-            run.says(f"up: {part} is started again")
-            run.says(f"up: {part} ended by itself (killed by SIGKILL)")
+            run.says(f"up: {part} restarted")
+            run.says(f"up: {part} exited (killed by SIGKILL)")
         after = run.pids()
         assert not set(after.values()) & set(before.values())
         eventually(lambda: all(map(run.answers, PORTS)), "all of them answer", log=run.said)
@@ -180,12 +180,12 @@ def test_docker_may_start_later_stop_and_start_again(tmp_path: Path, monkeypatch
         with docker_engine(work) as engine:
             assert isinstance(engine, Engine)
             eventually(lambda: docker_seen(run) == 1, "it is used", within_s=60, log=run.said)
-            assert "answers now: exporter and execute are started again to use it" in run.said()
+            assert "found: restarting exporter and execute" in run.said()
         eventually(lambda: docker_seen(run) == 0, "its end is seen", within_s=60, log=run.said)
         with docker_engine(work) as engine:
             eventually(lambda: docker_seen(run) == 1, "it is used again", log=run.said)
 
-        assert "ended by itself" not in run.said()
+        assert "exited (" not in run.said()
         assert {part for part in PARTS if run.pids()[part] != before[part]} == {"exporter", "execute"}
         assert run.stop() == 0
 

@@ -178,7 +178,7 @@ def test_a_wedge_while_prometheus_and_alertmanager_are_down_is_freed(running: tu
 
     for part in gone:
         assert any(need.startswith(f"{part}: ") and "start it" in need for need in needs), needs
-        run.says(f"up: {part} is started again")
+        run.says(f"up: {part} restarted")
     its.is_mended(KILLED, job_id, run)
     its.needs_nobody()
     assert not set(gone.values()) & set(run.pids().values())
