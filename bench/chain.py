@@ -26,7 +26,7 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine, NoEngine, docker_engine
 from testbed.gpu_simulator import Slot
 from testbed.stage import FAST, Stage, stage
-from testbed.workers import Habits
+from testbed.workers import WorkerOptions
 
 SAMPLE_S: Final = 1.0  # the exporter's default
 SILENCE_S: Final = 3.0
@@ -98,7 +98,7 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             intervals=intervals,
             dead_after_s=Plan.dead_after_s,
             ram_delta_mib=Plan.ram_delta_mib,
-            habits=Habits(heartbeat_s=HEARTBEAT_S),
+            options=WorkerOptions(heartbeat_s=HEARTBEAT_S),
             **{name: ExecuteSettings.model_fields[name].default for name in _FAST_IN_STAGE},
         )
         with scene as playing:

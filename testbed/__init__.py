@@ -1,1 +1,1 @@
-"""What the demo, the tests and the benchmarks stand on: real engines, PostgreSQL, a worker image. Not shipped."""
+"""Engines, PostgreSQL and workers for demo, tests and benchmarks."""

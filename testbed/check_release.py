@@ -1,8 +1,7 @@
-"""`python -m testbed.check_release` checks what ships beside the code: alert rules, tests, runbooks, scripts.
+"""`python -m testbed.check_release` checks alert rules, rule tests, runbooks and scripts.
 
-promtool passes a test that names a rule file or an alert that does not exist, so that is checked here. To add a check:
-a function that is given the checkout and returns what is wrong, and its line in CHECKS. `--but NAME` leaves one out,
-for whoever runs it otherwise: the tests run each of them on what ships.
+promtool accepts a test of a rule file or alert that does not exist, so this is checked here. To add a check, add a
+function that returns problems, and list it in CHECKS. `--but NAME` skips a check.
 """
 
 import argparse
@@ -33,29 +32,29 @@ RULES_GLOB: Final = "alerts/*.rules.yaml"
 TESTS: Final = "tests/alerts/rules"
 TESTS_GLOB: Final = f"{TESTS}/*.test.yaml"
 RUN_TIMEOUT_S: Final = 300
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - promtool makes folders of its own in it
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - promtool creates folders in it
 
-# In C where PyYAML has it: the tests are thousands of lines, and several checks read them.
+# The C loader if PyYAML has it: several checks read thousands of lines.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FOREIGN_SERIES: Final = frozenset(
     {"up", "ALERTS", "prometheus_rule_evaluation_failures_total", "prometheus_rule_group_iterations_missed_total"}
 )
-"""What rules ask for that Prometheus itself publishes."""
+"""Series that Prometheus itself publishes."""
 METRICS_PAGES: Final = ("metrics.md", "metrics-queue.md", "metrics-remediator.md")
-"""Pages of docs/ that are written from the code and list every series."""
+"""Generated pages of docs/ that list every series."""
 
 _PUBLISHED = re.compile(r"^\| `([a-z0-9_]+)` \|", re.MULTILINE)
 _SERIES = re.compile(r"\b(?:gpuwarden[_:]|prometheus_|up\b)[a-z0-9_:]*")
 _BY_NAME = re.compile(r'__name__=~"([^"]*)"')
 _ALERTNAME = re.compile(r'alertname="([^"]*)"')
 _COMMAND = re.compile(r"(?:^    |`)gpuwarden ([a-z]+(?: [a-z]+)?)([^`\n#|]*)", re.MULTILINE)
-"""A command in the code of a runbook: its name of one or two words, and the rest."""
+"""A command in a runbook: its name of one or two words, and the rest."""
 _OPTION = re.compile(r"(?<!\S)--[a-z-]+")
 _File = TypeVar("_File", bound=BaseModel)
 
 
 class FileError(Exception):
-    """A file under alerts/ cannot be read as what its name says. The message names it and the place in it."""
+    """A file under alerts/ is invalid. The message names file and position."""
 
 
 class _Rule(BaseModel):
@@ -79,7 +78,7 @@ class _RuleFile(BaseModel):
 
 
 class _Expectation(BaseModel):
-    """What one alert, or one expression, is expected to be. An alert without `exp_alerts` is expected not to fire."""
+    """Expectation for one alert or expression. Without `exp_alerts` the alert must not fire."""
 
     alertname: str = ""
     exp_alerts: list[Any] | None = None
@@ -87,7 +86,7 @@ class _Expectation(BaseModel):
 
 
 class _Case(BaseModel):
-    """One unit test. Without `interval`, promtool would load every sample at time 0 and prove nothing."""
+    """One unit test. Without `interval` promtool would load all samples at time 0."""
 
     name: str
     interval: str
@@ -101,17 +100,17 @@ class _TestFile(BaseModel):
 
 
 def rules_are_valid(checkout: Path) -> list[str]:
-    """Promtool's own check of the rule files."""
+    """Promtool accepts the rule files."""
     files = sorted(checkout.glob(RULES_GLOB))
     return run_part("promtool", "check", "rules", *map(str, files)) if files else [f"no {RULES_GLOB} in {checkout}"]
 
 
 def rules_pass_their_tests(checkout: Path) -> list[str]:
-    """Promtool's unit tests: a process for each file, as many at once as there are processors."""
+    """Promtool's unit tests pass. Runs one process per file, in parallel."""
     files = sorted(checkout.glob(TESTS_GLOB))
     if not files:
         return [f"no {TESTS_GLOB} in {checkout}"]
-    # A small database for each group of tests, for a moment: in memory, and without much collecting of garbage.
+    # Many small, short-lived databases: in memory, with little garbage collection.
     env = {"GOGC": "400", "GOMAXPROCS": "1"} | ({"TMPDIR": str(MEMORY)} if os.access(MEMORY, os.W_OK) else {})
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda file: run_part("promtool", "test", "rules", str(file), env=env), files)
@@ -119,91 +118,95 @@ def rules_pass_their_tests(checkout: Path) -> list[str]:
 
 
 def rules_have_tests(checkout: Path) -> list[str]:
-    """Each rule file has a test file that names it, and no test file names a rule file that does not exist."""
+    """Each rule file has a test file, and each test file names existing rule files."""
     problems = []
     for file in sorted(checkout.glob(RULES_GLOB)):
         test = checkout / TESTS / file.name.replace(".rules.", ".test.")
         if not test.is_file():
             problems.append(f"{file.name}: no tests; write {TESTS}/{test.name}")
         elif file.resolve() not in [(test.parent / named).resolve() for named in _read(test, _TestFile).rule_files]:
-            problems.append(f"{test.name}: its rule_files do not name {file.name}, so that it tests nothing of it")
+            problems.append(f"{test.name}: rule_files do not name {file.name}")
     for file in sorted(checkout.glob(TESTS_GLOB)):
         absent = [named for named in _read(file, _TestFile).rule_files if not (file.parent / named).is_file()]
-        problems += [f"{file.name}: its rule_files name {named}, which is not there" for named in absent]
+        problems += [f"{file.name}: rule_files name {named}, which does not exist" for named in absent]
     return problems
 
 
 def alerts_are_tested(checkout: Path) -> list[str]:
-    """Each alert fires in a test, with its labels and annotations; each alert named in a test exists."""
+    """Each alert fires in a test, with labels and annotations. Each alert named in a test exists."""
     exist = {rule.alert for _, rule in _alerts(checkout)}
     cases = [(file, case) for file in sorted(checkout.glob(TESTS_GLOB)) for case in _read(file, _TestFile).tests]
     fire = {each.alertname for _, case in cases for each in case.alert_rule_test if each.exp_alerts}
     unseen = [(file, rule.alert) for file, rule in _alerts(checkout) if rule.alert not in fire]
-    problems = [f"{file.name}: no exp_alerts of any test see {alert} fire" for file, alert in unseen]
+    problems = [f"{file.name}: no test has exp_alerts for {alert}" for file, alert in unseen]
     for file, case in cases:
         named = {each.alertname for each in case.alert_rule_test}
         named |= {name for each in case.promql_expr_test for name in _ALERTNAME.findall(each.expr)}
         if mistaken := ", ".join(sorted(named - exist)):
             problems.append(
-                f"{file.name}: {case.name!r} names {mistaken}, which no rule has: it passes whatever happens"
+                f"{file.name}: {case.name!r} names {mistaken}, which no rule defines: the test proves nothing"
             )
     return problems
 
 
 def acting_alerts_are_complete(checkout: Path) -> list[str]:
-    """Each alert that a remediator acts on (it has the label `remedy`) says what it must, and acts without delay."""
+    """Each alert with a remedy has the required labels and no delay."""
     acting = [(file, rule) for file, rule in _alerts(checkout) if "remedy" in rule.labels]
-    return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _lacks(rule)]
+    return [f"{file.name}: {rule.alert}: {problem}" for file, rule in acting for problem in _label_problems(rule)]
 
 
 def alerts_have_runbooks(checkout: Path) -> list[str]:
-    """Each alert says what it must and links a page of its own, and each page has its alert."""
+    """Each alert has annotations and a runbook, and each runbook has an alert."""
     found = _alerts(checkout)
-    problems = [f"{file.name}: {rule.alert}: {problem}" for file, rule in found for problem in _tells(rule, checkout)]
+    problems = [
+        f"{file.name}: {rule.alert}: {problem}" for file, rule in found for problem in _text_problems(rule, checkout)
+    ]
     alerts = {rule.alert for _, rule in found}
     pages = sorted((checkout / "docs" / "runbooks").glob("*.md"))
-    return problems + [f"docs/runbooks/{page.name}: no alert is called so" for page in pages if page.stem not in alerts]
+    return problems + [
+        f"docs/runbooks/{page.name}: no alert has this name" for page in pages if page.stem not in alerts
+    ]
 
 
 def runbooks_commands_exist(checkout: Path) -> list[str]:
-    """Each `gpuwarden` command in the code of a runbook exists, and has the options that it is given there."""
+    """Each `gpuwarden` command in a runbook exists and has its options."""
     return [
         f"{page.name}: `gpuwarden {words}` {problem}"
         for page, text in _runbooks(checkout)
         for words, rest in _COMMAND.findall(text)
-        for problem in _misses(words, _OPTION.findall(rest))
+        for problem in _command_problems(words, _OPTION.findall(rest))
     ]
 
 
-def _misses(words: str, options: Sequence[str]) -> list[str]:
-    """What is wrong with a command, by its own help."""
-    told = _help(words)
-    if told is None:
+def _command_problems(words: str, options: Sequence[str]) -> list[str]:
+    """Problems of a command, by its help."""
+    text = _help(words)
+    if text is None:
         return ["is no command"]
-    return [f"has no option {option}" for option in options if not re.search(rf"{option}\b(?!-)", told)]
+    return [f"has no option {option}" for option in options if not re.search(rf"{option}\b(?!-)", text)]
 
 
 @functools.cache
 def _help(words: str) -> str | None:
-    """The help of a command; `None` for one that does not exist."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
+    """Help of a command; `None` if it does not exist."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(io.StringIO()):
         try:
             code = cli.main([*words.split(), "--help"])
         except SystemExit as ended:
             code = int(ended.code or 0)
-    return told.getvalue() if code == 0 else None
+    return text.getvalue() if code == 0 else None
 
 
 def _runbooks(checkout: Path) -> list[tuple[Path, str]]:
-    """The page of each alert that has one."""
+    """Runbook pages of the alerts."""
     names = sorted({f"{rule.alert}.md" for _, rule in _alerts(checkout)})
     pages = [page for name in names if (page := checkout / "docs" / "runbooks" / name).is_file()]
     return [(page, page.read_text(encoding="utf-8")) for page in pages]
 
 
-def rules_name_what_there_is(checkout: Path) -> list[str]:
-    """Each series that a rule asks for is published or recorded, and each remedy is one that there is."""
+def rules_name_known_series(checkout: Path) -> list[str]:
+    """Rules use only published or recorded series and known remedies."""
     read = [(file, _read(file, _RuleFile)) for file in sorted(checkout.glob(RULES_GLOB))]
     rules = [(file, rule) for file, found in read for group in found.groups for rule in group.rules]
     known = {rule.record for _, rule in rules if rule.record} | FOREIGN_SERIES
@@ -212,31 +215,31 @@ def rules_name_what_there_is(checkout: Path) -> list[str]:
     problems = []
     for file, rule in rules:
         where = f"{file.name}: {rule.alert or rule.record}"
-        problems += [f"{where}: {name} is published by nobody" for name in sorted(series_of(rule.expr) - known)]
+        problems += [f"{where}: series {name} is not published" for name in sorted(series_of(rule.expr) - known)]
         if (remedy := rule.labels.get("remedy")) and remedy not in REMEDIES:
-            problems.append(f"{where}: remedy {remedy} is unknown; known are: {', '.join(REMEDIES)}")
+            problems.append(f"{where}: remedy {remedy} is unknown; known: {', '.join(REMEDIES)}")
     return problems
 
 
 def series_of(expression: str) -> set[str]:
-    """The names of series in an expression, those that a pattern of `__name__` spells out among them."""
+    """Names of series in an expression, including those in a pattern of `__name__`."""
     bare = re.sub(r"#[^\n]*", "", expression)
     named: set[str] = set()
     for pattern in _BY_NAME.findall(bare):
-        named |= set(_spelled_out(pattern))
+        named |= set(_expand_pattern(pattern))
     return named | set(_SERIES.findall(re.sub(r'"[^"]*"', '""', bare)))
 
 
-def _spelled_out(pattern: str) -> list[str]:
-    """The names that a pattern of alternatives stands for, such as `up|a_(b|c)_d`."""
+def _expand_pattern(pattern: str) -> list[str]:
+    """Names that match a pattern of alternatives, such as `up|a_(b|c)_d`."""
     if group := re.search(r"\(([^()]*)\)", pattern):
         before, after = pattern[: group.start()], pattern[group.end() :]
-        return [name for each in group[1].split("|") for name in _spelled_out(before + each + after)]
+        return [name for each in group[1].split("|") for name in _expand_pattern(before + each + after)]
     return pattern.split("|")
 
 
 def configuration_is_accepted(checkout: Path) -> list[str]:
-    """What deploy.standalone.config_files writes is what this Prometheus and this Alertmanager accept."""
+    """Prometheus and Alertmanager accept the files of deploy.standalone.config_files."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder)
         token = written / "token"
@@ -265,7 +268,7 @@ def configuration_is_accepted(checkout: Path) -> list[str]:
 
 
 def scripts_are_sound(checkout: Path) -> list[str]:
-    """Shellcheck on every tracked shell script."""
+    """Shellcheck passes on each tracked shell script."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--", "*.sh", ".ci/run"],
         cwd=checkout, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,
@@ -284,17 +287,17 @@ CHECKS: Final[tuple[Callable[[Path], list[str]], ...]] = (
     acting_alerts_are_complete,
     alerts_have_runbooks,
     runbooks_commands_exist,
-    rules_name_what_there_is,
+    rules_name_known_series,
     configuration_is_accepted,
     scripts_are_sound,
 )
 
 
 def run_part(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> list[str]:
-    """Run a real part, with `env` besides; what it printed, as one problem, when it fails.
+    """Run a program with extra `env`. Returns its output as one problem if it fails.
 
     Raises:
-        PartMissing: there is no such program.
+        PartMissing: the program was not found.
         TimeoutExpired: it took longer than RUN_TIMEOUT_S.
     """
     done = subprocess.run(
@@ -305,26 +308,26 @@ def run_part(program: str, *arguments: str, env: Mapping[str, str] | None = None
     return [f"{done.stdout}{done.stderr}".strip() or f"exit status {done.returncode}"] if done.returncode else []
 
 
-def _lacks(rule: _Rule) -> list[str]:
+def _label_problems(rule: _Rule) -> list[str]:
     problems = [f"label {name} is missing or empty" for name in ("remedy", "trip") if not rule.labels.get(name)]
     if (trip := rule.labels.get("trip")) and trip not in list(Trip):
-        problems.append(f"trip {trip} is unknown; known are: {', '.join(Trip)}")
+        problems.append(f"trip {trip} is unknown; known: {', '.join(Trip)}")
     held = [
         name for name, found in (("for", rule.wait), ("keep_firing_for", rule.keep_firing_for)) if found is not None
     ]
-    return problems + [f"`{name}` is set; the durations that it compares are all its patience" for name in held]
+    return problems + [f"`{name}` is set: an alert with a remedy must not be delayed" for name in held]
 
 
-def _tells(rule: _Rule, checkout: Path) -> list[str]:
-    """What a person who is told misses."""
+def _text_problems(rule: _Rule, checkout: Path) -> list[str]:
+    """Missing labels, annotations or runbook of an alert."""
     annotations = ("summary", "description", "runbook_url")
     problems = [] if rule.labels.get("severity") else ["label severity is missing or empty"]
     problems += [f"annotation {name} is missing or empty" for name in annotations if not rule.annotations.get(name)]
     wanted = f"{package_data.RUNBOOKS_URL}{rule.alert}.md"
     if (runbook := rule.annotations.get("runbook_url")) and runbook != wanted:
-        problems.append(f"its runbook_url is {runbook}; wanted: {wanted}")
+        problems.append(f"runbook_url is {runbook}, expected {wanted}")
     if not (checkout / (page := f"{RUNBOOKS}{rule.alert}.md")).is_file():
-        problems.append(f"{page} is not there; write it")
+        problems.append(f"missing page {page}")
     return problems
 
 
@@ -335,23 +338,23 @@ def _alerts(checkout: Path) -> list[tuple[Path, _Rule]]:
 
 def _read(file: Path, model: type[_File]) -> _File:
     try:
-        return model.model_validate(yaml.load(file.read_text(), _LOADER))  # noqa: S506 - both are safe ones
+        return model.model_validate(yaml.load(file.read_text(), _LOADER))  # noqa: S506 - both are safe loaders
     except (ValidationError, yaml.YAMLError) as error:
         raise FileError(f"{file.name}: {error}") from error
 
 
 def main(checkout: Path = CHECKOUT, arguments: Sequence[str] = ()) -> int:
-    """Run every check but those left out, print a line for each, and return 1 when one fails."""
+    """Run the checks and print one line for each. Returns 1 if one fails."""
     parser = argparse.ArgumentParser(
         prog="python -m testbed.check_release", description=(__doc__ or "").split(":", 1)[0]
     )
     parser.add_argument("--but", action="append", default=[], choices=[check.__name__ for check in CHECKS],
-                        metavar="NAME", help="leave this check out; may be given several times")  # fmt: skip
+                        metavar="NAME", help="skip this check; may be repeated")  # fmt: skip
     left_out = parser.parse_args(arguments).but
     failed = 0
     for check in CHECKS:
         if check.__name__ in left_out:
-            print(f"{'':7}{check.__name__.replace('_', ' ')}: left out")
+            print(f"{'':7}{check.__name__.replace('_', ' ')}: skipped")
             continue
         try:
             problems = check(checkout)

@@ -1,8 +1,7 @@
-"""Chooses the engine that the tests and the demo use.
+"""Container engine for tests and demo.
 
-A reachable engine on this host is used as it is, and left as it is. Otherwise root gets a private one, from PATH or
-`.parts`, that touches nothing of the system's and is gone afterwards, even when the caller is killed (see
-`private_engine`). Otherwise there is none, and the answer says why. A Podman is always a private one.
+A reachable engine of this host is used unchanged. Otherwise root gets a private engine, from PATH or `.parts`. It is
+removed afterwards, even if the caller is killed (see `private_engine`). Podman is always private.
 """
 
 import os
@@ -27,15 +26,15 @@ _POLL_S = 0.02
 
 
 class EngineNotStopped(Exception):  # noqa: N818 - it reads as what happened
-    """A private engine could not be removed altogether. The message says what is left."""
+    """A private engine was not removed completely. The message names the rest."""
 
 
 @contextmanager
 def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
-    """A Docker engine on this host for the time of the block, or the reason there is none.
+    """Yield a Docker engine, or the reason why there is none.
 
-    `work` is a folder for the private engine's data (removed) and log (`dockerd.log`, kept); one engine at a time runs
-    in it, and what a killed one left there is swept first. Raises EngineNotStopped on leaving when something stays.
+    `work` holds the private engine's data (removed) and log (`dockerd.log`, kept). One engine runs in it at a time, and
+    leftovers of a killed one are removed first. Raises EngineNotStopped if something is left at the end.
     """
     reachable = reachable_engine(os.environ)
     if isinstance(reachable, Engine):
@@ -49,14 +48,14 @@ def docker_engine(work: Path) -> Iterator[Engine | NoEngine]:
     except debian_packages.PartMissing as missing:
         yield NoEngine(because=f"{reachable.because}, and a private engine cannot be started: {missing}")
         return
-    places = private_engine.Places.of(work)
-    with _private_engine(places, found["dockerd"], debian_packages.env_for_parts()) as started:
+    paths = private_engine.EnginePaths.of(work)
+    with _private_engine(paths, found["dockerd"], debian_packages.env_for_parts()) as started:
         yield started
 
 
 @contextmanager
 def podman_engine(work: Path) -> Iterator[Engine | NoEngine]:
-    """As `docker_engine`, but a private Podman's service of Docker's API. Its log is `podman.log`."""
+    """As `docker_engine`, but with a private Podman's Docker API. Its log is `podman.log`."""
     if os.geteuid() != 0:
         yield NoEngine(because="only root may start a private Podman")
         return
@@ -66,42 +65,44 @@ def podman_engine(work: Path) -> Iterator[Engine | NoEngine]:
         yield NoEngine(because=f"a private Podman cannot be started: {missing}")
         return
     work.mkdir(parents=True, exist_ok=True)
-    places = private_engine.Places.of(work, "podman")
-    env = private_podman.environment(places, podman, runc, conmon)
-    with _private_engine(places, podman, env) as started:
+    paths = private_engine.EnginePaths.of(work, "podman")
+    env = private_podman.environment(paths, podman, runc, conmon)
+    with _private_engine(paths, podman, env) as started:
         yield replace(started, kind="podman") if isinstance(started, Engine) else started
 
 
 @contextmanager
-def _private_engine(places: private_engine.Places, program: Path, env: dict[str, str]) -> Iterator[Engine | NoEngine]:
-    places.work.mkdir(parents=True, exist_ok=True)
+def _private_engine(
+    paths: private_engine.EnginePaths, program: Path, env: dict[str, str]
+) -> Iterator[Engine | NoEngine]:
+    paths.work.mkdir(parents=True, exist_ok=True)
     checkout = str(Path(__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [checkout, env.get("PYTHONPATH")]))
-    with places.log.open("ab") as log:
+    with paths.log.open("ab") as log:
         guardian = subprocess.Popen(
-            [sys.executable, "-m", private_engine.__name__, str(places.work), places.program, str(program)],
+            [sys.executable, "-m", private_engine.__name__, str(paths.work), paths.program, str(program)],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            # Ctrl-C reaches this process alone, which then tells the guardian in good order.
+            # Ctrl-C reaches only this process, which then stops the guardian.
             start_new_session=True,
         )
     try:
-        yield _wait_until_ready(guardian, places)
+        yield _wait_until_ready(guardian, paths)
     finally:
-        _stop(guardian, places)
+        _stop(guardian, paths)
 
 
-def _wait_until_ready(guardian: subprocess.Popen[bytes], places: private_engine.Places) -> Engine | NoEngine:
-    url = f"unix://{places.socket}"
+def _wait_until_ready(guardian: subprocess.Popen[bytes], paths: private_engine.EnginePaths) -> Engine | NoEngine:
+    url = f"unix://{paths.socket}"
     give_up = time.monotonic() + READY_TIMEOUT_S
-    because = "its guardian is still sweeping or waiting"
-    # Until the guardian has started its own dockerd, what answers at this socket may be another run's.
+    because = "the guardian is still busy"
+    # Before the guardian has started its dockerd, another run may answer at this socket.
     began = _first_line(guardian, READY_TIMEOUT_S)
     while time.monotonic() < give_up:
         if began == b"" or guardian.poll() is not None:
-            return NoEngine(because=f"the private engine ended at once: {_last_line(places.log)}")
+            return NoEngine(because=f"the private engine exited: {_last_line(paths.log)}")
         answer = engine_version(url)
         if not isinstance(answer, NoEngine):
             return Engine(base_url=url, private=True, version=answer["Version"])
@@ -111,33 +112,33 @@ def _wait_until_ready(guardian: subprocess.Popen[bytes], places: private_engine.
 
 
 def _first_line(guardian: subprocess.Popen[bytes], timeout_s: float) -> bytes | None:
-    """What the guardian says first: a line, nothing when it ended, None when it keeps silent."""
+    """First line of the guardian; empty if it ended, None after the timeout."""
     said = guardian.stdout
     return said.readline() if said and select.select([said], [], [], timeout_s)[0] else None
 
 
-def _stop(guardian: subprocess.Popen[bytes], places: private_engine.Places) -> None:
-    """Tell the guardian to go by ending its standard input, and wait until it has swept."""
+def _stop(guardian: subprocess.Popen[bytes], paths: private_engine.EnginePaths) -> None:
+    """End the guardian's standard input and wait for its cleanup."""
     try:
-        # A line, because a forked child of ours may hold the pipe open too: its end alone would not be heard.
+        # A line, because a forked child may hold the pipe open and so hide its end.
         guardian.communicate(b"stop\n", timeout=STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         guardian.kill()
         guardian.communicate()
         raise EngineNotStopped(
-            f"the private engine's guardian was still busy after {STOP_TIMEOUT_S} s and was killed; its data is in "
-            f"{places.data} and {places.run}, and the next engine in {places.work} sweeps them"
+            f"the private engine's guardian did not finish in {STOP_TIMEOUT_S} s and was killed; data is left in "
+            f"{paths.data} and {paths.run}, and the next engine in {paths.work} removes them"
         ) from None
     if guardian.returncode == private_engine.SWEEP_FAILED:
-        raise EngineNotStopped(f"the private engine left something behind: {_last_line(places.log)}")
+        raise EngineNotStopped(f"the private engine was not removed completely: {_last_line(paths.log)}")
     if guardian.returncode < 0:
         raise EngineNotStopped(
             f"the private engine's guardian was killed by signal {-guardian.returncode}; the next engine in "
-            f"{places.work} sweeps what it left"
+            f"{paths.work} removes the rest"
         )
 
 
 def _last_line(log: Path) -> str:
-    """The last line of dockerd's log, or that there is none."""
+    """Last line of dockerd's log."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return lines[-1] if lines else f"{log} is empty"

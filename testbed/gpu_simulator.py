@@ -1,8 +1,8 @@
-"""Simulated GPUs for demonstrations and tests: what jobs say they launched becomes the file of `--simulate-gpu`.
+"""Write the file of `--simulate-gpu` from the work that jobs launch.
 
-A job body *launches* work by leaving `gpu-work.json` in its worker's state folder: busy until then, with so much memory
-(`testbed.demo.job_body.launch`). A process that stops launching, or dies, leaves its GPU idle, as with a real one. The
-pids are the ones that hold the workers' kernel locks, so that attribution goes the whole way from pid to container.
+A job launches work by `gpu-work.json` in its worker's state folder: a busy-until time and a memory size
+(`testbed.demo.job_body.launch`). If a process stops launching or dies, its GPU becomes idle. Pids are the holders of
+the workers' kernel locks, so attribution from pid to container is real.
 """
 
 import json
@@ -26,19 +26,20 @@ WORK_FILE: Final = "gpu-work.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One worker and the GPUs its container was given."""
+    """One worker and its GPUs."""
 
     worker: str
     gpus: tuple[str, ...]
 
 
 class SimulatedGpus:
-    """Keeps the simulation file up to date, in a thread of its own.
+    """Updates the simulation file in a thread.
 
-    `unreadable` names GPUs whose processes the simulated driver will not list: unknown, not idle. `stuck` names GPUs
-    with a process that the driver goes on listing whatever becomes of it, as of one that hangs in the kernel. `busy`
-    names GPUs on which a process computes that is no worker's. `held` names GPUs, and how much memory of each processes
-    hold that are no workers', bytes by pid, for as long as they live.
+    Args:
+        unreadable: GPUs whose processes the driver does not list.
+        stuck: GPUs with a process that the driver lists for ever.
+        busy: GPUs with a busy process of no worker.
+        held: by GPU, memory of processes of no worker while they live, bytes by pid.
     """
 
     def __init__(self, path: Path, *, directory: Path, slots: Sequence[Slot]) -> None:
@@ -51,10 +52,10 @@ class SimulatedGpus:
         self._slots = slots
         self._uuids = list(dict.fromkeys(gpu for slot in slots for gpu in slot.gpus))
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="simulated-gpus", daemon=True)
+        self._thread = threading.Thread(target=self._update_loop, name="simulated-gpus", daemon=True)
 
     def __enter__(self) -> Self:
-        """Write the file once, then keep it up to date."""
+        """Write the file once and start the thread."""
         self.write()
         self._thread.start()
         return self
@@ -62,12 +63,12 @@ class SimulatedGpus:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Stop; the file stays as it is."""
+        """Stop the thread. The file stays."""
         self._closing.set()
         self._thread.join(timeout=5)
 
     def write(self) -> None:
-        """Compose the file from what the living workers last launched."""
+        """Write the current work of all live workers."""
         pids = {sighting.worker.worker: sighting.pid for sighting in workers.read(self._directory).workers}
         on_gpu: dict[str, list[dict[str, Any]]] = {uuid: [] for uuid in self._uuids}
         for slot in self._slots:
@@ -90,9 +91,9 @@ class SimulatedGpus:
         found = {"gpus": [self._gpu(index, uuid, on_gpu[uuid]) for index, uuid in enumerate(self._uuids)]}
         atomic_write(self.path, json.dumps(found))
 
-    def _go_on(self) -> None:
+    def _update_loop(self) -> None:
         while not self._closing.wait(INTERVAL_S):
-            with suppress(OSError):  # a worker's folder may come or go while it is read; the next round has it
+            with suppress(OSError):  # a worker's folder may change while it is read: retry
                 self.write()
 
     def _work(self, worker: str) -> Mapping[str, Any] | None:

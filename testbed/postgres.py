@@ -1,17 +1,15 @@
-"""Runs a real PostgreSQL for the tests and the demonstration: one server on loopback, gone afterwards.
+"""Run a PostgreSQL server on loopback for tests and demo.
 
-The programs come from PATH, from where Debian installs them, or from `.parts`. PostgreSQL refuses to run as root:
-started by root, it runs as the user `postgres`, or `nobody` where there is none. Everyone on this host may connect
-as superuser: nothing of worth belongs in it.
+The programs come from PATH, Debian's folder or `.parts`. PostgreSQL refuses to run as root, so root runs it as
+`postgres` or `nobody`. Every local user may connect as superuser.
 
-Data and sockets lie in a room of their own in the system's folder for temporary files (`$TMPDIR`), because the caller's
-may be closed to the server's user, and a socket's path is limited to 107 bytes. In `gpuwarden-postgres-*`:
+Data and sockets are in `$TMPDIR/gpuwarden-postgres-*`, because the server's user may not enter the caller's folder, and
+a socket's path is limited to 107 bytes:
 
-- `lock` is held by the caller and the server alike. A room whose lock is free was left by a killed caller, and the next
-  one sweeps it: the server itself ends with its caller;
-- `data/` is the cluster, `sockets/` holds the Unix socket. Data that need not outlive the host lie in memory where that
-  is free, and `data` is a link to them: to create a database and to drop it is to make and remove 300 files;
-- `programs/` is a copy of the unpacked packages, made only where the server's user may not enter `.parts`.
+- `lock`: held by caller and server. A room with a free lock is removed by the next caller.
+- `data/`, `sockets/`: the cluster and its socket. Without `durable`, `data` is a link to memory: creating a database
+  writes 300 files.
+- `programs/`: a copy of the unpacked packages, if the server's user may not enter `.parts`.
 """
 
 import ctypes
@@ -49,30 +47,30 @@ _CONNECT_TIMEOUT_S: Final = 5
 _POLL_S: Final = 0.02
 _LOG_LINES: Final = 15
 _ROOM: Final = "gpuwarden-postgres-"
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - what is made there is tempfile's
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - used by tempfile
 MEMORY_BYTES: Final = 2 * 2**30
-"""What must be free there for data to be kept in it, bytes: half of it is what PostgreSQL's log may grow to."""
+"""Free memory needed to keep data there, bytes. Half of it is PostgreSQL's log."""
 _IPC_RMID: Final = 0  # <sys/ipc.h>
 
 
 class PostgresFailed(Exception):  # noqa: N818 - it reads as what happened
-    """The server did not start, or not again. The message ends with what it last logged."""
+    """The server did not start. The message ends with the end of its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoPostgres:
-    """There is no PostgreSQL to be had, and why."""
+    """PostgreSQL is not available, with the reason."""
 
     because: str
 
 
 class Postgres:
-    """A running server. `port` stays the same over `stop`, `kill` and `start`, and so do the data."""
+    """A running server. `port` and data survive `stop`, `kill` and `start`."""
 
     def __init__(self, programs: "_Programs", room: "_Room", *, log: Path, durable: bool) -> None:
         self.port = _free_port()
         self.sockets = room.path / "sockets"
-        """The folder of the Unix socket, for containers without a network."""
+        """Folder of the Unix socket, for containers without a network."""
         self._programs = programs
         self._room = room
         self._log = log
@@ -80,34 +78,34 @@ class Postgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, database: str, *, sockets: str | None = None) -> str:
-        """SQLAlchemy's URL of a database: over TCP, or through the folder of sockets as its reader sees it."""
+        """SQLAlchemy URL of a database, over TCP or through a socket folder."""
         name = quote(database, safe="")
         if sockets is None:
             return f"postgresql+psycopg://{SUPERUSER}@127.0.0.1:{self.port}/{name}"
         return f"postgresql+psycopg://{SUPERUSER}@/{name}?host={quote(sockets)}&port={self.port}"
 
     def create(self, name: str, template: str | None = None) -> None:
-        """Create a database, empty or as a copy of `template`, to which nobody may be connected."""
+        """Create a database, empty or from `template`, which must have no connections."""
         statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
         if template is not None:
             statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
-            if not self._durable:  # then the files' own copy costs a fourth of one through the log
+            if not self._durable:  # a file copy costs a quarter of one through the log
                 statement += sql.SQL(" STRATEGY FILE_COPY")
         self._execute(statement)
 
     def drop(self, name: str) -> None:
-        """Drop a database, whoever is connected to it. None of that name is fine too."""
+        """Drop a database with its connections, if it exists."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def start(self) -> None:
-        """Start the server, unless it runs, and wait until it answers. Raises PostgresFailed.
+        """Start the server and wait until it answers. Raises PostgresFailed.
 
-        Call it from a thread that outlives the server, which ends with the thread that started it.
+        The server ends with the thread that calls this.
         """
         if self._process is not None:
             if self._process.poll() is None:
                 return
-            # It crashed: what is left of it would keep its successor from starting.
+            # Processes left by a crash would block the next start.
             self.kill()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -117,7 +115,7 @@ class Postgres:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C reaches the caller alone, who then stops the server in good order.
+                # Ctrl-C reaches only the caller, which stops the server.
                 start_new_session=True,
                 pass_fds=(self._room.lock,),
                 **_as_user(self._programs.account),
@@ -129,7 +127,7 @@ class Postgres:
             raise
 
     def stop(self) -> None:
-        """Stop the server cleanly: clients are cut off, what was committed is on disk. Not running is fine too."""
+        """Stop the server cleanly: connections are closed, commits are on disk."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGINT)
@@ -140,10 +138,10 @@ class Postgres:
         self._process = None
 
     def kill(self) -> None:
-        """End every process of the server by SIGKILL, as a crash would: no client is told, the next start recovers."""
+        """End all server processes by SIGKILL, as a crash would."""
         if self._process is None:
             return
-        # First the one that would tell the others of its children's end, and replace them.
+        # Kill the postmaster first: it would restart its children.
         self._process.kill()
         self._process.wait(KILL_TIMEOUT_S)
         give_up = time.monotonic() + KILL_TIMEOUT_S
@@ -158,7 +156,7 @@ class Postgres:
         _remove_shared_memory(self._room.data)
 
     def _processes(self) -> list[int]:
-        """The server's processes: each works in the data folder."""
+        """Server processes: their working directory is the data folder."""
         found = []
         for name in os.listdir("/proc"):  # noqa: PTH208
             with suppress(OSError):
@@ -173,16 +171,16 @@ class Postgres:
             "unix_socket_directories": str(self.sockets),
             "max_connections": str(MAX_CONNECTIONS),
             "shared_buffers": "16MB",
-            # Files in the data folder: nothing stays in /dev/shm, which containers have little of.
+            # Files in the data folder: /dev/shm is small in containers.
             "dynamic_shared_memory_type": "mmap",
-            # Its compiler is not unpacked.
+            # The jit compiler is not unpacked.
             "jit": "off",
-            # Known without the system's time zones.
+            # Needs no time zone files.
             "timezone": "GMT",
             "log_timezone": "GMT",
         }
         if not self._durable:
-            # Nothing more: with synchronous_commit off, a killed server loses what it said was committed.
+            # Only fsync: with synchronous_commit off, a killed server would lose commits.
             settings["fsync"] = "off"
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [str(self._programs.postgres), "-D", str(self._room.data), *options]
@@ -197,10 +195,10 @@ class Postgres:
             else:
                 return
             if process.poll() is not None:
-                raise PostgresFailed(f"PostgreSQL ended at once, with {process.returncode}:\n{self._log_tail()}")
+                raise PostgresFailed(f"PostgreSQL exited with code {process.returncode}:\n{self._log_tail()}")
             if time.monotonic() > give_up:
                 raise PostgresFailed(
-                    f"PostgreSQL was not ready after {READY_TIMEOUT_S:.0f} s ({because}):\n{self._log_tail()}"
+                    f"PostgreSQL was not ready in {READY_TIMEOUT_S:.0f} s ({because}):\n{self._log_tail()}"
                 )
             time.sleep(_POLL_S)
 
@@ -226,10 +224,9 @@ class Postgres:
 def postgres(
     work: Path, *, durable: bool = True, parts_dir: Path = debian_packages.PARTS_DIR
 ) -> Iterator[Postgres | NoPostgres]:
-    """A PostgreSQL of one's own for the time of the block, or the reason there is none.
+    """Yield a PostgreSQL server, or the reason why there is none.
 
-    `work` is a folder for its log (`postgres.log`, kept). Without `durable` it is faster, and a crash of the host (not
-    of the server alone) may cost the data: fsync is off.
+    `work` receives `postgres.log`. Without `durable` fsync is off: faster, but a crash of the host may lose data.
     """
     with ExitStack() as stack:
         found: Postgres | NoPostgres
@@ -249,8 +246,8 @@ def _server(work: Path, *, durable: bool, parts_dir: Path) -> Iterator[Postgres]
     log.write_bytes(b"")
     initdb, server_program = (debian_packages.find(program, parts_dir=parts_dir) for program in ("initdb", "postgres"))
     account = _account()
-    with _made_room(account, durable=durable) as room:
-        programs = _runnable(initdb, server_program, account=account, room=room, parts_dir=parts_dir)
+    with _create_room(account, durable=durable) as room:
+        programs = _prepare_programs(initdb, server_program, account=account, room=room, parts_dir=parts_dir)
         _init(programs, room)
         server = Postgres(programs, room, log=log, durable=durable)
         try:
@@ -262,7 +259,7 @@ def _server(work: Path, *, durable: bool, parts_dir: Path) -> Iterator[Postgres]
 
 @dataclass(frozen=True, kw_only=True)
 class _Programs:
-    """The programs, and how to run them."""
+    """Programs, environment and user."""
 
     initdb: Path
     postgres: Path
@@ -272,7 +269,7 @@ class _Programs:
 
 @dataclass(frozen=True, kw_only=True)
 class _Room:
-    """Where a server keeps its files, and the open lock file that says it is in use."""
+    """Folders of a server and its open lock file."""
 
     path: Path
     data: Path
@@ -280,17 +277,17 @@ class _Room:
 
 
 @contextmanager
-def _made_room(account: pwd.struct_passwd | None, *, durable: bool) -> Iterator[_Room]:
+def _create_room(account: pwd.struct_passwd | None, *, durable: bool) -> Iterator[_Room]:
     _sweep()
     path = Path(tempfile.mkdtemp(prefix=_ROOM)).resolve()
-    # Under another name until it is locked, so that no sweep takes a room in the making for an abandoned one.
+    # Rename after locking, so that other callers do not remove the new room.
     lock = os.open(path / "lock.new", os.O_CREAT | os.O_RDWR, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (path / "lock.new").rename(path / "lock")
         path.chmod(0o711)
-        _refuse_closed(path, account)
-        room = _Room(path=path, data=_made_data(path, durable=durable), lock=lock)
+        _check_access(path, account)
+        room = _Room(path=path, data=_create_data(path, durable=durable), lock=lock)
         (path / "sockets").mkdir()
         for folder, mode in ((room.data, 0o700), (path / "sockets", 0o755)):
             folder.chmod(mode)
@@ -302,8 +299,8 @@ def _made_room(account: pwd.struct_passwd | None, *, durable: bool) -> Iterator[
         os.close(lock)
 
 
-def _made_data(room: Path, *, durable: bool) -> Path:
-    """A folder for the data of a room, in memory or in the room itself."""
+def _create_data(room: Path, *, durable: bool) -> Path:
+    """Create the data folder, in memory or in the room."""
     data = room / "data"
     if not durable and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_BYTES:
         data.symlink_to(tempfile.mkdtemp(prefix=_ROOM, dir=MEMORY))
@@ -313,22 +310,22 @@ def _made_data(room: Path, *, durable: bool) -> Path:
 
 
 def _remove(room: Path) -> None:
-    """A room, and its data wherever they lie."""
+    """Remove a room and its data."""
     for folder in ((room / "data").resolve(), room):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _refuse_closed(path: Path, account: pwd.struct_passwd | None) -> None:
+def _check_access(path: Path, account: pwd.struct_passwd | None) -> None:
     closed = [folder for folder in path.parents if not folder.stat().st_mode & stat.S_IXOTH]
     if account is not None and closed:
         raise PostgresFailed(
-            f"PostgreSQL does not run as root, and the user {account.pw_name}, as whom it would, may not enter "
-            f"{closed[-1]}: let $TMPDIR name a folder that everyone may enter"
+            f"user {account.pw_name}, which runs PostgreSQL for root, may not enter {closed[-1]}: "
+            "set $TMPDIR to a folder that all users may enter"
         )
 
 
 def _sweep() -> None:
-    """Remove the rooms that killed callers left. Someone else's, or one in use, stays."""
+    """Remove rooms of killed callers of this user."""
     for path in Path(tempfile.gettempdir()).glob(f"{_ROOM}*"):
         with suppress(OSError):
             if path.lstat().st_uid == os.geteuid():
@@ -338,28 +335,28 @@ def _sweep() -> None:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Whom the server runs as, when not as the caller."""
+    """User of the server, or `None` for the caller."""
     if os.geteuid() != 0:
         return None
     for name in (SUPERUSER, "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name)
-    raise PostgresFailed("PostgreSQL does not run as root, and there is no user postgres or nobody to run it as")
+    raise PostgresFailed("PostgreSQL does not run as root: create a user postgres")
 
 
-def _runnable(
+def _prepare_programs(
     initdb: Path, server: Path, *, account: pwd.struct_passwd | None, room: _Room, parts_dir: Path
 ) -> _Programs:
-    """The programs as the server's user may run them, with the libraries unpacked beside them."""
-    # What is set for another server's clients would reach this one's.
+    """Programs and libraries that the server's user can run."""
+    # PG* variables of the caller are for another server.
     env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
     unpacked = parts_dir / debian_packages.PARTS["postgres"].room
     ours = server.is_relative_to(unpacked)
     if not _may_run(server, account):
         if not ours or account is None:
-            who = "this user" if account is None else f"the user {account.pw_name}, as whom root would run it,"
+            who = "this user" if account is None else f"user {account.pw_name}, which runs PostgreSQL for root,"
             advice = debian_packages.PARTS["postgres"].advice
-            raise PostgresFailed(f"{who} may not run {server}: open that folder to everyone, or {advice}")
+            raise PostgresFailed(f"{who} may not run {server}: open its folder to all users, or {advice}")
         copy = room.path / "programs"
         shutil.copytree(unpacked, copy, symlinks=True)
         copy.chmod(0o755)
@@ -373,7 +370,7 @@ def _runnable(
 
 def _may_run(program: Path, account: pwd.struct_passwd | None) -> bool:
     try:
-        # It may lack its libraries yet; that it was started is what counts.
+        # Only whether it starts matters: libraries may be missing yet.
         subprocess.run(
             [program, "--version"], cwd="/", capture_output=True, check=False, timeout=30, **_as_user(account)
         )
@@ -385,7 +382,7 @@ def _may_run(program: Path, account: pwd.struct_passwd | None) -> bool:
 def _init(programs: _Programs, room: _Room) -> None:
     command = [
         *(str(programs.initdb), "-D", str(room.data), "--username", SUPERUSER, "--auth", "trust"),
-        # Byte order and messages are then the same on every machine. A new cluster holds nothing to be lost.
+        # Equal byte order and messages on every machine. A new cluster needs no sync.
         *("--encoding", "UTF8", "--no-locale", "--no-sync"),
     ]
     try:
@@ -401,30 +398,27 @@ def _init(programs: _Programs, room: _Room) -> None:
             **_as_user(programs.account),
         )
     except subprocess.TimeoutExpired as expired:
-        raise PostgresFailed(f"initdb was not done after {INITDB_TIMEOUT_S:.0f} s") from expired
+        raise PostgresFailed(f"initdb did not finish in {INITDB_TIMEOUT_S:.0f} s") from expired
     if done.returncode:
-        raise PostgresFailed(f"initdb ended with {done.returncode}:\n{_tail(done.stdout + done.stderr)}")
+        raise PostgresFailed(f"initdb exited with code {done.returncode}:\n{_tail(done.stdout + done.stderr)}")
 
 
 def _as_user(account: pwd.struct_passwd | None) -> dict[str, Any]:
-    """How subprocess is told to run something as `account`."""
+    """Arguments of subprocess to run as `account`."""
     return {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
 
 
 def _end_with_parent() -> Sequence[str]:
-    """What makes the server end when we do, however we end; nothing where util-linux has no setpriv.
+    """Command prefix that ends the server with its caller, if setpriv exists.
 
-    SIGINT, because on SIGTERM it would wait for its clients.
+    SIGINT, because SIGTERM waits for connections.
     """
     setpriv = shutil.which("setpriv", path=os.defpath)
     return (setpriv, "--pdeathsig", "INT", "--") if setpriv else ()
 
 
 def _free_port() -> int:
-    """A free port below those that the kernel gives to clients: while the server is down, it stays free.
-
-    A client that tries a port of theirs in vain may even be connected to itself.
-    """
+    """A free port below the ephemeral range, so that it stays free while the server is down."""
     below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
     candidates = range(PORTS_FROM, below) if below > PORTS_FROM else range(1024, 2**16)
     for port in random.sample(candidates, k=min(100, len(candidates))):
@@ -432,11 +426,11 @@ def _free_port() -> int:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
             return port
-    raise PostgresFailed(f"no free port was found between {candidates[0]} and {candidates[-1]} in 100 attempts")
+    raise PostgresFailed(f"found no free port between {candidates[0]} and {candidates[-1]} in 100 attempts")
 
 
 def _remove_shared_memory(data: Path) -> None:
-    """Remove the System V segment that a killed server leaves; its id is the second word of line 7 of its pid file."""
+    """Remove the System V segment of a killed server. Its id is in line 7 of the pid file."""
     with suppress(OSError, IndexError, ValueError):
         lines = (data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         ctypes.CDLL(None).shmctl(int(lines[6].split()[1]), _IPC_RMID, None)

@@ -1,8 +1,7 @@
-"""What a private Podman needs to run beside any other, and from packages that are unpacked and not installed.
+"""Configuration of a private Podman, unpacked and not installed.
 
-Podman finds all it has by its configuration, and that by its environment (containers.conf(5), storage.conf(5),
-policy.json(5)). Its containers have the network `none` or `host`, and the storage driver `vfs`, which works on whatever
-the data lies on.
+Podman finds its configuration by environment variables (containers.conf(5), storage.conf(5), policy.json(5)).
+Containers have the network `none` or `host` and the storage driver `vfs`, which works on every file system.
 """
 
 import json
@@ -11,19 +10,19 @@ import resource
 from pathlib import Path
 
 from deploy.standalone import debian_packages
-from testbed.private_engine import Places
+from testbed.private_engine import EnginePaths
 
 HELPERS = "usr/lib/podman"
-"""Where Debian has the helpers that Podman looks for at its start, below the root of its packages."""
+"""Debian's folder of Podman's helpers, below the root of its packages."""
 
 
-def environment(places: Places, podman: Path, runc: Path, conmon: Path) -> dict[str, str]:
-    """Write the configuration of the Podman of `places` into its work folder; the environment to start it in.
+def environment(paths: EnginePaths, podman: Path, runc: Path, conmon: Path) -> dict[str, str]:
+    """Write the configuration of Podman and return its environment.
 
-    conmon is started with next to no environment, and starts Podman once more when its container ends: so it is a
-    script here, that sets where the libraries are. runc, because crun 1.8 refuses hosts with both versions of cgroup.
+    conmon gets almost no environment but starts Podman at the end of a container, so it is a script that sets the
+    library path. The runtime is runc, because crun 1.8 refuses hosts with both cgroup versions.
     """
-    home = places.work / "podman"
+    home = paths.work / "podman"
     (home / ".config/containers").mkdir(parents=True, exist_ok=True)
     libraries = os.pathsep.join(str(folder) for folder in debian_packages.library_folders(podman.parents[2]))
     env = {**debian_packages.env_for_parts(), "HOME": str(home)}
@@ -35,8 +34,8 @@ def environment(places: Places, podman: Path, runc: Path, conmon: Path) -> dict[
     )
     starter.chmod(0o755)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # Podman asks for more than a root without CAP_SYS_RESOURCE may give. The limits are even, because its Docker API
-    # (4.3) exchanges the two.
+    # Podman's defaults are more than root without CAP_SYS_RESOURCE may set. Soft and hard limits are equal, because its
+    # Docker API (4.3) swaps them.
     ulimits = [f"nofile={files}:{files}", "nproc=8192:8192"]
     (home / "containers.conf").write_text(
         f"""[containers]
@@ -52,7 +51,7 @@ compat_api_enforce_docker_hub = false
 runtime = "runc"
 conmon_path = [{json.dumps(str(starter))}]
 helper_binaries_dir = [{json.dumps(str(podman.parents[2] / HELPERS))}]
-tmp_dir = {json.dumps(str(places.run / "libpod"))}
+tmp_dir = {json.dumps(str(paths.run / "libpod"))}
 [engine.runtimes]
 runc = [{json.dumps(str(runc))}]
 """,
@@ -61,8 +60,8 @@ runc = [{json.dumps(str(runc))}]
     (home / "storage.conf").write_text(
         f"""[storage]
 driver = "vfs"
-runroot = {json.dumps(str(places.run / "storage"))}
-graphroot = {json.dumps(str(places.data / "data"))}
+runroot = {json.dumps(str(paths.run / "storage"))}
+graphroot = {json.dumps(str(paths.data / "data"))}
 """,
         encoding="utf-8",
     )

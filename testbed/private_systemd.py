@@ -1,8 +1,7 @@
-"""A systemd of one's own for the tests: PID 1 of namespaces of its own, in a control group of its own. Root only.
+"""A private systemd for tests: PID 1 of its namespaces, in its control group. Root only.
 
-It sees the host's files but for `/run`, and runs no unit but those that are given to it: nothing of Debian's. It ends
-with whoever started it, and with it all that runs in its namespaces. What runs beside it in there, by the command in
-`Systemd.enter`, finds a host that systemd has booted.
+It sees the host's files except `/run`, and runs only the units that a test writes. It ends with its caller. Commands of
+`Systemd.enter` run in its namespaces.
 """
 
 import os
@@ -19,12 +18,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 READY_TIMEOUT_S = 30
 REMOVE_TIMEOUT_S = 10
 _GROUP = "gpuwarden-systemd-"
-"""How its control groups are named; the pid of whoever started it follows."""
+"""Prefix of its control groups; the pid of the caller follows."""
 UNITS = Path("/run/systemd/system")
-"""Where units are written, by its own root; then `systemctl daemon-reload`."""
+"""Folder of units below its root."""
 
-# `container` keeps it from what only the first systemd of a machine may do. Its view of the control groups is its own,
-# made of the host's own hierarchies: it mounts what it misses there, and makes it read-only.
+# `container` disables what only the first systemd of a machine may do. Its control groups are bind mounts of the
+# host's, because it makes missing ones read-only.
 _BOOT = """set -e
 mount -t tmpfs tmpfs /run
 mkdir -p /run/lock /run/systemd/system /run/cgroup
@@ -45,14 +44,14 @@ exec env container=gpuwarden SYSTEMD_UNIT_PATH=/run/systemd/system SYSTEMD_PROC_
 
 @dataclass(frozen=True, kw_only=True)
 class Systemd:
-    """A systemd that runs. `pid` is its own, by the host's numbers; `root` shows its files to the host."""
+    """A running systemd. `pid` is its pid on the host; `root` shows its files."""
 
     pid: int
     path: str
 
     @property
     def enter(self) -> list[str]:
-        """What a command is put behind to run in its namespaces, with `systemctl` on its PATH."""
+        """Command prefix to run in its namespaces, with `systemctl` on PATH."""
         return ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--", "env", f"PATH={self.path}"]
 
     @property
@@ -60,21 +59,21 @@ class Systemd:
         return Path(f"/proc/{self.pid}/root")
 
     def write(self, unit: str, text: str) -> None:
-        """Have a unit, as systemd.unit(5) writes one, and let systemd read it."""
+        """Write a unit (systemd.unit(5)) and reload."""
         (self.root / UNITS.relative_to("/") / unit).write_text(text, encoding="utf-8")
         subprocess.run([*self.enter, "systemctl", "daemon-reload"], check=True, timeout=READY_TIMEOUT_S)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoSystemd:
-    """There is none to be had, and why."""
+    """No systemd, with the reason."""
 
     because: str
 
 
 @contextmanager
 def private_systemd(work: Path) -> Iterator[Systemd | NoSystemd]:
-    """A systemd for the time of the block, or the reason there is none. Its log is `systemd.log` in `work`."""
+    """Yield a systemd, or the reason why there is none. Its log is `systemd.log` in `work`."""
     if os.geteuid() != 0:
         yield NoSystemd(because="only root may start a private systemd")
         return
@@ -85,7 +84,7 @@ def private_systemd(work: Path) -> Iterator[Systemd | NoSystemd]:
         return
     env = _environment(program)
     for left in (left for hierarchy in _hierarchies() for left in hierarchy.glob(f"{_GROUP}*")):
-        if not Path("/proc", left.name.removeprefix(_GROUP)).exists():  # of one that was killed
+        if not Path("/proc", left.name.removeprefix(_GROUP)).exists():  # left by a killed caller
             _remove(left)
     name = f"{_GROUP}{os.getpid()}"
     groups = [_group(hierarchy / name) for hierarchy in _hierarchies()]
@@ -115,7 +114,7 @@ def private_systemd(work: Path) -> Iterator[Systemd | NoSystemd]:
 
 
 def _hierarchies() -> list[Path]:
-    """Where control groups are kept: each hierarchy of version 1 and the unified one, or that alone."""
+    """Mount points of the control groups: v1 hierarchies and the unified one, or only the latter."""
     if (CGROUPS / "cgroup.procs").exists():
         return [CGROUPS]
     return [
@@ -124,10 +123,10 @@ def _hierarchies() -> list[Path]:
 
 
 def _group(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)  # one that could not be removed
+    folder.mkdir(exist_ok=True)  # left by an earlier run
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (folder / name).exists() and not (folder / name).read_text().strip():
-            with suppress(OSError):  # version 2 has it of its parent
+            with suppress(OSError):  # inherited in version 2
                 (folder / name).write_text((folder.parent / name).read_text())
     return folder
 
@@ -136,13 +135,13 @@ def _remove(group: Path) -> None:
     give_up = time.monotonic() + REMOVE_TIMEOUT_S
     while group.exists() and time.monotonic() < give_up:
         for folder, _, _ in os.walk(group, topdown=False):
-            with suppress(OSError):  # a process is still ending in it
+            with suppress(OSError):  # a process in it is still ending
                 Path(folder).rmdir()
         time.sleep(0.02)
 
 
 def _environment(program: Path) -> dict[str, str]:
-    """Ours; for a systemd that is unpacked and not installed, with scripts on PATH that start it with its libraries."""
+    """The environment; for an unpacked systemd also scripts on PATH that set its libraries."""
     env = dict(os.environ)
     if not program.is_relative_to(debian_packages.PARTS_DIR):
         return env
@@ -165,4 +164,4 @@ def _wait_until_ready(begun: subprocess.Popen[bytes], log: Path, path: str) -> S
         if children and (Path(f"/proc/{children[0]}/root") / "run/systemd/private").exists():
             return Systemd(pid=int(children[0]), path=path)
         time.sleep(0.02)
-    return NoSystemd(because=f"systemd did not come up: {log.read_text(errors='replace').strip()[-500:]}")
+    return NoSystemd(because=f"systemd did not start: {log.read_text(errors='replace').strip()[-500:]}")

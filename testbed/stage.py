@@ -1,4 +1,4 @@
-"""One host with workers, a queue and the whole chain: what the demonstration and the end-to-end tests play on."""
+"""One host with workers, a queue and all programs, for demo and end-to-end tests."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,17 @@ from remediator.plan import Outcome
 from testbed.demo import job_body
 from testbed.docker_engine import Engine, NoEngine
 from testbed.gpu_simulator import SimulatedGpus, Slot
-from testbed.workers import QUEUE, Database, DockerFleet, Fleet, Ground, Habits, ProcessFleet, Services, SystemdFleet
+from testbed.workers import (
+    QUEUE,
+    Database,
+    DockerFleet,
+    Fleet,
+    HostPaths,
+    ProcessFleet,
+    Services,
+    SystemdFleet,
+    WorkerOptions,
+)
 
 HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
@@ -30,13 +40,13 @@ EXECUTE: Final[Mapping[str, float]] = {
     "stop_grace_s": 2, "cooldown_s": 0, "storm_targets": 1000, "storm_frees": 1000, "capture_s": 20, "curves_s": 0
 }  # fmt: skip
 """Settings of the executor: tests may hang all workers, and one worker many times; slow machines need longer."""
-IDLE: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
-"""How an episode closes of which nothing came."""
+NO_ACTION: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
+"""Outcomes of episodes without an action."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Everything on the stage, running."""
+    """The running parts of the host."""
 
     slots: Sequence[Slot]
     fleet: Fleet
@@ -75,7 +85,7 @@ class Stage:
         )
 
     def draw(self, script: job_body.Script) -> None:
-        """Draw the noisy picture of a job, if it is not there."""
+        """Draw the noisy picture of a job, if missing."""
         path = self.data / f"{script.picture}.pgm"
         if not path.exists():
             draw = random.Random(script.picture)  # noqa: S311 - noise for a picture, not a secret
@@ -83,23 +93,23 @@ class Stage:
             job_body.write_picture(path, [[60.0 + draw.randrange(140) for _ in side] for _ in side])
 
     def armed(self, worker: str) -> bool:
-        """Whether a worker's job has loaded and given its first beat, as the host's exporter sees it."""
+        """Whether a worker's job has made its first step beat, by the exporter."""
         try:
             return self.witness.about(worker, host=self.chain.plan.host).beat_age_s is not None
         except WitnessError:
             return False
 
-    def account(self, worker: str) -> list[Entry]:
-        """Everything on record about a worker's episodes, in order."""
-        stories = [
-            self.ledger.reports.get(story.episode_id)
-            for story in self.ledger.reports.newest()
-            if story.worker == worker
+    def journal(self, worker: str) -> list[Entry]:
+        """Journal entries of a worker's episodes, in order."""
+        episodes = [
+            self.ledger.reports.get(episode.episode_id)
+            for episode in self.ledger.reports.newest()
+            if episode.worker == worker
         ]
-        return [entry for story in stories if story for entry in story.entries]
+        return [entry for episode in episodes if episode for entry in episode.entries]
 
     def start_workers(self) -> dict[str, str]:
-        """Start every worker; the incarnation of each, asked at once: one may be mended before the last is started."""
+        """Start all workers. Returns each incarnation at its start, before any restart."""
         before = {}
         for slot in self.slots:
             self.fleet.start(slot.worker)
@@ -107,13 +117,13 @@ class Stage:
         return before
 
 
-def of_consequence(stories: Sequence[EpisodeHistory]) -> list[EpisodeHistory]:
-    """The episodes that are open, or of which something came, in their order.
+def with_action(episodes: Sequence[EpisodeHistory]) -> list[EpisodeHistory]:
+    """Open episodes and episodes with an action, in order.
 
-    One wedge may leave others, which touch nothing. Where a scrape is late its alert ends and comes again, and what was
-    not begun by then is closed as unconfirmed; an alert that is delivered when all is over is superseded.
+    A late scrape can end an alert and start it again. The first episode is then closed as unconfirmed, or a late alert
+    as superseded.
     """
-    return [story for story in stories if story.outcome not in IDLE]
+    return [episode for episode in episodes if episode.outcome not in NO_ACTION]
 
 
 @contextmanager
@@ -129,42 +139,42 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     ram_delta_mib: int = 24,
     unmanaged: Sequence[str] = (),
     queues: dict[str, str] | None = None,
-    habits: Habits | None = None,
+    options: WorkerOptions | None = None,
     host: str = HOST,
     database: Database | None = None,
     data: Path | None = None,
     real_gpus: bool = False,
     **execute: float,
 ) -> Iterator[Stage]:
-    """Set the stage in a folder, and clear it.
+    """Start everything in a folder, and stop and remove it at the end. Times are in seconds.
 
     Args:
-        work: an empty folder for everything that is written.
-        engine: where the workers run; without one, or a systemd, they are supervised processes.
-        slots: the workers and their GPUs.
+        work: an empty folder.
+        engine: where workers run; without an engine or systemd they are supervised processes.
+        slots: workers and their GPUs.
         armed: whether the remediator acts.
-        intervals: how fast Prometheus and Alertmanager turn.
-        node_lost_after_s: when a host of which nobody has heard is lost, seconds.
-        dead_after_s: when a worker without heartbeat and CPU time is dead, seconds.
-        ram_delta_mib: what counts as still, at the small scale of these jobs.
-        unmanaged: workers whose containers or services do not opt in.
-        queues: workers that serve another queue than the usual one.
-        habits: how the workers go about their work.
-        host: the host's key. Two stages with keys and folders of their own are two hosts.
-        database: where queue and ledger are, instead of in SQLite files: what several hosts share.
-        data: what jobs read and write, where several hosts share that too.
-        real_gpus: whether the exporter asks the NVIDIA driver and the jobs compute on its GPUs; not for containers.
-        execute: more settings of the executor, beside those in `EXECUTE`.
+        intervals: of Prometheus and Alertmanager.
+        node_lost_after_s: silence after which a host is lost.
+        dead_after_s: time without heartbeat and CPU time after which a worker is dead.
+        ram_delta_mib: RAM change that counts as idle.
+        unmanaged: workers without the opt-in label.
+        queues: queue by worker, if not the default.
+        options: options of all workers.
+        host: host key. Stages with different keys and folders are different hosts.
+        database: shared database of queue and ledger, instead of SQLite.
+        data: shared folder of job data.
+        real_gpus: read the NVIDIA driver and compute on its GPUs; not for containers.
+        execute: settings of the executor in addition to `EXECUTE`.
     """
-    ground = Ground(
+    paths = HostPaths(
         directory=work / "run",
         queue=work / "queue",
         data=data or work / "data",
         database=database,
         real_gpus=real_gpus,
     )
-    ground.data.mkdir(parents=True, exist_ok=True)
-    habits = habits or Habits()
+    paths.data.mkdir(parents=True, exist_ok=True)
+    options = options or WorkerOptions()
     simulation = work / "gpus.json"
     commands = work / "workers.toml"
     with ExitStack() as stack:
@@ -189,13 +199,13 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         if isinstance(engine, Engine):
             client = docker.DockerClient(base_url=engine.base_url)
             stack.callback(client.close)
-            fleet = DockerFleet(client, slots, ground, unmanaged=unmanaged, queues=queues or {}, habits=habits)
+            fleet = DockerFleet(client, slots, paths, unmanaged=unmanaged, queues=queues or {}, options=options)
         elif isinstance(engine, Services):
-            fleet = SystemdFleet(engine, slots, ground, queues=queues or {}, habits=habits)
+            fleet = SystemdFleet(engine, slots, paths, queues=queues or {}, options=options)
         else:
-            fleet = ProcessFleet(slots, ground, commands=commands, queues=queues or {}, habits=habits)
+            fleet = ProcessFleet(slots, paths, commands=commands, queues=queues or {}, options=options)
         stack.enter_context(fleet)
-        gpus = stack.enter_context(SimulatedGpus(simulation, directory=ground.directory, slots=slots))
+        gpus = stack.enter_context(SimulatedGpus(simulation, directory=paths.directory, slots=slots))
         stack.enter_context(chain)
         store = JobStore.open(chain.queue_url)
         stack.callback(store.close)
@@ -211,7 +221,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             store=store,
             ledger=ledger,
             witness=witness,
-            data=ground.data,
+            data=paths.data,
         )
 
 

@@ -1,12 +1,10 @@
-"""The worker image: Debian's Python and a shell, with what the caller adds, imported straight into an engine.
+"""Build the worker image: Debian's Python, a shell and files of the caller, imported into an engine.
 
-No registry and no image builder is needed. The base is a root filesystem unpacked from Debian's packages, kept in
-`.parts/worker-root`; the image is that and the caller's files as one tar stream. Its tag is a hash of all that is in
-it, so that an engine that has it already is left alone.
+No registry is needed. The base is unpacked from Debian packages into `.parts/worker-root`. The tag is a hash of the
+content, so an engine that has the image is not changed.
 
-In the image: `/usr/bin/python3` with the standard library, busybox as `/bin/sh` and its commonest commands; `/app` is
-first on Python's path. Python finds all of it compiled, where it is of our own version: else each container would
-compile it anew at its first start, for longer than all else that a worker does until it is ready.
+`/usr/bin/python3` has the standard library, busybox is `/bin/sh`, and `/app` is first on Python's path. Modules are
+precompiled: otherwise each container would compile for seconds at its start.
 """
 
 import compileall
@@ -27,11 +25,11 @@ from deploy.standalone import debian_packages
 
 REPOSITORY = "gpuwarden-worker"
 UNCHECKED = py_compile.PycInvalidationMode.UNCHECKED_HASH
-"""Nobody edits what is in an image, and its files are dated anew: a cache is believed without a look at its source."""
+"""Files in the image do not change but get new dates, so caches are not checked."""
 
 BASE_ROOM = "worker-root"
 APP = PurePosixPath("/app")
-"""What lies below it in the image is importable."""
+"""Folder of importable modules."""
 CHANGES = [
     *(f"ENV {variable}" for variable in (f"PYTHONPATH={APP}", "PYTHONUNBUFFERED=1", "LANG=C.UTF-8")),
     f"WORKDIR {APP}",
@@ -39,7 +37,7 @@ CHANGES = [
 ]
 
 _PACKAGES = ("python3-minimal", "libpython3-stdlib", "busybox-static")
-# Needed to install packages or to look things up, not to run Python.
+# Needed for installing packages, not for Python.
 _NOT_IN_THE_IMAGE = frozenset({"dpkg", "tar", "gcc-12-base", "gcc-14-base", "libmd0", "media-types", "readline-common"})
 _LEFT_OUT = (
     "usr/share/doc",
@@ -98,11 +96,9 @@ _COMMANDS = (
 
 
 def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> str:
-    """Have the worker image in the engine of `client`, and return its name with its tag.
+    """Create the worker image in an engine and return its name with tag. Raises PartMissing or FileNotFoundError.
 
-    `extra` maps absolute paths in the image to host files or folders that are copied there; `__pycache__` is not, but
-    made anew.
-    Raises PartMissing when the base cannot be fetched, FileNotFoundError when something of `extra` is not there.
+    `extra` maps absolute paths in the image to host files or folders. `__pycache__` is created new.
     """
     base = base_root()
     added = [
@@ -119,17 +115,17 @@ def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> s
                 for path, file in (*added, *_caches(added, Path(scratch))):
                     tar.add(file, arcname=f".{path}", recursive=False, filter=_as_root)
             stream.seek(0)
-            client.api.import_image_from_data(stream, repository=name, changes=CHANGES)  # Podman reads no tag beside it
+            client.api.import_image_from_data(stream, repository=name, changes=CHANGES)  # Podman ignores a separate tag
     return name
 
 
 def base_root() -> Path:
-    """The unpacked root filesystem that every worker image starts from; fetched on the first call."""
+    """Root filesystem of all worker images; fetched on the first call."""
     return debian_packages.unpack(BASE_ROOM, _PACKAGES, dependencies=True, without=_NOT_IN_THE_IMAGE, finish=_complete)
 
 
 def _merge_usr(root: Path) -> None:
-    """Move /bin, /lib and the like into /usr and lead there by links, as an installed system has it."""
+    """Move /bin, /lib and others into /usr and link them, as an installed system does."""
     for folder in _MERGED:
         if (root / folder).is_dir() and not (root / folder).is_symlink():
             shutil.copytree(root / folder, root / "usr" / folder, symlinks=True, dirs_exist_ok=True)
@@ -139,7 +135,7 @@ def _merge_usr(root: Path) -> None:
 
 
 def _complete(root: Path) -> None:
-    """Do what the packages' scripts would have done, and leave out what no worker needs."""
+    """Do the work of the packages' scripts, and delete unneeded files."""
     _merge_usr(root)
     for left_out in _LEFT_OUT:
         _remove(root / left_out)
@@ -178,9 +174,9 @@ def _remove(tree: Path) -> None:
 
 
 def _files(target: str, source: Path) -> Iterator[tuple[str, Path]]:
-    """Each file and folder of `source` with its path in the image, parents first, in a settled order."""
+    """Files and folders of `source` with their image paths, parents first, in stable order."""
     if not source.exists():
-        raise FileNotFoundError(f"{source}, which {target} in the worker image is to be copied from, is not there")
+        raise FileNotFoundError(f"{source} is missing: source of {target} in the worker image")
     yield target, source
     if source.is_dir():
         for inside in sorted(source.iterdir()):
@@ -189,10 +185,7 @@ def _files(target: str, source: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _caches(added: list[tuple[PurePosixPath, Path]], scratch: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """What our Python compiles of `added`, made in `scratch`, each folder before what is in it.
-
-    A Python of another version does not look at it.
-    """
+    """Compiled caches of `added`, created in `scratch`, folders first."""
     folders = set()
     for number, (path, file) in enumerate(added):
         made = scratch / str(number)
@@ -208,10 +201,10 @@ def _caches(added: list[tuple[PurePosixPath, Path]], scratch: Path) -> Iterator[
 
 
 def _content_hash(base: Path, added: list[tuple[PurePosixPath, Path]]) -> str:
-    """16 hexadecimal digits that change with anything in the image: packages, recipe, added files and their modes."""
+    """16 hex digits of packages, recipe, added files and modes."""
     digest = hashlib.sha256((base / ".packages").read_bytes())
-    digest.update(sys.version.encode())  # of what is compiled
-    # The recipe is this file.
+    digest.update(sys.version.encode())  # the caches depend on it
+    # This file is the recipe.
     digest.update(Path(__file__).read_bytes())
     for path, file in added:
         mode = file.stat().st_mode
@@ -222,7 +215,7 @@ def _content_hash(base: Path, added: list[tuple[PurePosixPath, Path]]) -> str:
 
 
 def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Everything in the image is root's and readable to all, whoever wrote it on the host and under whichever umask."""
+    """Make a member root's and readable to all."""
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     member.mode |= 0o555 if member.isdir() else 0o444

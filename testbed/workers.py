@@ -1,4 +1,4 @@
-"""Workers to watch: Docker containers where an engine runs, else supervised processes. Made here, gone afterwards."""
+"""Workers for demo and tests: Docker containers, systemd services or supervised processes."""
 
 import json
 import os
@@ -29,34 +29,34 @@ from testbed.postgres import Postgres
 BODY: Final = "testbed.demo.job_body:load"
 QUEUE: Final = "gpu"
 STAGE_LABEL: Final = "gpuwarden.stage"
-"""Marks the containers made here, so that those of a killed run are known again."""
+"""Label of these containers, to find leftovers of a killed run."""
 
 IMAGE_DISTRIBUTIONS: Final = (
     *("alembic", "Mako", "MarkupSafe", "psycopg", "psycopg-binary", "SQLAlchemy", "structlog", "typing_extensions"),
 )
-"""What a worker needs beside the standard library, as installed here, and so compiled for our Python. Where the image
-has another one, MarkupSafe and SQLAlchemy do without what is compiled; psycopg, for a queue in PostgreSQL, does not
-run."""
+"""Packages that a worker needs, compiled for this Python. In an image with another Python, MarkupSafe and SQLAlchemy
+run uncompiled, and psycopg does not run.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Database:
-    """A database of a PostgreSQL that runs on this host; hosts that are given the same one share what is in it."""
+    """A database of a PostgreSQL on this host. Hosts may share it."""
 
     server: Postgres
     name: str
 
     @property
     def url(self) -> str:
-        """For what runs on this host."""
+        """URL for programs on this host."""
         return self.server.url(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ground:
-    """Where a fleet's workers find what they need, on this host. The queue is in `database`, or an SQLite file.
+class HostPaths:
+    """Paths of a fleet on this host. The queue is in `database` or in SQLite.
 
-    With `real_gpus`, the jobs of workers outside containers compute on their NVIDIA GPU.
+    With `real_gpus`, jobs of workers outside containers compute on their NVIDIA GPU.
     """
 
     directory: Path
@@ -67,11 +67,8 @@ class Ground:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
-    """How every worker of a fleet goes about its work; durations are seconds.
-
-    `restart` is Docker's own restart policy.
-    """
+class WorkerOptions:
+    """Options of all workers of a fleet, seconds. `restart` is Docker's restart policy."""
 
     heartbeat_s: float = 2.0
     lease_s: float = LEASE_S
@@ -79,27 +76,27 @@ class Habits:
 
 
 class Fleet(Protocol):
-    """Some workers. `where` says in what they run, for people."""
+    """Some workers. `where` names their environment."""
 
     where: str
 
     def __enter__(self) -> Self:
-        """Make the workers."""
+        """Create the workers."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None:
-        """Remove them, whatever they do."""
+        """Remove the workers."""
 
     def start(self, worker: str) -> None:
-        """Start one of them."""
+        """Start one worker."""
 
     def incarnation(self, worker: str) -> str:
-        """What runs in its container now."""
+        """Current incarnation of its container."""
 
 
 class DockerFleet:
-    """One container a worker, no network, with its own state folder and nothing of the others'."""
+    """One container per worker, without network, with its own state folder."""
 
     where = "Docker containers"
 
@@ -107,22 +104,22 @@ class DockerFleet:
         self,
         client: docker.DockerClient,
         slots: Sequence[Slot],
-        ground: Ground,
+        paths: HostPaths,
         *,
         unmanaged: Sequence[str],
         queues: Mapping[str, str],
-        habits: Habits,
+        options: WorkerOptions,
     ) -> None:
         self._client = client
         self._slots = slots
-        self._ground = ground
-        self._habits = habits
+        self._paths = paths
+        self._options = options
         self._unmanaged = unmanaged
         self._queues = queues
         self._containers: dict[str, Container] = {}
 
     def __enter__(self) -> Self:
-        """Create the containers; nothing runs yet."""
+        """Create the containers without starting them."""
         name = worker_image.worker_image(self._client, extra=image_files())
         self._remove_leftovers()
         try:
@@ -136,7 +133,7 @@ class DockerFleet:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Remove the containers, running or not."""
+        """Remove the containers."""
         for container in self._containers.values():
             try:
                 container.remove(force=True)
@@ -148,7 +145,7 @@ class DockerFleet:
         self._containers[worker].start()
 
     def container(self, worker: str) -> Container:
-        """One container, its attributes read anew."""
+        """One container, with fresh attributes."""
         self._containers[worker].reload()
         return self._containers[worker]
 
@@ -158,76 +155,82 @@ class DockerFleet:
         return f"{container.id}@{container.attrs['State']['StartedAt']}"
 
     def logs(self, worker: str) -> str:
-        """What a worker has logged."""
+        """Logs of a worker."""
         text: bytes = self._containers[worker].logs()
         return text.decode("utf-8", "replace")
 
     def pid(self, worker: str) -> int:
-        """The process that the container was started for, by the host's numbers; 0 while it does not run."""
+        """Host pid of a container's main process; 0 while it does not run."""
         return int(self.container(worker).attrs["State"]["Pid"])
 
     def history(self, worker: str) -> list[str]:
-        """What the engine says has happened to a container since it was created: `start`, `kill`, `die`, `stop`..."""
-        # Up to the end of this second: the engine takes whole ones, and waits for it.
+        """Engine events of a container: `start`, `kill`, `die`, `stop`..."""
+        # End of this second: the engine accepts whole seconds and waits.
         until = int(time.time()) + 1
-        told = self._client.events(
+        events = self._client.events(
             since=0, until=until, filters={"container": self._containers[worker].id}, decode=True
         )
-        return [event["Action"] for event in told]
+        return [event["Action"] for event in events]
 
     def _remove_leftovers(self) -> None:
-        """What a killed run left under these names; a container of that name that is not ours stays, and is named."""
+        """Remove containers of a killed run. A foreign container of the same name stays."""
         ours = {slot.worker for slot in self._slots}
         for container in self._client.containers.list(all=True, filters={"label": STAGE_LABEL}):
             if container.name in ours:
                 container.remove(force=True)
 
     def _create(self, slot: Slot, image_name: str) -> Container:
-        ground, worker, habits = self._ground, slot.worker, self._habits
-        (ground.directory / worker).mkdir(exist_ok=True)
+        paths, worker, options = self._paths, slot.worker, self._options
+        (paths.directory / worker).mkdir(exist_ok=True)
         managed = {STAGE_LABEL: "true"} | ({} if worker in self._unmanaged else {LABEL: "true"})
         volumes = {
-            str(ground.directory / worker): {"bind": f"/run/gpuwarden/{worker}", "mode": "rw"},
-            str(ground.directory / "host"): {"bind": "/run/gpuwarden/host", "mode": "ro"},
-            str(ground.queue): {"bind": "/queue", "mode": "rw"},
-            str(ground.data): {"bind": "/data", "mode": "rw"},
+            str(paths.directory / worker): {"bind": f"/run/gpuwarden/{worker}", "mode": "rw"},
+            str(paths.directory / "host"): {"bind": "/run/gpuwarden/host", "mode": "ro"},
+            str(paths.queue): {"bind": "/queue", "mode": "rw"},
+            str(paths.data): {"bind": "/data", "mode": "rw"},
         }
         store = "sqlite:////queue/queue.db"
-        if ground.database is not None:
-            server = ground.database.server
+        if paths.database is not None:
+            server = paths.database.server
             volumes[str(server.sockets)] = {"bind": "/postgres", "mode": "rw"}
-            store = server.url(ground.database.name, sockets="/postgres")
+            store = server.url(paths.database.name, sockets="/postgres")
         queue = self._queues.get(worker, QUEUE)
         return self._client.containers.create(
             image_name,
-            ["/usr/bin/python3", *_worker_command(worker, queue=queue, store=store, habits=habits)],
+            ["/usr/bin/python3", *_worker_command(worker, queue=queue, store=store, options=options)],
             name=worker,
             labels=managed,
             environment={"NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none", "GPUWARDEN_DEMO_DATA": "/data"},
             network_mode="none",
             user=f"{os.getuid()}:{os.getgid()}",
             volumes=volumes,
-            restart_policy=None if habits.restart is None else {"Name": habits.restart},
+            restart_policy=None if options.restart is None else {"Name": options.restart},
         )
 
 
 class ProcessFleet:
-    """One supervised process a worker, for hosts without an engine. The remediator frees them by the same file."""
+    """One supervised process per worker, for hosts without an engine."""
 
     where = "supervised processes (no Docker engine can be used here)"
 
     def __init__(
-        self, slots: Sequence[Slot], ground: Ground, *, commands: Path, queues: Mapping[str, str], habits: Habits
+        self,
+        slots: Sequence[Slot],
+        paths: HostPaths,
+        *,
+        commands: Path,
+        queues: Mapping[str, str],
+        options: WorkerOptions,
     ) -> None:
         self._slots = slots
         self._queues = queues
-        self._habits = habits
-        self._ground = ground
+        self._options = options
+        self._paths = paths
         self._path = commands
         self._actuator: ProcessActuator | None = None
 
     def __enter__(self) -> Self:
-        """Write the file of commands; nothing runs yet."""
+        """Write the file of commands."""
         self._path.write_text("".join(self._table(slot) for slot in self._slots), encoding="utf-8")
         self._actuator = ProcessActuator(self._path)
         return self
@@ -251,13 +254,15 @@ class ProcessFleet:
         return state.incarnation if state else ""
 
     def _table(self, slot: Slot) -> str:
-        ground = self._ground
-        environment, argv = _on_this_host(slot, ground, queue=self._queues.get(slot.worker, QUEUE), habits=self._habits)
-        # TOML's basic strings and arrays of them are written as JSON writes them.
+        paths = self._paths
+        environment, argv = _on_this_host(
+            slot, paths, queue=self._queues.get(slot.worker, QUEUE), options=self._options
+        )
+        # TOML strings and arrays have the syntax of JSON.
         rows = {
             "argv": argv,
-            "pid_file": str(ground.data / f"{slot.worker}.pid"),
-            "log_file": str(ground.data / f"{slot.worker}.log"),
+            "pid_file": str(paths.data / f"{slot.worker}.pid"),
+            "log_file": str(paths.data / f"{slot.worker}.log"),
         }
         text = f"[worker.{slot.worker}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
         pairs = ", ".join(f"{name} = {json.dumps(value)}" for name, value in environment.items())
@@ -266,28 +271,34 @@ class ProcessFleet:
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """The systemd of the host that this runs on: workers are services of it, their units written into `units`."""
+    """The systemd of this host, and its folder of units."""
 
     units: Path = Path("/run/systemd/system")
 
 
 class SystemdFleet:
-    """One service a worker, named after it. Each start of one adds a line to `lives`."""
+    """One service per worker. Each start adds a line to `lives`."""
 
     where = "services of systemd"
 
     def __init__(
-        self, services: Services, slots: Sequence[Slot], ground: Ground, *, queues: Mapping[str, str], habits: Habits
+        self,
+        services: Services,
+        slots: Sequence[Slot],
+        paths: HostPaths,
+        *,
+        queues: Mapping[str, str],
+        options: WorkerOptions,
     ) -> None:
         self._slots = slots
-        self._ground = ground
+        self._paths = paths
         self._queues = queues
-        self._habits = habits
+        self._options = options
         self._units = {slot.worker: services.units / f"{slot.worker}.service" for slot in slots}
         self._actuator = SystemdActuator([unit.name for unit in self._units.values()])
 
     def __enter__(self) -> Self:
-        """Write the units; nothing runs yet."""
+        """Write the units."""
         for slot in self._slots:
             self._units[slot.worker].write_text(self._unit(slot), encoding="utf-8")
         self._reload()
@@ -296,7 +307,7 @@ class SystemdFleet:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Stop the services and take their units away."""
+        """Stop the services and remove their units."""
         for unit in self._units.values():
             self._actuator.stop(unit.name, grace_s=0.5)
             unit.unlink()
@@ -307,21 +318,21 @@ class SystemdFleet:
         self._actuator.start(self._units[worker].name)
 
     def incarnation(self, worker: str) -> str:
-        """Its unit and invocation id."""
+        """Unit and invocation id."""
         state = self._actuator.look(self._units[worker].name)
         return state.incarnation if state else ""
 
     def lives(self, worker: str) -> int:
-        """How often it was started."""
+        """Number of starts."""
         return len(self._lives(worker).read_text().splitlines())
 
     def _lives(self, worker: str) -> Path:
-        return self._ground.data / f"{worker}.lives"
+        return self._paths.data / f"{worker}.lives"
 
     def _unit(self, slot: Slot) -> str:
         queue = self._queues.get(slot.worker, QUEUE)
-        environment, argv = _on_this_host(slot, self._ground, queue=queue, habits=self._habits)
-        # systemd's double quotes are C's, and so are JSON's; `%` begins a specifier (systemd.unit(5)).
+        environment, argv = _on_this_host(slot, self._paths, queue=queue, options=self._options)
+        # systemd's double quotes are C's, as JSON's. `%` is escaped (systemd.unit(5)).
         settings = [f"Environment={json.dumps(f'{name}={value}')}" for name, value in environment.items()]
         settings.append(f"ExecStartPre=/bin/sh -c {json.dumps(f'echo life >>{self._lives(slot.worker)}')}")
         settings.append("ExecStart=" + " ".join(json.dumps(word) for word in argv))
@@ -332,29 +343,34 @@ class SystemdFleet:
         subprocess.run(["systemctl", "daemon-reload"], check=True, timeout=30)
 
 
-def _on_this_host(slot: Slot, ground: Ground, *, queue: str, habits: Habits) -> tuple[dict[str, str], list[str]]:
-    """Environment and command line of a worker that runs in no container."""
+def _on_this_host(
+    slot: Slot, paths: HostPaths, *, queue: str, options: WorkerOptions
+) -> tuple[dict[str, str], list[str]]:
+    """Environment and command line of a worker outside containers."""
     environment = {
-        "GPUWARDEN_DIR": str(ground.directory),
-        "GPUWARDEN_DEMO_DATA": str(ground.data),
+        "GPUWARDEN_DIR": str(paths.directory),
+        "GPUWARDEN_DEMO_DATA": str(paths.data),
         "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
         "PYTHONPATH": str(CHECKOUT),
     }
-    if ground.real_gpus:
+    if paths.real_gpus:
         environment |= {REAL_GPU: "1", "CUDA_VISIBLE_DEVICES": ",".join(slot.gpus)}
-    store = ground.database.url if ground.database else f"sqlite:///{ground.queue / 'queue.db'}"
-    return environment, [sys.executable, *_worker_command(slot.worker, queue=queue, store=store, habits=habits)]
+    store = paths.database.url if paths.database else f"sqlite:///{paths.queue / 'queue.db'}"
+    return environment, [
+        sys.executable,
+        *_worker_command(slot.worker, queue=queue, store=store, options=options),
+    ]
 
 
-def _worker_command(worker: str, *, queue: str, store: str, habits: Habits) -> list[str]:
+def _worker_command(worker: str, *, queue: str, store: str, options: WorkerOptions) -> list[str]:
     return [
         *("-m", "gpuwarden", "worker", "--name", worker, "--queue", queue, "--body", BODY),
-        *("--store", store, "--heartbeat-s", str(habits.heartbeat_s), "--lease-s", str(habits.lease_s)),
+        *("--store", store, "--heartbeat-s", str(options.heartbeat_s), "--lease-s", str(options.lease_s)),
     ]
 
 
 def image_files() -> Mapping[str, Path]:
-    """What the worker image holds beside Python: this library, what it needs, and the demonstration's job body."""
+    """Files of the worker image: this library, its dependencies and the demo's job."""
     files: dict[str, Path] = {
         "/app/gpuwarden": CHECKOUT / "gpuwarden",
         "/app/testbed/__init__.py": CHECKOUT / "testbed" / "__init__.py",
@@ -367,7 +383,7 @@ def image_files() -> Mapping[str, Path]:
 
 
 def _installed(name: str) -> set[Path]:
-    """The top-level folders and modules of an installed distribution, its metadata and bundled libraries included."""
+    """Top-level folders and modules of an installed distribution."""
     found = distribution(name)
     tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
     return {Path(str(found.locate_file(top))) for top in tops}

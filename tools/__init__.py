@@ -1,1 +1,1 @@
-"""Programs for those who work on gpuwarden. Nothing here ships."""
+"""Programs for developers."""

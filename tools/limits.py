@@ -1,8 +1,7 @@
-"""Limits that keep the code readable: `python -m tools.limits` lists every file, class and folder over them.
+"""Limits of file, class and folder size: `python -m tools.limits` lists what exceeds them.
 
-A file is counted in lines, a class in methods and in the attributes that its methods assign, a folder in modules.
-Dataclasses, pydantic models and settings describe data, so their fields are not counted. Nor are the rules of a
-hypothesis state machine, which nothing calls by name. `TOO_LARGE` lists what is still over: it only gets shorter.
+A file is counted in lines, a class in methods and assigned attributes, a folder in modules. Fields of dataclasses,
+pydantic models and settings and rules of hypothesis state machines do not count. `TOO_LARGE` lists accepted exceptions.
 """
 
 import ast
@@ -18,10 +17,10 @@ TEST_LINES_MAX: Final = 1000
 METHODS_MAX: Final = 25
 ATTRIBUTES_MAX: Final = 15
 MODULES_MAX: Final = 20
-"""Modules in one folder, `__init__.py` counted."""
+"""Modules in one folder, with `__init__.py`."""
 
 TOO_LARGE: Final = frozenset[str]()
-"""Files and classes over a limit, to be split. One that is within its limit again must leave this list."""
+"""Files and classes over a limit. One that is within its limit must leave this list."""
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 
@@ -29,7 +28,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> int:
-    """Print each thing over its limit; 1 if there is one."""
+    """Print what exceeds a limit. Returns 1 if there is any."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=CHECKOUT, check=True, capture_output=True, text=True,
@@ -43,12 +42,7 @@ def main() -> int:
 
 
 def over_limits(root: Path, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Each file, class and folder over a limit, with a line that says by how much.
-
-    Args:
-        root: the folder that the names are relative to.
-        names: Python files, as `folder/module.py`.
-    """
+    """Yield each file, class and folder over a limit, with a message. `names` are relative to `root`."""
     modules: Counter[str] = Counter()
     for name in sorted(names):
         source = (root / name).read_text(encoding="utf-8")
@@ -73,12 +67,12 @@ def _over_class_limits(name: str, node: ast.ClassDef) -> Iterator[tuple[str, str
     if len(assigned) > ATTRIBUTES_MAX:
         found.append(f"assigns {len(assigned)} attributes, at most {ATTRIBUTES_MAX}")
     if found:
-        what = f"class {node.name} {' and '.join(found)}: give a part of it a class of its own"
+        what = f"class {node.name} {' and '.join(found)}: move a part into another class"
         yield f"{name} {node.name}", f"{name}:{node.lineno}: {what}"
 
 
 def _assigned(method: _Function) -> Iterator[str]:
-    """The attributes of `self` that a method assigns."""
+    """Attributes of `self` that a method assigns."""
     for node in ast.walk(method):
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
             continue

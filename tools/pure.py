@@ -1,4 +1,4 @@
-"""Print the files of the pure modules, separated by commas: those of the import contract `pure` in pyproject.toml."""
+"""Print the files of the import contract `pure` in pyproject.toml, separated by commas."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ CHECKOUT: Final = Path(__file__).resolve().parent.parent
 
 
 def pure_files(checkout: Path = CHECKOUT) -> list[str]:
-    """Return the paths of the pure modules, relative to the checkout; of a package, all its modules."""
+    """Paths of the pure modules and packages, relative to the checkout."""
     project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (each for each in project["tool"]["importlinter"]["contracts"] if each.get("id") == "pure")
     found = []

@@ -1,1 +1,1 @@
-"""`make demo`: the product's main job, shown with real parts on this host."""
+"""`make demo`: the main function with real programs."""

@@ -1,11 +1,9 @@
-"""The demonstration's job: it loads a noisy picture, removes the noise step by step, and writes the clean one.
+"""The demo's job: reads a noisy picture, removes the noise step by step and writes the result.
 
-Its payload is a `Script`, which can also make it wedge as real jobs do: in a native call that never returns, with
-Python's lock held (nothing of the process runs on) or let go (the other threads run on, and so prove nothing). With
-`saves` it asks to be warned before its stop, and saves a checkpoint then if another thread of it still can. Needs the
-standard library and gpuwarden alone; runs in the worker image and in a plain process.
+The payload is a `Script`. It can make the job hang in a native call, with Python's lock held or released. With `saves`
+it saves a checkpoint on SIGUSR1. It needs only the standard library and gpuwarden.
 
-Idempotent, as every body must be: an attempt writes its output whole, by rename, and the next one writes it again.
+Idempotent: each attempt writes the output atomically.
 """
 
 import ctypes
@@ -36,11 +34,11 @@ Picture = list[list[float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What one job does. Durations are seconds; `wedge_*` say how often it wedges, and where.
+    """Behaviour of one job. Times are in seconds.
 
-    After its first step, its process's wall clock is set by `clock_step_s`. With `eval_every` it evaluates after every
-    so many steps, for as long as a step takes, or for `slow_s` after `slow_eval`; where it wedges after such a step, it
-    wedges while it evaluates. Of a gang each rank does all of that, but for `spared_rank`, which never wedges.
+    `wedge_*` say in how many attempts and where it hangs. `clock_step_s` sets its wall clock after the first step.
+    `eval_every` adds an evaluation, for a step's time or for `slow_s` after step `slow_eval`. The rank `spared_rank`
+    never hangs.
     """
 
     picture: str
@@ -64,12 +62,12 @@ class Script:
     saves: bool = False
 
     def payload(self) -> dict[str, Any]:
-        """As the queue carries it."""
+        """The payload for the queue."""
         return asdict(self)
 
 
 def load(job: Job, report: Reporter) -> Callable[[], None]:
-    """Read the picture and fill some memory, as loading a model does; returns the work."""
+    """Read the picture and allocate memory, as a model load does. Returns the work."""
     script = Script(**job.payload)
     data = Path(os.environ["GPUWARDEN_DEMO_DATA"])
     picture = read_picture(data / f"{script.picture}.pgm")
@@ -115,10 +113,10 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
 
 
 def save_when_warned(save: Callable[[], None]) -> None:
-    """Have another thread save when SIGUSR1 comes; call it from the main thread.
+    """Save in another thread on SIGUSR1. Call this from the main thread.
 
-    A handler of Python's runs in the main thread, which may be the one that is stuck. What it is woken by is written by
-    the kernel's own handler, in whatever thread.
+    A Python handler runs in the main thread, which may hang. The wakeup descriptor is written by the C handler, in any
+    thread.
     """
     warned, wakes = socket.socketpair()
     wakes.setblocking(False)
@@ -134,9 +132,9 @@ def save_when_warned(save: Callable[[], None]) -> None:
 
 
 def launch(report: Reporter, *, busy_s: float, memory_bytes: int, ratio: float = BUSY_RATIO) -> None:
-    """Give the GPU work for `busy_s`. A simulated one is busy for `ratio` of that time; see testbed.gpu_simulator."""
+    """Give the GPU work for `busy_s`. A simulated GPU is busy at this ratio; see testbed.gpu_simulator."""
     if os.environ.get(REAL_GPU):
-        from testbed.demo import cuda  # noqa: PLC0415 - the worker image has neither this module nor a driver
+        from testbed.demo import cuda  # noqa: PLC0415 - not in the worker image
 
         cuda.gpu().hold(memory_bytes)
         cuda.gpu().occupy(busy_s)
@@ -148,7 +146,7 @@ def launch(report: Reporter, *, busy_s: float, memory_bytes: int, ratio: float =
 
 
 def spend(seconds: float, *, churn_mib: int) -> None:
-    """Wait for the kernel, or stage data meanwhile: RAM that goes up and down by `churn_mib` every second."""
+    """Wait for the kernel, or stage data: RAM rises and falls by `churn_mib` every second."""
     deadline_s = time.monotonic() + seconds
     held = bytearray()
     while (left_s := deadline_s - time.monotonic()) > 0:
@@ -158,7 +156,7 @@ def spend(seconds: float, *, churn_mib: int) -> None:
 
 
 def wedge(*, with_gil: bool) -> None:
-    """Never return: lock a native mutex twice, as a driver does that waits for itself. Only SIGKILL ends it."""
+    """Never return: lock a native mutex twice. Only SIGKILL ends it."""
     libc = ctypes.PyDLL(None) if with_gil else ctypes.CDLL(None)
     mutex = ctypes.create_string_buffer(64)  # zeroes are PTHREAD_MUTEX_INITIALIZER on Linux
     libc.pthread_mutex_lock(mutex)
@@ -166,7 +164,7 @@ def wedge(*, with_gil: bool) -> None:
 
 
 def deadlock(report: Reporter, *, memory_bytes: int) -> NoReturn:
-    """Wait in a collective for a rank that never comes: its kernel holds the GPU, and its thread asks over and over."""
+    """Spin in a collective for ever: the kernel holds the GPU and the thread polls."""
     launch(report, busy_s=FOREVER_S, memory_bytes=memory_bytes, ratio=1.0)
     while True:
         asked_until_s = time.monotonic() + 0.02
@@ -176,13 +174,13 @@ def deadlock(report: Reporter, *, memory_bytes: int) -> NoReturn:
 
 
 def set_clock(ahead_s: float) -> None:
-    """Set this process's wall clock ahead, or back, and leave every other clock as it is."""
+    """Shift this process's wall clock only."""
     true = time.time
     time.time = lambda: true() + ahead_s
 
 
 def smooth(picture: Picture) -> Picture:
-    """One step: every pixel becomes the mean of its neighbourhood of nine, at the edge of what there is."""
+    """One step: each pixel becomes the mean of its neighbourhood."""
     size = len(picture)
 
     def mean(row: int, column: int) -> float:
@@ -197,13 +195,13 @@ def smooth(picture: Picture) -> Picture:
 
 
 def noise(picture: Picture) -> float:
-    """How noisy a picture is: the mean squared difference of pixels side by side."""
+    """Mean squared difference of neighbouring pixels."""
     pairs = [(row[x], row[x + 1]) for row in picture for x in range(len(row) - 1)]
     return sum((left - right) ** 2 for left, right in pairs) / len(pairs)
 
 
 def read_picture(path: Path) -> Picture:
-    """A square plain PGM (P2)."""
+    """Read a square plain PGM (P2)."""
     words = path.read_text(encoding="ascii").split()
     size = int(words[1])
     values = [float(word) for word in words[4:]]
@@ -211,6 +209,6 @@ def read_picture(path: Path) -> Picture:
 
 
 def write_picture(path: Path, picture: Picture) -> None:
-    """Write a plain PGM whole, by rename."""
+    """Write a plain PGM atomically."""
     rows = "\n".join(" ".join(str(round(value)) for value in row) for row in picture)
     atomic_write(path, f"P2\n{len(picture)} {len(picture)}\n255\n{rows}\n", many_writers=True)

@@ -1,4 +1,4 @@
-"""The demonstration: three jobs, two of which wedge, on real parts; exit 0 only if every link really happened."""
+"""The demo: two hung jobs and a slow one, with real programs. Exit code 0 only if every check passes."""
 
 import argparse
 import io
@@ -28,7 +28,7 @@ from gpuwarden.job import FINAL
 from remediator.commands import ledger
 from testbed.demo import verdict
 from testbed.demo.job_body import Script
-from testbed.demo.narration import Event, Story, follow
+from testbed.demo.narration import Event, Watcher, follow
 from testbed.demo.verdict import Case, Link
 from testbed.docker_engine import Engine, EngineNotStopped, NoEngine, docker_engine
 from testbed.gpu_simulator import Slot
@@ -38,20 +38,20 @@ SILENCE_S: Final = 6.0
 TIMEOUT_S: Final = 150.0
 SLOTS: Final = tuple(Slot(worker=f"gpuwarden-demo-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
 JOBS: Final = (
-    ("wedges at step 5", Script(picture="first", steps=10, wedge_attempts=1, wedge_after_step=5), True),
-    ("wedges after its load", Script(picture="second", wedge_attempts=1, wedge_with_gil=False), True),
+    ("hangs at step 5", Script(picture="first", steps=10, wedge_attempts=1, wedge_after_step=5), True),
+    ("hangs after its load", Script(picture="second", wedge_attempts=1, wedge_with_gil=False), True),
     ("slow, GPU busy", Script(picture="third", steps=6, slow_step=4, slow_s=18.0), False),
 )
 TONES: Final = {"good": "green", "bad": "red", "watch": "yellow", "act": "bold cyan"}
 
 
 class NoGpuError(Exception):
-    """No GPU can be used for the demonstration; the message says why."""
+    """No GPU can be used. The message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What the workers run in and on. `gpu` is the name of a real one."""
+    """Where the workers run. `gpu` is the name of a real GPU."""
 
     engine: Engine | NoEngine
     slots: tuple[Slot, ...]
@@ -59,16 +59,18 @@ class Where:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Play the demonstration; 0 if every link held."""
+    """Run the demo. Returns 0 if every check passes."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--keep", action="store_true", help="keep the work folder: logs, databases, configuration")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the work folder with logs, databases and configuration"
+    )
     parser.add_argument(
         "--gpu",
         choices=("simulated", "nvml"),
         default="simulated",
         help="nvml: jobs share the first NVIDIA GPU of this host, and workers are processes (default: simulated)",
     )
-    parser.add_argument("--svg", type=Path, help="also save the end as a picture")
+    parser.add_argument("--svg", type=Path, help="save the result as a picture")
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -86,10 +88,10 @@ def main(argv: list[str] | None = None) -> int:
         GpuwardenError,
         DockerException,
     ) as error:
-        console.print(f"[red]the demonstration cannot go on:[/] {error}", highlight=False)
+        console.print(f"[red]demo failed:[/] {error}", highlight=False)
         return 1
     except KeyboardInterrupt:
-        console.print("interrupted; everything that was started is stopped")
+        console.print("interrupted; all programs are stopped")
         return 130
     finally:
         if arguments.keep:
@@ -100,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextmanager
 def _where(work: Path, *, real_gpu: bool) -> Iterator[Where]:
-    """Fetch the programs, and find an engine or a GPU. Raises NoGpuError."""
+    """Fetch the programs and find an engine or a GPU. Raises NoGpuError."""
     for program in ("prometheus", "alertmanager"):
         debian_packages.find(program)
     if not real_gpu:
@@ -113,7 +115,7 @@ def _where(work: Path, *, real_gpu: bool) -> Iterator[Where]:
 
 
 def _first_gpu() -> tuple[str, str]:
-    """Its UUID and name, as the NVIDIA driver numbers them. Raises NoGpuError."""
+    """UUID and name of the NVIDIA driver's first GPU. Raises NoGpuError."""
     try:
         pynvml.nvmlInit()
         try:
@@ -130,13 +132,13 @@ def _play(work: Path, console: Console, where: Where, svg: Path | None) -> int:
     with stage(work, where.engine, where.slots, armed=True, real_gpus=where.gpu is not None) as scene:
         before = scene.start_workers()
         cases = _submit(scene)
-        story = Story(scene, {case.job_id: case.title for case in cases})
-        finished = _follow(scene, story, console)
-        found = list(verdict.links(scene, cases, before))
-        _conclude(console, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+        watcher = Watcher(scene, {case.job_id: case.title for case in cases})
+        finished = _follow(scene, watcher, console)
+        found = list(verdict.check_links(scene, cases, before))
+        _conclude(console, scene, found, finished=finished, elapsed_s=watcher.elapsed_s)
         if svg is not None:
             picture = Console(record=True, file=io.StringIO(), width=150, force_terminal=True)
-            _conclude(picture, scene, found, finished=finished, elapsed_s=story.elapsed_s)
+            _conclude(picture, scene, found, finished=finished, elapsed_s=watcher.elapsed_s)
             svg.write_text(_without_web_fonts(picture.export_svg(title="make demo")), encoding="utf-8")
     return 0 if finished and all(link.ok for link in found) else 1
 
@@ -146,15 +148,15 @@ def _introduce(console: Console, on: Where) -> None:
     if on.gpu is not None:
         where = f"supervised processes that share the GPU of this host: {on.gpu}"
     elif isinstance(engine, NoEngine):
-        where = f"supervised processes, because no Docker engine can be used: {engine.because}"
+        where = f"supervised processes, without a Docker engine: {engine.because}"
     else:
         where = f"containers of {'a private' if engine.private else 'this host'}'s Docker engine {engine.version}"
         where = where.replace("a private's", "a private")
     console.print(f"[bold]gpuwarden demo[/]: workers are {where}", highlight=False)
     console.print(
         f"Real Prometheus, Alertmanager, exporter and remediator; the GPU is {'real' if on.gpu else 'simulated'}. "
-        f"The remediator is [bold]armed[/], and windows are shortened: {SILENCE_S:.0f} s of silence instead of 120 s, "
-        "a RAM delta of 24 MiB instead of 5120, scrapes every second.",
+        f"The remediator is [bold]armed[/], and limits are short: stall timeout {SILENCE_S:.0f} s instead of 120 s, "
+        "RAM delta 24 MiB instead of 5120, scrape interval 1 s.",
         highlight=False,
     )
 
@@ -165,42 +167,42 @@ def _submit(scene: Stage) -> list[Case]:
             job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S),
             title=title,
             script=script,
-            mended=mended,
+            restarted=restarted,
             stall_timeout_s=SILENCE_S,
         )
-        for title, script, mended in JOBS
+        for title, script, restarted in JOBS
     ]
 
 
-def _follow(scene: Stage, story: Story, console: Console) -> bool:
+def _follow(scene: Stage, watcher: Watcher, console: Console) -> bool:
     def settled() -> bool:
         jobs_done = all(job.state in FINAL for job in scene.store.jobs())
         return jobs_done and not scene.ledger.episodes.list_open()
 
-    live = Live(_fleet(story), console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
+    live = Live(_fleet(watcher), console=console, transient=True, refresh_per_second=4) if console.is_terminal else None
 
-    def tell(events: list[Event]) -> None:
+    def show(events: list[Event]) -> None:
         for event in events:
             tone = TONES.get(event.tone, "")
             text = f"[dim]{event.at_s:6.1f} s[/]  {event.part:12}  {_escape(event.text)}"
             console.print(f"[{tone}]{text}[/]" if tone else text, highlight=False)
         if live is not None:
-            live.update(_fleet(story))
+            live.update(_fleet(watcher))
 
     if live is None:
-        return follow(story, until=settled, timeout_s=TIMEOUT_S, tell=tell)
+        return follow(watcher, until=settled, timeout_s=TIMEOUT_S, show=show)
     with live:
-        return follow(story, until=settled, timeout_s=TIMEOUT_S, tell=tell)
+        return follow(watcher, until=settled, timeout_s=TIMEOUT_S, show=show)
 
 
-def _fleet(story: Story) -> Table:
-    table = Table(title=f"{story.elapsed_s:.0f} s", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("worker", "job", "attempt", "phase", "step", "last beat", "GPU idle", "RAM still"):
+def _fleet(watcher: Watcher) -> Table:
+    table = Table(title=f"{watcher.elapsed_s:.0f} s", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("worker", "job", "attempt", "phase", "step", "step beat", "GPU idle", "RAM idle"):
         table.add_column(name, justify="right" if name not in ("worker", "job", "phase") else "left")
-    for worker, facts in sorted(story.facts.items()):
+    for worker, facts in sorted(watcher.facts.items()):
         table.add_row(
             worker,
-            story.title(facts.job_id),
+            watcher.title(facts.job_id),
             _shown(facts.attempt),
             facts.phase or "-",
             _shown(facts.step),
@@ -212,8 +214,8 @@ def _fleet(story: Story) -> Table:
 
 
 def _conclude(console: Console, scene: Stage, found: list[Link], *, finished: bool, elapsed_s: float) -> None:
-    table = Table(title="Every link, looked up in the part that must know", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("job", "link", "", "what was found"):
+    table = Table(title="What each program recorded", title_justify="left", box=box.SIMPLE_HEAD)
+    for name in ("job", "check", "ok", "found"):
         table.add_column(name)
     job = ""
     for link in found:
@@ -227,22 +229,22 @@ def _conclude(console: Console, scene: Stage, found: list[Link], *, finished: bo
         )
         job = link.job
     console.print(table)
-    console.print("[bold]The ledger's account[/]")
+    console.print("[bold]Ledger[/]")
     for summary in scene.ledger.reports.newest():
-        whole = scene.ledger.reports.get(summary.episode_id)
-        for line in ledger.lines(whole) if whole else []:
+        history = scene.ledger.reports.get(summary.episode_id)
+        for line in ledger.lines(history) if history else []:
             console.print(_escape(line), highlight=False)
     broken = [link for link in found if not link.ok]
     if not finished:
         console.print(f"[red]not finished after {TIMEOUT_S:.0f} s[/]")
     if broken:
-        console.print(f"[red]{len(broken)} of {len(found)} links did not hold[/]")
+        console.print(f"[red]{len(broken)} of {len(found)} checks failed[/]")
         for part in ("execute", "serve", "exporter"):
-            console.print(f"last words of {part}:\n{_escape(scene.chain.log_tail(part))}", highlight=False)
+            console.print(f"end of the log of {part}:\n{_escape(scene.chain.log_tail(part))}", highlight=False)
     elif finished:
         console.print(
-            f"[green]All {len(found)} links held[/], in {elapsed_s:.0f} s: "
-            "two wedged jobs were mended, a slow one was left alone."
+            f"[green]All {len(found)} checks passed[/] in {elapsed_s:.0f} s: "
+            "two hung jobs were restarted, a slow job was left alone."
         )
 
 
@@ -253,7 +255,7 @@ def _shown(value: float | None) -> str:
 
 
 def _without_web_fonts(svg: str) -> str:
-    """A picture that fetches nothing: the reader's own monospace font will do."""
+    """Remove web fonts from the picture."""
     return re.sub(r"@font-face \{.*?\}|<!--.*?-->", "", svg, flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What happens on the stage, told as it happens: each part is asked what it knows, and what is new becomes a line."""
+"""Print what happens on the stage: poll each program and report changes."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from testbed.stage import Stage
 ALERT: Final = "GpuwardenJobStalled"
 
 SUSPECTED_S: Final = 2.0
-"""A suspicion that lasts less is not worth a line: a wedge's GPU falls idle a moment after its last beat, seconds."""
+"""Shorter suspicions are not reported: the GPU of a hung job becomes idle shortly after its last step beat, seconds."""
 
-_TOLD_BY_WHAT_FOLLOWS: Final = frozenset({"decided stop", "decided start"})
+_SKIPPED_ENTRIES: Final = frozenset({"decided stop", "decided start"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened: when (seconds since the story began), which part says so, and what."""
+    """One event: seconds since the start, its program, and a text."""
 
     at_s: float
     part: str
@@ -32,8 +32,8 @@ class Event:
 
 
 @dataclass
-class Seen:
-    """What has been told already."""
+class Reported:
+    """Events that were reported."""
 
     jobs: dict[int, tuple[State, int]] = field(default_factory=dict)
     armed: set[tuple[int, int]] = field(default_factory=set)
@@ -44,52 +44,52 @@ class Seen:
     entries: dict[int, int] = field(default_factory=dict)
 
 
-class Story:
-    """Watches a stage."""
+class Watcher:
+    """Polls a stage."""
 
     def __init__(self, stage: Stage, titles: dict[int, str]) -> None:
         self._stage = stage
         self._titles = titles
-        self._seen = Seen()
+        self._reported = Reported()
         self._began_s = time.monotonic()
         self._began_at = time.time()
         self.facts: dict[str, WorkerFacts] = {}
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the story began."""
+        """Seconds since the start."""
         return time.monotonic() - self._began_s
 
-    def news(self) -> list[Event]:
-        """What is new since the last call, in the order of the chain."""
+    def new_events(self) -> list[Event]:
+        """Events since the last call, in pipeline order."""
         self._stage.chain.check()
-        news: list[Event] = []
+        new_events: list[Event] = []
         for look in (self._workers, self._prometheus, self._alertmanager, self._ledger, self._queue):
-            news.extend(look())
-        return sorted(news, key=lambda event: event.at_s)
+            new_events.extend(look())
+        return sorted(new_events, key=lambda event: event.at_s)
 
     def title(self, job_id: int | None) -> str:
-        """What a job is called in the story."""
+        """Label of a job."""
         return "no job" if job_id is None else f"job {job_id} ({self._titles.get(job_id, '?')})"
 
-    def _tell(self, part: str, text: str, tone: str = "") -> Event:
+    def _event(self, part: str, text: str, tone: str = "") -> Event:
         return Event(at_s=self.elapsed_s, part=part, text=text, tone=tone)
 
     def _queue(self) -> Iterator[Event]:
         for job in self._stage.store.jobs():
             now = (job.state, job.attempt)
-            if self._seen.jobs.get(job.job_id) != now:
-                self._seen.jobs[job.job_id] = now
+            if self._reported.jobs.get(job.job_id) != now:
+                self._reported.jobs[job.job_id] = now
                 title = self.title(job.job_id)
                 if job.state is State.RUNNING:
-                    yield self._tell("queue", f"{title}: attempt {job.attempt} claimed by {job.worker}")
+                    yield self._event("queue", f"{title}: attempt {job.attempt} claimed by {job.worker}")
                 elif job.state is State.COMPLETED:
-                    yield self._tell("queue", f"{title}: completed by attempt {job.attempt}", "good")
+                    yield self._event("queue", f"{title}: completed by attempt {job.attempt}", "good")
                 elif job.state is State.FAILED:
-                    yield self._tell("queue", f"{title}: failed: {job.because}", "bad")
+                    yield self._event("queue", f"{title}: failed: {job.because}", "bad")
                 elif job.state is State.QUEUED and job.attempt:
                     retries = job.watchdog_retries
-                    yield self._tell("queue", f"{title}: queued again, priority {job.priority}, retry {retries}")
+                    yield self._event("queue", f"{title}: requeued, priority {job.priority}, retry {retries}")
 
     def _workers(self) -> Iterator[Event]:
         for slot in self._stage.slots:
@@ -103,65 +103,67 @@ class Story:
             return
         attempt = (facts.job_id, facts.attempt)
         title = self.title(facts.job_id)
-        if attempt not in self._seen.armed:
-            self._seen.armed.add(attempt)
-            yield self._tell("exporter", f"{facts.worker}: {title} has loaded and is armed")
+        if attempt not in self._reported.armed:
+            self._reported.armed.add(attempt)
+            yield self._event("exporter", f"{facts.worker}: {title} has loaded and is monitored")
         silence_s = facts.stall_timeout_s or float("inf")
-        if facts.alive and facts.beat_age_s > silence_s / 2 and attempt not in self._seen.silent:
-            self._seen.silent.add(attempt)
+        if facts.alive and facts.beat_age_s > silence_s / 2 and attempt not in self._reported.silent:
+            self._reported.silent.add(attempt)
             gpu = "unknown" if facts.gpu_idle_s is None else f"idle {facts.gpu_idle_s:.0f} s"
             gpu = "busy" if facts.gpu_idle_s == 0 else gpu
-            yield self._tell(
+            yield self._event(
                 "exporter",
-                f"{facts.worker}: silent for {facts.beat_age_s:.0f} s at step {facts.step}, GPU {gpu}, "
-                f"RAM still {facts.ram_still_s or 0:.0f} s",
+                f"{facts.worker}: no step beat for {facts.beat_age_s:.0f} s at step {facts.step}, GPU {gpu}, "
+                f"RAM idle {facts.ram_still_s or 0:.0f} s",
                 "watch",
             )
         lasting_s = silence_s + SUSPECTED_S
         busy = facts.gpu_idle_s is not None and facts.gpu_idle_s < silence_s
-        if facts.alive and facts.beat_age_s >= lasting_s and busy and attempt not in self._seen.suspected:
-            self._seen.suspected.add(attempt)
-            text = f"{facts.worker}: suspected ({facts.beat_age_s:.0f} s without a beat), but its GPU works: left alone"
-            yield self._tell("exporter", text, "watch")
+        if facts.alive and facts.beat_age_s >= lasting_s and busy and attempt not in self._reported.suspected:
+            self._reported.suspected.add(attempt)
+            text = f"{facts.worker}: suspected, no step beat for {facts.beat_age_s:.0f} s, GPU busy: no action"
+            yield self._event("exporter", text, "watch")
 
     def _prometheus(self) -> Iterator[Event]:
         with suppress(httpx.HTTPError):
             found = self._stage.chain.query(f'ALERTS{{alertname="{ALERT}",alertstate="firing"}}')
             firing = {(row["metric"]["worker"], row["metric"]["job_id"]) for row in found}
-            for worker, job_id in sorted(firing - self._seen.firing):
-                yield self._tell("prometheus", f"{ALERT} fires for {worker}, {self.title(int(job_id))}", "bad")
-            self._seen.firing |= firing
+            for worker, job_id in sorted(firing - self._reported.firing):
+                yield self._event("prometheus", f"{ALERT} fires for {worker}, {self.title(int(job_id))}", "bad")
+            self._reported.firing |= firing
 
     def _alertmanager(self) -> Iterator[Event]:
         with suppress(httpx.HTTPError):
             url = f"{self._stage.chain.alertmanager_url}/api/v2/alerts"
             for alert in self._stage.chain.http.get(url, params={"filter": 'worker!=""'}).json():
-                if alert["fingerprint"] not in self._seen.delivered:
-                    self._seen.delivered.add(alert["fingerprint"])
-                    yield self._tell(
-                        "alertmanager", f"has {alert['labels']['alertname']} for {alert['labels']['worker']}"
+                if alert["fingerprint"] not in self._reported.delivered:
+                    self._reported.delivered.add(alert["fingerprint"])
+                    yield self._event(
+                        "alertmanager", f"received {alert['labels']['alertname']} for {alert['labels']['worker']}"
                     )
 
     def _ledger(self) -> Iterator[Event]:
         for summary in self._stage.ledger.reports.newest():
-            told = self._seen.entries.get(summary.episode_id, 0)
-            story = self._stage.ledger.reports.get(summary.episode_id)
-            entries = story.entries if story else ()
-            self._seen.entries[summary.episode_id] = len(entries)
-            for entry in entries[told:]:
-                if f"{entry.act} {entry.what}" in _TOLD_BY_WHAT_FOLLOWS:
+            shown = self._reported.entries.get(summary.episode_id, 0)
+            watcher = self._stage.ledger.reports.get(summary.episode_id)
+            entries = watcher.entries if watcher else ()
+            self._reported.entries[summary.episode_id] = len(entries)
+            for entry in entries[shown:]:
+                if f"{entry.act} {entry.what}" in _SKIPPED_ENTRIES:
                     continue
                 text = f"{summary.worker}: {entry.act} {entry.what}: {entry.message}"
                 tone = "act" if entry.act == "did" else ("bad" if entry.act == "failed" else "")
                 yield Event(at_s=entry.at - self._began_at, part="remediator", text=text, tone=tone)
 
 
-def follow(story: Story, *, until: Callable[[], bool], timeout_s: float, tell: Callable[[list[Event]], None]) -> bool:
-    """Tell the news until `until` holds; false when `timeout_s` passes first."""
-    while story.elapsed_s < timeout_s:
-        tell(story.news())
+def follow(
+    watcher: Watcher, *, until: Callable[[], bool], timeout_s: float, show: Callable[[list[Event]], None]
+) -> bool:
+    """Show new events until `until` returns true. Returns false after `timeout_s`."""
+    while watcher.elapsed_s < timeout_s:
+        show(watcher.new_events())
         if until():
-            tell(story.news())
+            show(watcher.new_events())
             return True
         time.sleep(0.2)
     return False

@@ -174,7 +174,7 @@ def test_a_runbook_with_an_unknown_command_is_refused(says: str, problems: list[
 def test_a_rule_is_refused_that_names(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 
-    problems = check_release.rules_name_what_there_is(checkout)
+    problems = check_release.rules_name_known_series(checkout)
 
     assert len(problems) == 1
     assert problems[0].startswith(f"{STALL}: GpuwardenJobStalled: {problem}")

@@ -67,7 +67,7 @@ def test_it_is_its_owners_alone_and_one_runs_in_it_at_a_time(tmp_path: Path) -> 
     [
         pytest.param("photos", 0o700, "holds other files", id="something else is in it"),
         pytest.param("lost+found", 0o755, "other users may enter", id="others may enter"),
-        pytest.param("lost+found", 0o1777, "chmod 700 it", id="it is everybody's"),
+        pytest.param("lost+found", 0o1777, "run chmod 700", id="it is everybody's"),
     ],
 )
 def test_one_that_is_not_for_us_is_refused_and_left_as_it_is(tmp_path: Path, holds: str, mode: int, says: str) -> None:

@@ -103,7 +103,7 @@ def test_without_apt_get_it_is_named(wanted: str, advice: str, tmp_path: Path, m
         debian_packages.find(wanted, parts_dir=tmp_path / "parts")
 
     assert advice in str(missing.value)
-    assert "apt-get is missing" in str(missing.value)
+    assert "apt-get is needed" in str(missing.value)
     assert str(tmp_path / "parts") in str(missing.value)
 
 

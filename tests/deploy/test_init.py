@@ -123,7 +123,7 @@ def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureF
 def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path: Path) -> None:
     (tmp_path / ".options").write_bytes(kept + b"\n")
 
-    with pytest.raises(InitError, match=r"\.options: .+; mend it, or remove it"):
+    with pytest.raises(InitError, match=r"\.options.+correct the file, or remove it"):
         init.command([str(tmp_path)])
 
 
@@ -160,7 +160,7 @@ def test_what_is_kept_and_is_no_text_is_told_in_a_sentence(name: str, tmp_path: 
     (tmp_path / "gpuwarden").mkdir()
     (tmp_path / name).write_bytes(b"https://\xff\n")
 
-    with pytest.raises(InitError, match=rf"{re.escape(name)}: it is not UTF-8; mend it, or remove it to do without"):
+    with pytest.raises(InitError, match=rf"{re.escape(name)} is not UTF-8: correct the file, or remove it"):
         init.command([str(tmp_path)])
 
 

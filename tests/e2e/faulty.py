@@ -33,8 +33,8 @@ from testbed import private_engine
 from testbed.demo.job_body import Script, write_picture
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import SimulatedGpus, Slot
-from testbed.stage import of_consequence
-from testbed.workers import DockerFleet, Ground, Habits
+from testbed.stage import with_action
+from testbed.workers import DockerFleet, HostPaths, WorkerOptions
 from tests.e2e.running import Run, free_ports, up
 from tests.waiting import eventually
 
@@ -132,7 +132,7 @@ class StoppableEngine:
 
     def __init__(self, work: Path) -> None:
         work.mkdir()
-        self._places = private_engine.Places.of(work)
+        self._places = private_engine.EnginePaths.of(work)
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"unix://{self._places.socket}"
 
@@ -323,7 +323,7 @@ class Host(Site):
         assert (history.count("die"), history.count("start")) == (1, known_starts), history
         assert history.count("stop") <= stops_asked, history
         with closing(Ledger.open(self.url("ledger"))) as ledger, reading(ledger._engine) as connection:
-            (story,) = of_consequence([each for each in ledger.reports.newest() if each.worker == worker])
+            (story,) = with_action([each for each in ledger.reports.newest() if each.worker == worker])
             mine = select(INTENTS.c.stage).where(INTENTS.c.episode_id == story.episode_id)
             stages = [row.stage for row in connection.execute(mine)]
         assert (story.outcome, story.job_id, stages) == (Outcome.MENDED, job_id, ["done", "done"])
@@ -332,19 +332,19 @@ class Host(Site):
 @contextmanager
 def host(folder: Path, engine_url: str, workers: Sequence[str]) -> Iterator[Host]:
     """Start the workers; `up` is not started yet."""
-    ground = Ground(directory=folder / "data" / "run", queue=folder / "data" / "queue", data=folder / "work")
+    paths = HostPaths(directory=folder / "data" / "run", queue=folder / "data" / "queue", data=folder / "work")
     (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)  # as `up` makes it
-    for each in (ground.directory, ground.queue, ground.data):
+    for each in (paths.directory, paths.queue, paths.data):
         each.mkdir(parents=True, exist_ok=True)
-    (ground.directory / "host").write_text(f"{HOST}\n")
-    write_picture(ground.data / f"{PICTURE}.pgm", [[100.0] * 4] * 4)
+    (paths.directory / "host").write_text(f"{HOST}\n")
+    write_picture(paths.data / f"{PICTURE}.pgm", [[100.0] * 4] * 4)
     slots = [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in workers]
     with ExitStack() as stack:
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine_url)))
         queues = {worker: worker for worker in workers}
-        fleet = DockerFleet(client, slots, ground, unmanaged=(), queues=queues, habits=Habits())
+        fleet = DockerFleet(client, slots, paths, unmanaged=(), queues=queues, options=WorkerOptions())
         stack.enter_context(fleet)
-        stack.enter_context(SimulatedGpus(folder / "gpus.json", directory=ground.directory, slots=slots))
+        stack.enter_context(SimulatedGpus(folder / "gpus.json", directory=paths.directory, slots=slots))
         for worker in workers:
             fleet.start(worker)
         yield Host(folder=folder, fleet=fleet, docker=engine_url)

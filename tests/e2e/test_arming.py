@@ -13,7 +13,7 @@ from gpuwarden.job import JobId, State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -130,7 +130,7 @@ def wedge(scene: Stage, worker: str) -> JobId:
 
 
 def acts(scene: Stage, worker: str) -> list[str]:
-    return [f"{entry.act} {entry.what}" for entry in scene.account(worker)]
+    return [f"{entry.act} {entry.what}" for entry in scene.journal(worker)]
 
 
 def held(scene: Stage) -> set[str]:
@@ -138,7 +138,7 @@ def held(scene: Stage) -> set[str]:
 
 
 def closed(scene: Stage) -> set[str]:
-    mine = (story for story in of_consequence(scene.ledger.reports.newest()) if story.worker in CROWD)
+    mine = (story for story in with_action(scene.ledger.reports.newest()) if story.worker in CROWD)
     return {story.worker for story in mine if story.closed_at is not None}
 
 

@@ -51,7 +51,7 @@ def test_the_busy_gauge_falls_at_once_when_a_wedged_worker_is_killed_and_counts_
         again = scene.store.job(job_id)
 
         def fenced() -> float | None:  # the queue is told first, and then the ledger
-            return next((each.at for each in scene.account(WORKER) if (each.act, each.step) == ("did", "fence")), None)
+            return next((each.at for each in scene.journal(WORKER) if (each.act, each.step) == ("did", "fence")), None)
 
         fenced_at = eventually(fenced, "the fence is in the ledger", log=log)
 

@@ -14,7 +14,7 @@ from gpuwarden.queue import Submission
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -84,12 +84,12 @@ def test_an_ingest_job_that_is_tripped_is_marked_failed_and_not_tried_again(ende
     assert (job.job_class, job.state, job.attempt, job.watchdog_retries) == (JobClass.INGEST_FETCH, State.FAILED, 1, 0)
     assert job.because is not None
     assert "jobs of its class are not retried" in job.because
-    (story,) = [story for story in of_consequence(ended.ledger.reports.newest()) if story.worker == INGESTER]
+    (story,) = [story for story in with_action(ended.ledger.reports.newest()) if story.worker == INGESTER]
     assert (story.trip, story.outcome) == (Trip.BUDGET, "mended")
 
 
 def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:
-    stories = [story for story in of_consequence(ended.ledger.reports.newest()) if story.worker == WORKER]
+    stories = [story for story in with_action(ended.ledger.reports.newest()) if story.worker == WORKER]
 
     assert [story.attempt for story in stories] == [1, 2, 3, 4]
     assert {story.outcome for story in stories} == {"mended"}

@@ -23,8 +23,8 @@ from remediator.ledger.reports import EpisodeHistory
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
-from testbed.workers import DockerFleet, Habits
+from testbed.stage import Stage, stage, with_action
+from testbed.workers import DockerFleet, WorkerOptions
 from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -116,11 +116,11 @@ class Scene:
 
     def first(self, case: str) -> EpisodeHistory | None:
         """The first episode of which something came, once it is closed."""
-        found = [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
+        found = [story for story in with_action(self.stories(case)) if story.closed_at is not None]
         return found[0] if found else None
 
     def told(self, case: str) -> str:
-        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(worker_of(case)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(worker_of(case)))
 
     def fired(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}", alertstate="firing"}}[30m])')
@@ -167,7 +167,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
             dead_after_s=DEAD_AFTER_S,
             queues={worker_of(case): case for case in CASES},
             unmanaged=[worker_of("not-ours")],
-            habits=Habits(heartbeat_s=1.0),
+            options=WorkerOptions(heartbeat_s=1.0),
         ) as set_up:
             fleet = set_up.fleet
             assert isinstance(fleet, DockerFleet)
@@ -378,7 +378,7 @@ def test_a_dead_worker_whose_container_did_not_opt_in_is_seen_and_left_as_it_is(
     kill(scene, "not-ours")
 
     scene.until(lambda: scene.first("not-ours"), "it is refused")
-    assert [story.outcome for story in of_consequence(scene.stories("not-ours"))] == ["refused"]
+    assert [story.outcome for story in with_action(scene.stories("not-ours"))] == ["refused"]
     facts = scene.facts("not-ours")
     assert (facts.alive, facts.container, facts.container_workers) == (False, worker_of("not-ours"), 0)
     assert scene.happened("not-ours") == ["start", "die"]

@@ -12,7 +12,7 @@ from gpuwarden.job import JobClass, State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -104,7 +104,7 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
 def test_the_control_in_the_same_set_up_is_mended(watched: Watched) -> None:
     job = watched.scene.store.job(watched.jobs["control"])
     outcomes = [
-        story.outcome for story in of_consequence(watched.scene.ledger.reports.newest()) if story.worker == CONTROL
+        story.outcome for story in with_action(watched.scene.ledger.reports.newest()) if story.worker == CONTROL
     ]
 
     assert (job.state, job.attempt) == (State.COMPLETED, 2)

@@ -20,7 +20,7 @@ from testbed.demo.main import JOBS, SILENCE_S
 from testbed.demo.verdict import Case, Link
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import HOST, Stage, of_consequence, stage
+from testbed.stage import HOST, Stage, stage, with_action
 from testbed.workers import DockerFleet
 from tests.waiting import eventually
 
@@ -57,7 +57,7 @@ def played(work: Path, engine: Engine) -> Iterator[Played]:
                 job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, run_id=f"run-{title}"),
                 title=title,
                 script=script,
-                mended=mended,
+                restarted=mended,
                 stall_timeout_s=SILENCE_S,
             )
             for title, script, mended in JOBS
@@ -68,7 +68,7 @@ def played(work: Path, engine: Engine) -> Iterator[Played]:
             what="every job ended",
             log=lambda: scene.chain.log_tail("execute"),
         )
-        yield Played(scene=scene, cases=cases, links=list(verdict.links(scene, cases, before)))
+        yield Played(scene=scene, cases=cases, links=list(verdict.check_links(scene, cases, before)))
 
 
 @pytest.mark.behaviour("A2")
@@ -213,7 +213,7 @@ def _broken(played: Played, title: str) -> list[Link]:
 
 def _episode(played: Played, title: str) -> EpisodeHistory:
     job_id = played.of(title).job_id
-    return next(story for story in of_consequence(played.scene.ledger.reports.newest()) if story.job_id == job_id)
+    return next(story for story in with_action(played.scene.ledger.reports.newest()) if story.job_id == job_id)
 
 
 def _entries(played: Played, title: str) -> tuple[Entry, ...]:

@@ -16,7 +16,7 @@ from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import ItemState, State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
-from testbed.stage import FAST, of_consequence
+from testbed.stage import FAST, with_action
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
@@ -155,7 +155,7 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
     farm.until(lambda: farm.store.items.counts("r1")[ItemState.DONE] >= done, "others do what it failed")
 
     farm.until(
-        lambda: [each.outcome for each in of_consequence(farm.ledger.reports.newest())] == ["mended"],
+        lambda: [each.outcome for each in with_action(farm.ledger.reports.newest())] == ["mended"],
         "its alert has ended",
     )
     assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]

@@ -36,7 +36,7 @@ from remediator.remedies.job_conditions import confirm
 from testbed.demo.job_body import Script, write_picture
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import SimulatedGpus, Slot
-from testbed.workers import QUEUE, STAGE_LABEL, DockerFleet, Ground, Habits
+from testbed.workers import QUEUE, STAGE_LABEL, DockerFleet, HostPaths, WorkerOptions
 from tests.e2e.crashing import Doomed
 from tests.waiting import eventually
 
@@ -287,12 +287,12 @@ def wedge(room: Room, worker: str, *, retries_max: int, script: Script = SCRIPT)
     else:
         _first_state(folder, script)
     (folder / "execute.log").touch()
-    ground = Ground(directory=room.chain.directory, queue=folder / "queue", data=room.work / "data")
+    paths = HostPaths(directory=room.chain.directory, queue=folder / "queue", data=room.work / "data")
     with ExitStack() as stack:
         with room.one_at_a_time:  # and no look for a proxy, which threads do at one another's expense
             client = stack.enter_context(closing(docker.DockerClient(base_url=room.engine.base_url)))
             client.api.trust_env = False
-        fleet = DockerFleet(client, [_slot(worker)], ground, unmanaged=(), queues={}, habits=Habits())
+        fleet = DockerFleet(client, [_slot(worker)], paths, unmanaged=(), queues={}, options=WorkerOptions())
         with room.one_at_a_time:
             store = stack.enter_context(closing(JobStore.open(_url(folder, "queue"))))
             ledger = stack.enter_context(closing(Ledger.open(_url(folder, "ledger"))))

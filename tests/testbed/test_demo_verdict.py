@@ -5,7 +5,7 @@ import pytest
 from remediator.ledger.reports import EpisodeHistory
 from testbed.demo import verdict
 from testbed.demo.job_body import Script
-from testbed.stage import of_consequence
+from testbed.stage import with_action
 
 FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
 
@@ -21,14 +21,14 @@ FENCED = {"saw alert: firing": 0.0, "decided begin": 0.2, "did fence": 0.4}
     ],
 )
 def test_a_stop_is_missed_only_after_a_fence(wedge_with_gil: bool, times: dict[str, float], ended: bool) -> None:
-    assert verdict.ended_by_itself(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
+    assert verdict.exited_after_fence(Script(picture="p", wedge_with_gil=wedge_with_gil), times) is ended
 
 
 @pytest.mark.parametrize("outcomes", [[None], ["mended"], ["refused"], ["partly_mended"], ["mended", "mended"]])
 def test_a_short_or_late_alert_adds_no_episode(outcomes: list[str | None]) -> None:
     its = [_story(outcome) for outcome in outcomes]
 
-    assert of_consequence([_story("unconfirmed"), *its, _story("superseded")]) == its
+    assert with_action([_story("unconfirmed"), *its, _story("superseded")]) == its
 
 
 def _story(outcome: str | None) -> EpisodeHistory:

@@ -13,7 +13,7 @@ import pytest
 
 from testbed import private_engine, worker_image
 from testbed.docker_engine import Engine, NoEngine, docker_engine, podman_engine, reachable_engine
-from testbed.private_engine import Places
+from testbed.private_engine import EnginePaths
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def hold_an_engine(work: Path) -> subprocess.Popen[str]:
 
 def traces(work: Path) -> list[str]:
     """Every process, mount, control group and file that there still is of the private engine in `work`."""
-    places = Places.of(work)
+    places = EnginePaths.of(work)
     ids = private_engine._container_ids(places)
     cgroups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup") if any(one in folder for one in ids)]
     return [
@@ -155,7 +155,7 @@ def test_a_private_engine_is_gone_after_its_holder_was_ended_by(number: signal.S
 def test_a_second_engine_works_where_a_first_was_killed_with_its_guardian(tmp_path: Path) -> None:
     holder = hold_an_engine(tmp_path)
     guardian = int(Path(f"/proc/{holder.pid}/task/{holder.pid}/children").read_text())
-    daemons = list(private_engine._engine_pids(Places.of(tmp_path)))
+    daemons = list(private_engine._engine_pids(EnginePaths.of(tmp_path)))
     for pid in (guardian, holder.pid, *daemons):
         os.kill(pid, signal.SIGKILL)
     finish(holder)

@@ -123,7 +123,7 @@ def test_data_are_kept_in_memory_unless(
 ) -> None:
     monkeypatch.setattr(module, "MEMORY_BYTES", wanted_bytes)
 
-    with module._made_room(None, durable=durable) as room:
+    with module._create_room(None, durable=durable) as room:
         (room.data / "file").touch()
         kept = [room.data, room.path]
         assert (room.path / "data" / "file").exists()

@@ -27,8 +27,19 @@ def _file(root: Path, source: str, name: str = "module.py") -> plain.Measure:
         ("page.md", "| alert | the budget is told by the exporter |\n"),
         ("all.rules.yaml", "# the budget is told by the exporter\n"),
         ("all.rules.yaml", "        summary: the budget is told by the exporter\n"),
+        ("all.rules.yaml", "        summary: {{ with $labels.host }}it{{ end }} is told by the exporter\n"),
     ],
-    ids=["docstring", "comment", "error", "f-string", "Markdown", "table", "comment of a rule", "annotation"],
+    ids=[
+        "docstring",
+        "comment",
+        "error",
+        "f-string",
+        "Markdown",
+        "table",
+        "comment of a rule",
+        "annotation",
+        "template",
+    ],
 )
 def test_a_hard_word_is_found_in_all_prose(tmp_path: Path, name: str, source: str) -> None:
     (found,) = _file(tmp_path, source, name).findings
@@ -73,6 +84,14 @@ def test_a_long_sentence_is_counted_and_a_full_stop_ends_it(tmp_path: Path) -> N
     assert [each.long for each in one.findings] == [True]
     assert many.findings == []
     assert many.words == 10 * len(SHORT.split())
+
+
+def test_an_annotation_is_read_to_its_end_and_is_no_part_of_what_follows(tmp_path: Path) -> None:
+    folded = f"  annotations:\n    description: >-\n      {LONG[:40]}\n      {LONG[40:]}\n    runbook_url: told\n"
+    separate = f'    summary: "{LONG[:60]}"\n  # {LONG[:60]}\n'
+
+    assert [each.long for each in _file(tmp_path, folded, "a.rules.yaml").findings] == [True]
+    assert _file(tmp_path, separate, "b.rules.yaml").findings == []
 
 
 def test_words_of_comments_are_counted_per_100_lines_of_code(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Mutation tests: plant one fault at a time, in the alert rules and in the product, and see whether the tests fail."""
+"""Mutation tests of alert rules and product: plant one fault at a time, and check that a test fails."""

@@ -1,4 +1,4 @@
-"""`python -m tools.mutation`: plant every fault, and list those that no test catches."""
+"""`python -m tools.mutation`: plant every fault and list the ones that no test catches."""
 
 import argparse
 import sys
@@ -16,13 +16,13 @@ from tools.mutation.judging import UnsoundError
 from tools.mutation.rules import Mutant, StaleError, by_hand, files
 
 EPILOG = """\
-Without arguments everything runs, in about an hour on two cores. The exit status is 1 when a fault survives,
-and 2 when the faults cannot be judged: the tests fail on the rules as they are, or promtool is missing.
+Without arguments all faults run, in about an hour on two cores. Exit status: 1 if a fault survives, 2 if the tests
+fail on the unchanged rules or promtool is missing.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Judge what the arguments choose, and print a line per rule file or machine, and the survivors by name."""
+    """Judge the chosen rules or machines. Prints one line for each, and the survivors."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation", description=(__doc__ or "").partition(": ")[2], epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="judge the bugs of one state machine; may be repeated")  # fmt: skip
     chosen = parser.parse_args(argv)
     if unknown := [name for name in chosen.rules if Path(name).name not in known]:
-        parser.error(f"no rule file is called {unknown[0]}; there are {', '.join(known)}")
+        parser.error(f"unknown rule file {unknown[0]}; known: {', '.join(known)}")
     everything = not (chosen.rules or chosen.product)
     rules = list(known.values()) if everything else [known[Path(name).name] for name in chosen.rules]
     survived = 0
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def mutants(rules: Sequence[Path], promtool: Path, room: Path) -> list[Mutant]:
-    """The mutants of these files that parse and that a test can tell from the rule. `room` is an empty folder."""
+    """Mutants of these files that parse and are not equivalent. `room` is an empty folder."""
     found: dict[str, Mutant] = {}
     for file in rules:
         found |= {each.text: each for each in (*by_hand(file), *generated(file)) if each.name not in EQUIVALENT}

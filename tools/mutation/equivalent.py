@@ -1,46 +1,47 @@
-"""Generated mutants that no test can tell from the rule, and why: they are not counted."""
+"""Generated mutants that no test can distinguish from the rule, with the reason. They are not counted."""
 
 from typing import Final
 
 _OVERDUE: Final = "gpuwarden_job_overdue_id"
-_INFO_IS_1: Final = "the value of an info series is 1, so that neither the greatest nor the least of several is another"
-_ONLY_THERE: Final = "only whether there is a value is asked, whichever it is"
-_MISSED: Final = "gpuwarden:host_missed:timestamp_seconds"
+_INFO_IS_1: Final = "an info series is always 1"
+_ONLY_PRESENCE: Final = "only the presence of a value matters"
+_MISSING: Final = "gpuwarden:host_missed:timestamp_seconds"
 _UNKNOWN: Final = "gpuwarden_gpu_unknown_samples_total{%s}"
 _WATCHED: Final = 'figure=~"gpu|utilization|memory|processes|process_utilization", '
-_TOLD: Final = 'reason!~"not_supported|not_told|asleep|hung"'
-_NOT_ASKED: Final = ("not_supported|", "not_told|", "asleep|", "|hung")
-_NO_INSTANCE: Final = "what is aggregated there has no instance any more, or what is made of it next has none"
-_NO_TIMESTAMP: Final = "what has vanished has no timestamp either"
-_SINGLE: Final = "each of its groups has one series"
-_HOLDS_ITSELF: Final = (
-    "the record tells itself anew at each evaluation: its ranges tell only where evaluations are more than a minute "
-    "apart, or after a Prometheus that was down, and promtool's are neither"
+_READABLE: Final = 'reason!~"not_supported|not_told|asleep|hung"'
+_REASONS: Final = ("not_supported|", "not_told|", "asleep|", "|hung")
+_NO_INSTANCE: Final = "the label instance was removed before, or is removed next"
+_NO_TIMESTAMP: Final = "a vanished series has no timestamp"
+_SINGLE: Final = "each group has one series"
+_CARRIES_ITSELF: Final = (
+    "the record carries itself at each evaluation; its ranges matter only after an outage or with an interval over a "
+    "minute, which promtool does not have"
 )
-_ON_THE_GRID: Final = "what is told is a step of 10 s, and these tests evaluate every 5 s: the second falls between"
-_ALIKE: Final = "it is matched, by all labels, with what is of one error only"
+_BETWEEN_STEPS: Final = "the value has steps of 10 s, and the tests evaluate every 5 s"
+_ONE_ERROR: Final = "the other operand selects one error, matched by all labels"
 _SPINNING: Final = "gpuwarden_gang_rank_spinning_seconds"
 _INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
-_OF_EITHER: Final = "gpuwarden_gpu_ecc_errors_total{}"
-_ONWARD: Final = "when somebody was last heard of never goes back"
-_HEARD: Final = "gpuwarden:host_heard:timestamp_seconds"
+_ANY_ERROR: Final = "gpuwarden_gpu_ecc_errors_total{}"
+_NEVER_DECREASES: Final = "the last scrape time never decreases"
+_LAST_SCRAPE: Final = "gpuwarden:host_heard:timestamp_seconds"
+_NO_SCRAPE: Final = "gpuwarden:nobody_heard:timestamp_seconds"
 _OVER_BUDGET: Final = "gpuwarden_container_gpu_memory_over_budget_bytes"
-_AND_TAKES_SEVERAL: Final = "`and` takes several series of one worker"
+_AND_ACCEPTS_SEVERAL: Final = "`and` accepts several series of one worker"
 EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"{its}: by (host, worker, container) -> by (host, worker, container, instance), at its place {place}": (
-            _AND_TAKES_SEVERAL
+            _AND_ACCEPTS_SEVERAL
         )
         for its, places in (("gone: GpuwardenWorkerGone", (5, 6)), ("worker: GpuwardenWorkerDead", (4,)))
         for place in places
     },
     "server: GpuwardenServerUnanswering: by (host, container) -> by (host, container, instance), at its place 3": (
-        _AND_TAKES_SEVERAL
+        _AND_ACCEPTS_SEVERAL
     ),
-    "vram: GpuwardenVramVictim: by (host, container) -> by (host, container, instance)": _AND_TAKES_SEVERAL,
+    "vram: GpuwardenVramVictim: by (host, container) -> by (host, container, instance)": _AND_ACCEPTS_SEVERAL,
     **{
-        f"vram: GpuwardenVramVictim: {change}": "both sides of the join name it, and one suffices"
+        f"vram: GpuwardenVramVictim: {change}": "one side of the join is enough"
         for change in (
             f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m])",
             f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m]), at its place 2",
@@ -48,13 +49,13 @@ EQUIVALENT: Final[dict[str, str]] = {
             "on (host, container) -> on (host), at its place 3",
         )
     },
-    "gang: GpuwardenGangStuck: max -> min": "every rank of a gang has the same number of ranks",
+    "gang: GpuwardenGangStuck: max -> min": "all ranks of a gang publish the same number",
     **dict.fromkeys(
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
             "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 8",
         ),
-        "it is asked whether it is a number, and none of these is less than 0",
+        "the comparison only excludes NaN; no value is below 0",
     ),
     **{
         f"{its}: * -> /": _INFO_IS_1
@@ -87,25 +88,25 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"{file}: {rule}: {record} -> last_over_time({record}[5m])": "where it ends, the target is named no more"
+        f"{file}: {rule}: {record} -> last_over_time({record}[5m])": "the record ends when the target is removed"
         for file, rule, record in (
             ("telemetry", "GpuwardenExporterDown", "gpuwarden:exporter_target:info"),
             ("remediator", "GpuwardenRemediatorDown", "gpuwarden:remediator_target:info"),
         )
     },
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
-    'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "it is there now, or nothing is",
+    'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "present now, or absent",
     "remediator: GpuwardenRemediatorUnreached: count -> sum": _INFO_IS_1,
-    "remediator: GpuwardenRemediatorUnreached: max -> min, at its place 2": _ONLY_THERE,
+    "remediator: GpuwardenRemediatorUnreached: max -> min, at its place 2": _ONLY_PRESENCE,
     **{
-        f"remediator: GpuwardenUnmended: {change}": "an alert that fires is 1, and of no instance"
+        f"remediator: GpuwardenUnmended: {change}": "a firing alert is 1 and has no instance"
         for change in (
             "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, trip, wedge"),
             "max_over_time -> min_over_time",
         )
     },
     **{
-        f"{topic}: gpuwarden:{whose}_target:info: last_over_time -> {other}": "whatever it was, it is a target"
+        f"{topic}: gpuwarden:{whose}_target:info: last_over_time -> {other}": "any earlier value means a target"
         for topic, whose in (("remediator", "remediator"), ("telemetry", "exporter"))
         for other in ("min_over_time", "max_over_time")
     },
@@ -113,8 +114,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
         for record in ("host", "nobody")
         for change, why in (
-            *((each, _HOLDS_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
-            ("3600 -> 3599", _ON_THE_GRID),
+            *((each, _CARRIES_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
+            ("3600 -> 3599", _BETWEEN_STEPS),
         )
     },
     **{
@@ -123,7 +124,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("by (host) -> by (host, instance)", _NO_INSTANCE),
             (
                 "by (host) -> by (host, instance), at its place 2",
-                "the newest of its exporters is taken of it, which is when any of them was there",
+                "the newest exporter of a host counts",
             ),
         )
     },
@@ -131,25 +132,25 @@ EQUIVALENT: Final[dict[str, str]] = {
         f"node: gpuwarden:{record}: {change}": why
         for record, change, why in (
             *(
-                (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "there is no host without a name")
+                (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "every host has a name")
                 for each in ("heard", "missed")
             ),
-            ("host_missed:timestamp_seconds", "3600 -> 3599", _ON_THE_GRID),
+            ("host_missed:timestamp_seconds", "3600 -> 3599", _BETWEEN_STEPS),
             (
                 "host_lost:timestamp_seconds",
                 'ALERTS{alertname="GpuwardenNodeLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenNodeLost"}',
-                "it has no `for`, and so is never pending",
+                "an alert without `for` is never pending",
             ),
             (
                 "host_lost:timestamp_seconds",
-                f"{_HEARD} -> last_over_time({_HEARD}[5m])",
-                "an alert that fires has that of the evaluation before",
+                f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m])",
+                "a firing alert has the value of the previous evaluation",
             ),
             *(
                 (
                     "host_missed:timestamp_seconds",
-                    f"{_HEARD} -> last_over_time({_HEARD}[5m]){place}",
-                    "it ends when it is an hour old, and who is so is not missed",
+                    f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]){place}",
+                    "the record ends after an hour, and such a host is not missing",
                 )
                 for place in ("", ", at its place 2")
             ),
@@ -158,21 +159,21 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"node: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
         for record, other, place, why in (
-            ("host_heard", "max_over_time", "", _ONWARD),
-            ("nobody_heard", "max_over_time", "", _ONWARD),
+            ("host_heard", "max_over_time", "", _NEVER_DECREASES),
+            ("nobody_heard", "max_over_time", "", _NEVER_DECREASES),
             *(
                 (
                     "host_heard",
                     each,
                     ", at its place 2",
-                    "what it had when it was lost before is over an hour old by then",
+                    "an earlier loss is over an hour old",
                 )
                 for each in ("min_over_time", "max_over_time")
             ),
-            *(("host_told", "max_over_time", place, _ONWARD) for place in ("", ", at its place 2")),
+            *(("host_told", "max_over_time", place, _NEVER_DECREASES) for place in ("", ", at its place 2")),
         )
     },
-    "steps: GpuwardenJobSlowed: bool -> nothing": "what is not told counts as shared, which is what 0 says",
+    "steps: GpuwardenJobSlowed: bool -> nothing": "an unknown value counts as shared, and so does 0",
     **{
         f"telemetry: GpuwardenScrapeTooSparse: {change}": why
         for change, why in (
@@ -181,7 +182,7 @@ EQUIVALENT: Final[dict[str, str]] = {
                 for each in ("75 -> 76", "75 -> 76, at its place 2", "< -> <=", "0 -> 1")
             ),
             *(
-                (each, "it is asked whether there is any, and of whoever has none in ten minutes nothing is compared")
+                (each, "only the presence matters; without samples in ten minutes nothing is compared")
                 for each in (
                     "count_over_time -> sum_over_time, at its place 3",
                     "599999ms -> 1198s, at its place 2",
@@ -189,25 +190,25 @@ EQUIVALENT: Final[dict[str, str]] = {
             ),
         )
     },
-    "node: GpuwardenNodeLost: gpuwarden:nobody_heard:timestamp_seconds -> "
-    "last_over_time(gpuwarden:nobody_heard:timestamp_seconds[5m])": "it ends when it is an hour old, and excuses for "
-    "no longer than the bound, which is 490 s at most",
+    f"node: GpuwardenNodeLost: {_NO_SCRAPE} -> last_over_time({_NO_SCRAPE}[5m])": (
+        "the record ends after an hour, and excludes for at most 490 s"
+    ),
     "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
     "node: GpuwardenNodeLost: count -> sum, at its place 4": _INFO_IS_1,
-    'node: GpuwardenNodeLost: up{host!=""} -> up{}': "there is no host without a name",
-    f"node: GpuwardenNodeLost: {_HEARD} -> last_over_time({_HEARD}[5m]), at its place 2": "who is not known any "
-    "more is not lost",
+    'node: GpuwardenNodeLost: up{host!=""} -> up{}': "every host has a name",
+    f"node: GpuwardenNodeLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
+    "is not lost",
     **{
         f"node: gpuwarden:host_told:timestamp_seconds: {change}": why
         for change, why in (
-            (f"{_MISSED} -> last_over_time({_MISSED}[5m])", "who is missed no more is not counted anyway"),
-            (f"{_MISSED} -> last_over_time({_MISSED}[5m]), at its place 3", "who is missed is so now"),
-            *((f"1h -> 7200s{place}", "nobody is missed for longer") for place in ("", ", at its place 2")),
-            *((f"75 -> {other}", _ON_THE_GRID) for other in (74, 76)),
+            (f"{_MISSING} -> last_over_time({_MISSING}[5m])", "a host that is back does not count"),
+            (f"{_MISSING} -> last_over_time({_MISSING}[5m]), at its place 3", "a missing host is missing now"),
+            *((f"1h -> 7200s{place}", "no host is missing for longer") for place in ("", ", at its place 2")),
+            *((f"75 -> {other}", _BETWEEN_STEPS) for other in (74, 76)),
         )
     },
     **{
-        f"faults: {its}: {change}, at its place {place}": _ONLY_THERE
+        f"faults: {its}: {change}, at its place {place}": _ONLY_PRESENCE
         for its, by, places in (
             ("GpuwardenGpuXid", "host, gpu, xid", (6,)),
             ("GpuwardenGpuEccUncorrected", "host, gpu", (6, 7, 8, 9, 10)),
@@ -217,23 +218,27 @@ EQUIVALENT: Final[dict[str, str]] = {
         for place in places
     },
     **{
-        f"faults: GpuwardenGpuEccUncorrected: {_UNCORRECTED} -> {_OF_EITHER}, at its place {place}": _ALIKE
+        f"faults: GpuwardenGpuEccUncorrected: {_UNCORRECTED} -> {_ANY_ERROR}, at its place {place}": _ONE_ERROR
         for place in (6, 7, 11, 12)
     },
     **{
-        f"faults: GpuwardenGpuUnmeasured: {_UNKNOWN % (_WATCHED + _TOLD)} -> {_UNKNOWN % wider}{place}": "what one "
-        "of two operands has alone is divided by nothing, or divides nothing"
-        for wider in (_WATCHED.rstrip(", "), _TOLD, *(_WATCHED + _TOLD.replace(each, "") for each in _NOT_ASKED))
+        f"faults: GpuwardenGpuUnmeasured: {_UNKNOWN % (_WATCHED + _READABLE)} -> {_UNKNOWN % wider}{place}": "a series "
+        "of one operand alone gives no result"
+        for wider in (
+            _WATCHED.rstrip(", "),
+            _READABLE,
+            *(_WATCHED + _READABLE.replace(each, "") for each in _REASONS),
+        )
         for place in ("", ", at its place 2")
     },
     **{
         f"gang: GpuwardenGangStuck: {change}": why
         for change, why in (
             ("by (gang) -> by (gang, instance), at its place 2", _NO_INSTANCE),
-            ("count -> sum", "a group is worth 1"),
+            ("count -> sum", "`group` gives 1"),
             (
                 f"{_SPINNING} -> last_over_time({_SPINNING}[5m])",
-                "who is not known to spin now is not let through by the last leg",
+                "the last operand excludes ranks without a current value",
             ),
             (
                 f"{_SPINNING} -> last_over_time({_SPINNING}[5m]), at its place 2",
@@ -243,18 +248,18 @@ EQUIVALENT: Final[dict[str, str]] = {
     },
     "wrangling: GpuwardenItemsFailing: max -> min": _SINGLE,
     "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,
-    "chain: GpuwardenWatchdog: 1 -> 2": "what always fires does not tell its value",
-    "chain: GpuwardenWatchdog: 1 -> 0": "what always fires does not tell its value",
-    "evaluation: GpuwardenRuleFailing: sum -> max": "of what never falls, any is more than none",
-    "evaluation: GpuwardenRulesLate: sum -> max": "likewise",
+    "chain: GpuwardenWatchdog: 1 -> 2": "the value is not published",
+    "chain: GpuwardenWatchdog: 1 -> 0": "the value is not published",
+    "evaluation: GpuwardenRuleFailing: sum -> max": "a sum of increases is positive if one is",
+    "evaluation: GpuwardenRulesLate: sum -> max": "a sum of increases is positive if one is",
     'telemetry: GpuwardenTelemetryStale: gpuwarden_collector_success{collector="sampler"} -> '
-    "gpuwarden_collector_success{}": "an exporter whose newest look is too old tells of nothing else",
-    "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_THERE,
-    "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_THERE,
+    "gpuwarden_collector_success{}": "an exporter with an old sample publishes no other collector",
+    "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_PRESENCE,
+    "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_PRESENCE,
     "telemetry: GpuwardenHostMisnamed: max -> min": _INFO_IS_1,
-    "telemetry: GpuwardenHostMisnamed: by (nodename) -> by (nodename, instance)": _ONLY_THERE,
+    "telemetry: GpuwardenHostMisnamed: by (nodename) -> by (nodename, instance)": _ONLY_PRESENCE,
     f"telemetry: GpuwardenHostMisnamed: {_INFOS} -> last_over_time({_INFOS}[5m])": (
-        "who is told of lately and not now is on neither side, and it names each by one name alone"
+        "a vanished series is on neither side, and each target has one name"
     ),
     **{
         f"steps: GpuwardenJobSlowed: {change}": why
@@ -264,10 +269,10 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("by (host, container, gpu) -> by (host, container, gpu, instance)", _NO_INSTANCE),
             ("by (host, gpu) -> by (host, gpu, instance)", _NO_INSTANCE),
             ("* -> /, at its place 4", _INFO_IS_1),
-            ("0 -> (-1), at its place 6", "of what is asked whether it is 1, neither 0 nor what is less is"),
+            ("0 -> (-1), at its place 6", "the comparison is with 1; 0 and -1 differ from it alike"),
             (
                 "by (host, worker, container) -> by (host, container), at its place 7",
-                "a container with two jobs is let go before",
+                "a container with two jobs was excluded before",
             ),
         )
     },

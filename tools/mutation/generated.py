@@ -1,9 +1,8 @@
-"""Mutants of the alert rules that are made mechanically: each word of each rule, changed by itself.
+"""Generate mutants of the alert rules: one token changed at a time.
 
-What is changed: each comparison, operation, set operator, aggregation, number and duration of an expression; each label
-that series are grouped, joined or selected by. What is left out: each operand of `and` and `unless`, each aggregation
-that something is compared with, each template of an annotation. And: a series that vanished is still believed; `for`,
-labels and the names of annotations are changed.
+Changed are comparisons, operators, set operators, aggregations, numbers, durations, labels of groupings and selectors,
+`for`, labels and annotation names. Removed are operands of `and` and `unless`, compared aggregations and templates of
+annotations. Series that vanished are kept by `last_over_time`.
 """
 
 import re
@@ -49,10 +48,10 @@ SWAPPED: Final = {
     "clamp_min": ("clamp_max",),
     "floor": ("ceil",),
 }
-"""What stands in an expression, and what stands there instead."""
+"""Replacements of tokens."""
 
 SHOWN_MAX: Final = 160
-"""So many characters of a change stand in its name."""
+"""Length of a change in its name."""
 
 TOKEN: Final = re.compile(
     r"""(?P<comment>\#[^\n]*)
@@ -67,7 +66,7 @@ TOKEN: Final = re.compile(
     """,
     re.VERBOSE,
 )
-"""What an expression is made of."""
+"""Tokens of an expression."""
 _TEMPLATE: Final = re.compile(r"\{\{[^}]*\}\}")
 _MATCHER: Final = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _OPPOSITE: Final = {"=": "!=", "!=": "=", "=~": "!~", "!~": "=~"}
@@ -75,16 +74,16 @@ _METRIC: Final = re.compile(r"^(gpuwarden[_:]|prometheus_|up\b)")
 _JOINED: Final = r"\s*(?:(?:on|ignoring)\s*\([^()]*\)\s*)?(?:group_left\s*\([^()]*\)\s*)?"
 _IN_PARENTHESES: Final = re.compile(rf"{_JOINED}\(")
 _AGGREGATED: Final = re.compile(rf"{_JOINED}(?:min|max) by \([^()]*\) \(")
-_BY_HOST: Final = re.compile(r"\s+by \([^()]*\bhost\b")  # one exporter has one series: min and max find the same
+_BY_HOST: Final = re.compile(r"\s+by \([^()]*\bhost\b")  # one series per exporter: min equals max
 _RANGED: Final = re.compile(r"\s*(\[|offset\b)")
 
 
 _Change = tuple[int, int, str]
-"""What is replaced, from and to which character, and by what."""
+"""Start and end of the replaced text, and the new text."""
 
 
 def generated(file: Path) -> list[Mutant]:
-    """Every mutant of one rule file, in the order of the file. Some do not parse."""
+    """All mutants of one rule file, in file order. Some do not parse."""
     text, found = file.read_text(), []
     seen: Counter[str] = Counter()
     for rule in rules_of(text):
@@ -140,7 +139,7 @@ def _of_expression(text: str, start: int, end: int) -> Iterator[_Change]:
 
 
 def _of_grouping(word: str, at: int) -> Iterator[_Change]:
-    """Each name of a list left out; and of `by`, all of them."""
+    """Remove each name of a list, and all names of `by`."""
     head, _, listed = word.partition("(")
     names = [name.strip() for name in listed.rstrip(")").split(",") if name.strip()]
     for left_out in names:
@@ -151,7 +150,7 @@ def _of_grouping(word: str, at: int) -> Iterator[_Change]:
 
 
 def _of_selector(word: str, at: int) -> Iterator[_Change]:
-    """Each matcher left out, and turned round; and each name of several."""
+    """Remove and invert each matcher, and remove each of several names."""
     name, _, inside = word.partition("{")
     matchers = list(_MATCHER.finditer(inside))
     for matcher in matchers:
@@ -169,7 +168,7 @@ def _of_selector(word: str, at: int) -> Iterator[_Change]:
 
 
 def _operand(text: str, at: int, end: int, *, aggregated: bool = False) -> int | None:
-    """Where the right-hand side of an operator ends, if it is one in parentheses, or one aggregation."""
+    """End of the right operand of an operator, if it is in parentheses or an aggregation."""
     begun = (_AGGREGATED if aggregated else _IN_PARENTHESES).match(text, at, end)
     if begun is None:
         return None
@@ -197,5 +196,5 @@ def _durations(word: str) -> Iterator[str]:
 
 
 def _shown(old: str, new: str) -> str:
-    told = [" ".join(text.split()) for text in (old, new or "nothing")]
-    return " -> ".join(each if len(each) <= SHOWN_MAX else f"{each[:SHOWN_MAX]}…" for each in told)
+    shown = [" ".join(text.split()) for text in (old, new or "nothing")]
+    return " -> ".join(each if len(each) <= SHOWN_MAX else f"{each[:SHOWN_MAX]}…" for each in shown)

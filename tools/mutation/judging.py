@@ -1,4 +1,4 @@
-"""What the tests of the rules say of broken rules: each through promtool, until a group of tests catches it."""
+"""Run mutants of rules through promtool until a group of tests catches them."""
 
 import os
 import re
@@ -19,26 +19,26 @@ from tools.mutation import narrowed
 from tools.mutation.rules import ALERTS, Mutant
 
 PROMTOOL_TIMEOUT_S = 300
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - for thousands of short-lived small files
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - for many small files
 AT_ONCE = 200
-"""So many files are given to one call of promtool that checks them."""
+"""Files per promtool check."""
 TESTED_AT_ONCE = 20
-"""So many to one that tests them: on a machine that is busy more of them may take longer than a call may."""
+"""Files per promtool test: more could exceed the timeout on a busy machine."""
 
 _VERDICT = re.compile(r"^Unit Testing:  (\S+)\n(.*?)(?=^Unit Testing|\Z)", re.MULTILINE | re.DOTALL)
 _CATCHES: Counter[tuple[str, str]] = Counter()
-"""How many mutants each group of tests caught, by its rule file and its name."""
+"""Number of mutants that each group of tests caught, by rule file and name."""
 
 _CHECKED = re.compile(r"^Checking (\S+)\n(.*?)(?=^Checking|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class UnsoundError(Exception):
-    """The tests fail on the rules as they are: that they fail on a mutant proves nothing."""
+    """The tests fail on the unchanged rules, so failures on mutants prove nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What became of some mutants of one rule file: what promtool said of those that are caught, and who is left."""
+    """Results for mutants of one file: promtool's output of caught ones, and the survivors."""
 
     rules: str
     caught: dict[str, str]
@@ -46,10 +46,10 @@ class Judged:
 
 
 def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator[Judged]:
-    """A few of a rule file's at a time, as they are done; several times at once. `room` is an empty folder.
+    """Judge several batches in parallel and yield each result. `room` is an empty folder.
 
     Raises:
-        UnsoundError: the tests fail on the rules as they are.
+        UnsoundError: the tests fail on the unchanged rules.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         of_file = {
@@ -67,14 +67,13 @@ def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator
 
 
 def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
-    """What promtool says of mutants of one file: one group of its tests after another, on all that are left.
+    """Run mutants of one file through one group of tests after another.
 
-    Many in one process for each group: to start promtool takes longer than most groups. After those that catch the most
-    for their time come those with the most series. Each mutant meets only the rules and assertions that it can make a
-    difference to, and so does the sound file beside it, which has to pass.
+    All mutants of a group share one process, because promtool's start takes longer than most groups. Each mutant, and
+    the unchanged file, contains only the rules and assertions that the mutation can affect.
 
     Raises:
-        UnsoundError: a group fails on the rules as they are.
+        UnsoundError: a group fails on the unchanged rules.
     """
     rules = mutants[0].rules
     sound = narrowed.read((ALERTS / rules).read_text())
@@ -100,7 +99,7 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
         said = run(promtool, "test", "rules", *controls, *tests, stderr=subprocess.STDOUT).stdout
         for file, verdict in _VERDICT.findall(said):
             if "FAILED" in verdict and file in controls:
-                raise UnsoundError(f"{rules}: {group['name']!r} fails on the rules as they are:\n{verdict}")
+                raise UnsoundError(f"{rules}: {group['name']!r} fails on the unchanged rules:\n{verdict}")
             if "FAILED" in verdict:
                 _CATCHES[rules, group["name"]] += 1
                 caught[left.pop(str(Path(file).parent))] = verdict
@@ -108,7 +107,7 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
 
 
 def _in_order(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups that caught the most mutants so far first, then those with the most series. For speed alone."""
+    """Groups with the most catches first, then those with the most series. For speed only."""
     return sorted(
         groups,
         key=lambda group: (_CATCHES[rules, group["name"]], len(group.get("input_series", []))),
@@ -125,7 +124,7 @@ def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
 
 
 def parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutant]:
-    """Those of the mutants that parse: one that does not proves nothing. `room` is an empty folder."""
+    """Mutants that parse. `room` is an empty folder."""
     written: dict[str, Mutant] = {}
     for number, mutant in enumerate(mutants):
         file = room / f"{number}.rules.yaml"
@@ -140,14 +139,14 @@ def parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutan
 
 
 def read_test(rules: str) -> dict[str, Any]:
-    """The tests of a rule file, all but expected values as text: to promtool `0x10` is samples, to YAML sixteen."""
+    """Tests of a rule file as text values: promtool reads `0x10` as samples, YAML as 16."""
     text = (check_release.CHECKOUT / check_release.TESTS / rules.replace(".rules.", ".test.")).read_text()
     return {**parse(text), "rule_files": [rules]}
 
 
 def parse(text: str) -> dict[str, Any]:
-    """What a file of tests says, as `read_test` gives it."""
-    read: dict[str, Any] = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - it makes nothing but text
+    """Parse a test file like `read_test`."""
+    read: dict[str, Any] = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - creates only text
     for asked in (asked for group in read["tests"] for asked in group.get("promql_expr_test", [])):
         for sample in asked.get("exp_samples", []):
             sample["value"] = float(sample["value"])
@@ -155,16 +154,15 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def dump(test: dict[str, Any]) -> str:
-    """The text of a file of tests, which says what `test` does."""
+    """Return a test file as text."""
     return yaml.dump(test, Dumper=yaml.CSafeDumper)
 
 
 def run(promtool: Path, *arguments: str | Path, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
-    """One call of promtool."""
+    """Run promtool once."""
     return subprocess.run(
         [promtool, *arguments],
-        # Thousands of small databases, each for a moment: in memory, without much collecting of garbage, and in one
-        # thread, for several run side by side.
+        # Many small, short-lived databases: in memory, with little garbage collection, single-threaded.
         env={
             **debian_packages.env_for_parts(),
             "GOGC": "400",

@@ -1,8 +1,7 @@
-"""What of a rule file and its tests a breakage can make a difference to: the rest need not be evaluated for it.
+"""Reduce a rule file and its tests to the part that a mutation can affect.
 
-A rule makes a difference to what asks for it by name: a rule whose expression names it, and an assertion that does. All
-else says the same of the broken file as of the sound one. What is left of a group of tests ends with the last assertion
-that asks for the rule, and the rules that are left are those that its assertions ask for.
+A rule affects the rules and assertions that name it. A reduced group ends with the last assertion about the rule, and
+keeps the rules that its assertions need.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 Document = Mapping[str, Any]
-"""A rule file as YAML: all of it text."""
+"""A rule file as YAML with text values."""
 
 _ASSERTIONS: Final = ("alert_rule_test", "promql_expr_test")
 _ALERTS: Final = re.compile(r"\bALERTS\w*(?:\{([^}]*)\})?")
@@ -21,13 +20,13 @@ _NAMED: Final = re.compile(r'\balertname=~?"([\w|]+)"')
 
 
 def read(text: str) -> Document:
-    """A rule file's text."""
-    document: Document = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - it makes nothing but text
+    """Parse a rule file."""
+    document: Document = yaml.load(text, yaml.CBaseLoader)  # noqa: S506 - creates only text
     return document
 
 
 def touched(sound: Document, broken: Document) -> set[str]:
-    """The rules, by their sound names, that the breakage can make a difference to."""
+    """Names of the rules that the mutation can affect."""
     if _heads(sound) != _heads(broken):
         return {_name(rule) for rule in _rules(sound)}
     pairs = zip(_rules(sound), _rules(broken), strict=True)
@@ -35,7 +34,7 @@ def touched(sound: Document, broken: Document) -> set[str]:
 
 
 def group_for(touched: Collection[str], group: Mapping[str, Any], sound: Document) -> dict[str, Any] | None:
-    """A group of tests with only those assertions that ask for one of these rules; None if none does."""
+    """A group of tests with only the assertions about these rules, or None."""
     every = {_name(rule) for rule in _rules(sound)}
     left = {
         kind: [each for each in group.get(kind, []) if not _asked(each, every).isdisjoint(touched)]
@@ -45,7 +44,7 @@ def group_for(touched: Collection[str], group: Mapping[str, Any], sound: Documen
 
 
 def rules_for(group: Mapping[str, Any], broken: Document, sound: Document) -> str:
-    """The broken rule file's text with only those rules that the assertions of a group ask for, and what these name."""
+    """The mutated rule file with only the rules that a group needs."""
     expressions = _expressions(sound, broken)
     asked = {name for kind in _ASSERTIONS for each in group.get(kind, []) for name in _asked(each, expressions)}
     stays = _tied(asked, expressions)
@@ -60,7 +59,7 @@ def rules_for(group: Mapping[str, Any], broken: Document, sound: Document) -> st
 
 
 def _asked(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
-    """Which of the rules an assertion is about: all of them where it asks for alerts without saying which."""
+    """Rules that an assertion is about; all of them if it names none."""
     if "alertname" in assertion:
         return {assertion["alertname"]}
     expr = assertion["expr"]
@@ -70,7 +69,7 @@ def _asked(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
 
 
 def _tied(names: Collection[str], expressions: Mapping[str, str]) -> set[str]:
-    """These rules, those that they name and those that name them, and so on."""
+    """These rules and all rules connected to them by name."""
     found = set(names)
     while True:
         naming = {name for name, expr in expressions.items() if any(each in expr for each in found)}
@@ -81,7 +80,7 @@ def _tied(names: Collection[str], expressions: Mapping[str, str]) -> set[str]:
 
 
 def _expressions(*documents: Document) -> dict[str, str]:
-    """What the rules of the first, by its names, are in all of them together."""
+    """Expressions of each rule in all documents together."""
     expressions: defaultdict[str, str] = defaultdict(str)
     for rules in zip(*map(_rules, documents), strict=True):
         expressions[_name(rules[0])] += "\n".join(rule["expr"] for rule in rules)
@@ -93,7 +92,7 @@ def _rules(document: Document) -> Iterator[Mapping[str, Any]]:
 
 
 def _heads(document: Document) -> list[dict[str, Any]]:
-    """All that is said of the groups but what their rules are."""
+    """Groups without their rules."""
     return [{**group, "rules": len(group["rules"])} for group in document["groups"]]
 
 

@@ -1,4 +1,4 @@
-"""The front door with one bug each: what the machine of `notifications` must find, and by which rule."""
+"""Bugs of the webhook, each with the rule of the `notifications` machine that must find it."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +20,7 @@ from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
 
 
 def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload is answered at once and written with the next one."""
+    """Answer a payload at once and write it with the next one."""
     accept = inbox.Inbox.accept
 
     def later(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
@@ -32,7 +32,7 @@ def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alert of a payload is written by a transaction of its own."""
+    """Write each alert of a payload in a separate transaction."""
     accept = inbox.Inbox.accept
 
     def one_by_one(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
@@ -45,7 +45,7 @@ def kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failure_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger that cannot be written is logged, and the answer is 202."""
+    """Answer 202 although the ledger cannot be written."""
     accept = inbox.Inbox.accept
 
     def careless(self: inbox.Inbox, found: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
@@ -56,7 +56,7 @@ def failure_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alert is tied to its episode first, and taken out of the inbox by another transaction."""
+    """Link an alert to its episode and remove it from the inbox in two transactions."""
     take_new = inbox.Inbox.take_new
 
     def in_two(self: inbox.Inbox, host: str, *, now: float) -> int:
@@ -72,8 +72,8 @@ def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "take_new", in_two)
 
 
-def hosts_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An alert for a host that nobody here works for is taken for this one's, whose worker is called the same."""
+def hosts_not_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat an alert of an unknown host as one of this host."""
     hosts = Intake._hosts
     row = inbox._row
 
@@ -90,7 +90,7 @@ def hosts_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def every_hosts_alerts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An executor takes the alerts of all hosts from the inbox."""
+    """Take the alerts of all hosts from the inbox."""
     take_new = inbox.Inbox.take_new
 
     def all_of_them(self: inbox.Inbox, host: str, *, now: float) -> int:
@@ -100,17 +100,17 @@ def every_hosts_alerts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def left_out_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Alertmanager left out of a call is counted and asked for by nobody."""
+    """Do not query alerts that Alertmanager truncated."""
     monkeypatch.setattr(Reconciler, "left_out", lambda self, count, _: self._left_out.inc(count))
 
 
 def status_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group's status counts, and not each alert's own."""
+    """Use the group's status instead of each alert's."""
     parse = alerts.parse
 
     def by_group(payload: Mapping[str, Any], **how: Any) -> Any:
-        told = payload.get("status", "firing")
-        return parse({**payload, "alerts": [{**each, "status": told} for each in payload["alerts"]]}, **how)
+        status = payload.get("status", "firing")
+        return parse({**payload, "alerts": [{**each, "status": status} for each in payload["alerts"]]}, **how)
 
     monkeypatch.setattr(alerts, "parse", by_group)
 
@@ -120,7 +120,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "failure_taken_for_success": Mutant(plant=failure_taken_for_success, rules=[judge.LOST]),
     "kept_one_by_one": Mutant(plant=kept_one_by_one, rules=[notifications.WHOLE]),
     "tied_in_two_transactions": Mutant(plant=tied_in_two_transactions, rules=[judge.ONCE]),
-    "hosts_not_told_apart": Mutant(plant=hosts_not_told_apart, rules=[notifications.ADDRESSED, notifications.WHOLE]),
+    "hosts_not_distinguished": Mutant(
+        plant=hosts_not_distinguished, rules=[notifications.ADDRESSED, notifications.WHOLE]
+    ),
     "every_hosts_alerts_taken": Mutant(plant=every_hosts_alerts_taken, rules=[notifications.ADDRESSED]),
     "left_out_is_lost": Mutant(plant=left_out_is_lost, rules=[notifications.ASKED_FOR]),
     "status_of_the_group": Mutant(plant=status_of_the_group, rules=[notifications.WHOLE]),

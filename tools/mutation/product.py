@@ -1,4 +1,4 @@
-"""Bugs in the queue, the executor and the webhook, each judged by the state machine that must find it."""
+"""Bugs of queue, executor and webhook, each judged by its state machine."""
 
 import contextlib
 import io
@@ -19,7 +19,7 @@ from tools.mutation import notification_bugs, queue_bugs, race_bugs
 
 
 def queue() -> Iterator[tuple[str, bool]]:
-    """Each bug of the queue by name, and whether its model catches it."""
+    """Each bug of the queue, and whether its machine finds it."""
     with databases.sqlite() as found:
         for name, plant in queue_bugs.MUTANTS.items():
             with _planted(plant):
@@ -32,14 +32,14 @@ def queue() -> Iterator[tuple[str, bool]]:
 
 
 def races() -> Iterator[tuple[str, bool]]:
-    """Each bug of queue and executor, and whether the races catch it by the rule that it breaks."""
+    """Each bug of queue and executor, and whether the races find it by the right rule."""
     with databases.sqlite() as found:
         for name, bug in race_bugs.MUTANTS.items():
             yield name, _breaks(bug, lambda ends: test_races.run(test_races.machine_on(found, ends=ends), examples=200))
 
 
 def notifications() -> Iterator[tuple[str, bool]]:
-    """Each bug of the way of an alert, and whether the notifications catch it by the rule that it breaks."""
+    """Each bug of the webhook, and whether its machine finds it by the right rule."""
     with databases.sqlite() as found, tempfile.TemporaryDirectory() as folder:
         token = Path(folder, "token")
         token.write_text(TOKEN)
@@ -69,11 +69,11 @@ def _breaks(bug: race_bugs.Mutant, play: Callable[[bool], None]) -> bool:
 
 @contextlib.contextmanager
 def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
-    """One bug in the product. The programs log nothing meanwhile, and hypothesis prints nothing."""
+    """Plant one bug, with logs and hypothesis output disabled."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for name in (*test_races.LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):
             patch.setattr(f"remediator.{name}.log", test_races.Silent())
-        for module in (claims, outbox, runs, sql, sweeps):  # a statement kept from before has no bug
+        for module in (claims, outbox, runs, sql, sweeps):  # cached statements have no bug
             for kept in vars(module).values():
                 if isinstance(kept, sql.Prepared):
                     patch.setattr(kept, "statements", {})

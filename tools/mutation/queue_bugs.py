@@ -1,7 +1,4 @@
-"""The queue with one bug each, which the machine must find: functions that plant it with pytest's `monkeypatch`.
-
-Besides its bug a mutant is the real product.
-"""
+"""Bugs of the queue that its machine must find. Each function plants one with pytest's `monkeypatch`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -23,7 +20,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the jobs that waited for one alone, the first is queued and the others are forgotten."""
+    """Queue only the first of the jobs that waited for one job."""
     go_on, transition = runs.go_on, sql.transition
 
     def first_alone(connection: Connection, run_id: str, job_id: int, now: float) -> None:
@@ -41,7 +38,7 @@ def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ready_with_the_first_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job is queued once any of what it needs has completed."""
+    """Queue a job as soon as one of its dependencies has completed."""
     go_on = runs.go_on
 
     def any_will_do(connection: Connection, run_id: str, job_id: int, now: float) -> None:
@@ -53,12 +50,12 @@ def ready_with_the_first_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs a cancelled job goes on waiting."""
+    """Keep jobs waiting for a cancelled job."""
     monkeypatch.setattr(runs, "cancel_what_needs", lambda *_: None)
 
 
 def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who unblocks a job queues it, whatever it needs."""
+    """Queue an unblocked job without its dependencies."""
 
     def unblock(self: Admin, job_id: int, **_: object) -> bool:
         with writing(self._engine) as connection:
@@ -69,12 +66,12 @@ def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_over_while_one_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run ends without its blocked job."""
+    """End a run while one of its jobs is blocked."""
     monkeypatch.setattr(runs, "FINAL", FINAL | {State.BLOCKED})
 
 
 def priority_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest is claimed, however urgent another is."""
+    """Claim the oldest job without regard to priority."""
     claimable = claims._claimable
 
     def by_age(its: Any, job: Any, *where: Any) -> Any:
@@ -84,33 +81,33 @@ def priority_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as jobs of the model it has loaded keep coming, a worker takes no other."""
+    """Let a worker take only jobs of its loaded model while there are any."""
     monkeypatch.setattr(claims, "AFFINITY_S", 1e9)
 
 
 def budget_of_the_submission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job keeps the budget that its queue had when it was submitted."""
+    """Keep the queue's budget at the submission."""
     monkeypatch.setattr(claims, "_budget_s", lambda: JOBS.c.budget_s)
 
 
 def lock_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A locked worker claims."""
+    """Let a locked worker claim."""
     monkeypatch.setattr(sql, "is_locked", lambda *_: false())
 
 
 def quarantine_of_the_slot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker of a GPU in quarantine uses it."""
+    """Quarantine a GPU only for one worker."""
     slot = QUARANTINED_GPUS.c
     monkeypatch.setattr(sql, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker))
 
 
 def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another worker uses the GPU on which a lost host's job may still run."""
+    """Let other workers use the GPU of a lost host's job."""
     monkeypatch.setattr(sql, "held_by_lost", lambda *_: false())
 
 
 def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job of a lost host is anybody's."""
+    """Requeue the job of a lost host at once."""
     lose = LostHosts.mark_lost
 
     def give_away(self: LostHosts, job_id: int, *, attempt: int, now: float) -> bool:
@@ -124,17 +121,17 @@ def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A requeued job is avoided by nobody."""
+    """Let a requeued job return to the slot where it failed."""
     monkeypatch.setattr(sql, "better_elsewhere", lambda *_: false())
 
 
 def anyone_may_complete(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result is accepted whoever brings it, as long as the job runs."""
+    """Accept a result from any worker while the job runs."""
     monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job whose attempts are used up has no event."""
+    """Write no event for a job without attempts left."""
     end_failed = sql.end_failed
 
     def silently(connection: Connection, move: Move, where: Any, job_id: int, because: str, now: float) -> bool:
@@ -146,8 +143,8 @@ def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "end_failed", silently)
 
 
-def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The failure of a job is told when it is fenced."""
+def event_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the event of a failure at the fence."""
     fence = Fencing.fence
 
     def tell_of(self: Fencing, job_id: int, **how: Any) -> bool:
@@ -160,8 +157,8 @@ def told_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fencing, "fence", tell_of)
 
 
-def told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cancelled job has two events."""
+def event_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write two events for a cancelled job."""
     write = sql.write_cancelled
 
     def twice(connection: Connection, job_ids: Sequence[int], now: float) -> None:
@@ -172,7 +169,7 @@ def told_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed job fails its run, whose other jobs run on."""
+    """Let the jobs of a failed run continue."""
     cancel = runs.cancel
 
     def spare(connection: Connection, which: Any, because: str, now: float) -> list[JobId]:
@@ -182,7 +179,7 @@ def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer that acknowledges an old event sees everything after it again."""
+    """Let a consumer acknowledge an older event and see later ones again."""
 
     def acknowledge(self: Outbox, consumer: str, event: Event, *, now: float) -> None:
         with writing(self._engine) as connection:
@@ -194,7 +191,7 @@ def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one consumer has acknowledged, no other sees."""
+    """Share the position of consumers."""
     acknowledge = Outbox.acknowledge
 
     def for_all(self: Outbox, consumer: str, event: Event, *, now: float) -> None:
@@ -205,7 +202,7 @@ def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A requeue looks at no cap."""
+    """Requeue without a limit."""
 
     def requeue(self: Fencing, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
         this = (JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
@@ -240,8 +237,8 @@ MUTANTS: Final[dict[str, Plant]] = {
         back_to_where_it_failed,
         anyone_may_complete,
         over_without_a_word,
-        told_too_soon,
-        told_twice,
+        event_too_soon,
+        event_twice,
         failed_run_goes_on,
         acknowledged_backwards,
         one_place_for_all_consumers,

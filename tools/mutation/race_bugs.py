@@ -1,8 +1,4 @@
-"""The product with one bug each: what the machine must find, and by which rule.
-
-Each is a function that plants its bug with pytest's `monkeypatch`. Besides its
-bug a mutant is the real product.
-"""
+"""Bugs of the product, each with the rule that must find it. Each function plants one with pytest's `monkeypatch`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,16 +30,16 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One bug, and the rules that may tell of it."""
+    """One bug and the rules that may find it."""
 
     plant: Plant
     rules: Sequence[str]
     ends: bool = False
-    """Whether it shows only once everything has answered."""
+    """Whether only the final state shows the bug."""
 
 
 def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stop is followed by a start at once, before the settle."""
+    """Start a container directly after its stop, before the settle."""
     free = Performer._free
 
     def stop_and_start(self: Performer, episode: Any, step: Any) -> None:
@@ -56,7 +52,7 @@ def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def attempt_not_checked_by_trips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requeue and fail move whatever attempt of the job is fenced, and the remedy does not compare it either."""
+    """Requeue and fail any fenced attempt of a job; the remedy does not compare attempts either."""
     for name in ("requeue", "fail"):
         monkeypatch.setattr(BuiltinQueue, name, _of_any_attempt(getattr(BuiltinQueue, name)))
     monkeypatch.setattr(BuiltinQueue, "fence", _fence_any_attempt)
@@ -91,12 +87,12 @@ def _fence_any_attempt(
 
 
 def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A result or a renewal is accepted whoever sends it, as long as the job runs."""
+    """Accept results and renewals from any worker while the job runs."""
     monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is retired by its name: the reborn one is locked out."""
+    """Retire a worker by name, which locks its next incarnation."""
     retired = WORKERS.c.retired.is_not(None)
 
     def over(host: str, worker: str, incarnation: str) -> Any:
@@ -107,7 +103,7 @@ def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heartbeats and claims go by the worker's name: an incarnation that is over goes on."""
+    """Identify a worker by name in heartbeats and claims, so that an old incarnation continues."""
 
     def of_worker(host: str, worker: str, _: str) -> Any:
         return update(WORKERS).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
@@ -119,7 +115,7 @@ def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def requeue_before_death(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fenced is requeued at once."""
+    """Requeue a fenced job at once."""
     settle = restart_worker._settle
 
     def at_once(facts: Facts, free: Intent, intent: Intent) -> Step | None:
@@ -129,7 +125,7 @@ def requeue_before_death(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An episode whose alert has ended is closed, whatever it has promised."""
+    """Close an episode whose alert resolved, despite its intents."""
     decide = REMEDIES["restart_worker"].decide
 
     def trusting(facts: Facts) -> Step:
@@ -142,7 +138,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free is promised again for an incarnation that had one: the key of the old one makes room."""
+    """Allow a second restart intent for an incarnation."""
     begin = intents.Intents.begin
 
     def again(self: intents.Intents, episode: Episode, step: Begin, **how: Any) -> Any:
@@ -155,7 +151,7 @@ def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A free is keyed by the container, not by its incarnation: its second wedge finds the key taken."""
+    """Key a restart intent by container, so that a second hang finds the key used."""
     promise = intents._promise
 
     def by_name(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
@@ -169,10 +165,7 @@ def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In dry run the two intents are written and the job is fenced; only the container is left alone.
-
-    Whoever decides takes it for armed, and so does the ledger where it begins.
-    """
+    """Write both intents and fence the job in a dry run, without touching the container."""
     for name in ("_consider", "_fence_if_still_wedged"):
         decide = getattr(restart_worker, name)
         monkeypatch.setattr(
@@ -189,7 +182,7 @@ def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job is claimed as it was read, whoever has claimed it since."""
+    """Claim a job without comparing its state."""
     move = sql.transition
 
     def careless(kind: Move, *where: Any, **values: Any) -> Any:
@@ -202,7 +195,7 @@ def claim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep gives away what it once saw expired, renewed since or not."""
+    """Requeue an expired job even if its lease was renewed since."""
 
     def reclaim(self: Sweeps, *, now: float, among: Any = None) -> list[Any]:
         with writing(self._engine) as connection:
@@ -213,7 +206,7 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are compared with the wall clock of whoever sweeps."""
+    """Compare leases with the wall clock of the sweeping host."""
     monkeypatch.setattr(
         Housekeeping,
         "tend",
@@ -222,7 +215,7 @@ def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new incarnation is written down first, and what the old one held is given away by another transaction."""
+    """Register an incarnation and requeue its old jobs in two transactions."""
     register = Claims.register
 
     def in_two(self: Claims, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
@@ -231,13 +224,13 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
             register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
         held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
         with writing(self._engine) as connection:
-            return sql.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", how["now"])
+            return sql.give_away(connection, Move.SUPERSEDE, held, "its worker restarted", how["now"])
 
     monkeypatch.setattr(Claims, "register", in_two)
 
 
 def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The container is stopped first and the ledger told afterwards."""
+    """Stop a container before the ledger entry."""
     free = Performer._free
 
     def act_first(self: Performer, episode: Any, step: Any) -> None:
@@ -249,12 +242,12 @@ def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the alert says is enough: nobody asks the host's exporter whether it is so."""
-    monkeypatch.setattr(restart_worker, "confirm", lambda *_: Finding.of(confirmed=True, message="the alert said so"))
+    """Act on the alert without the exporter's evidence."""
+    monkeypatch.setattr(restart_worker, "confirm", lambda *_: Finding.of(confirmed=True, message="alert"))
 
 
 def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every trip requeues."""
+    """Requeue after every condition."""
     decide = restart_worker._requeue_or_fail
     monkeypatch.setattr(
         restart_worker,

@@ -1,4 +1,4 @@
-"""The rule files, and the mutants of each: every word changed by itself, and the faults that are listed by hand."""
+"""Rule files and their mutants: generated ones, and those listed in by_hand.yaml."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ EVERY_RULE: Final = "every rule that holds it"
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A rule file with one fault. `name` starts with the topic of the file and the name of the rule."""
+    """A rule file with one fault. `name` starts with topic and rule."""
 
     rules: str
     name: str
@@ -34,13 +34,13 @@ def files() -> list[Path]:
 
 
 def topic(file: Path) -> str:
-    """The topic of a rule file: `stall` for `stall.rules.yaml`."""
+    """Topic of a rule file: `stall` for `stall.rules.yaml`."""
     return file.name.partition(".")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One rule of a file: where its text starts and ends, and the YAML nodes of its keys."""
+    """A rule: start and end in the text, and its YAML nodes."""
 
     name: str
     start: int
@@ -49,7 +49,7 @@ class Rule:
 
 
 def rules_of(text: str) -> Iterator[Rule]:
-    """The rules of a file, in order."""
+    """Rules of a file, in order."""
     for group in children(yaml.compose(text), "groups"):
         for rule in children(group, "rules"):
             nodes = {key.value: value for key, value in rule.value}
@@ -58,17 +58,17 @@ def rules_of(text: str) -> Iterator[Rule]:
 
 
 def children(node: yaml.Node | None, key: str) -> list[yaml.Node]:
-    """The nodes below one key of a mapping; none without the mapping."""
+    """Nodes below a key of a mapping; empty without the mapping."""
     (found,) = [value for name, value in node.value if name.value == key] if node else [yaml.SequenceNode("", [])]
     listed: list[yaml.Node] = found.value
     return listed
 
 
 def by_hand(file: Path) -> list[Mutant]:
-    """The listed faults of one rule file.
+    """Listed faults of a rule file.
 
     Raises:
-        StaleError: a fault changes nothing of its rule.
+        StaleError: a fault does not change its rule.
     """
     text = file.read_text()
     listed: dict[str, dict[str, list[str]]] = yaml.safe_load(BY_HAND.read_text())
@@ -89,6 +89,6 @@ def by_hand(file: Path) -> list[Mutant]:
 
 
 def unknown_rules() -> set[str]:
-    """Names in by_hand.yaml that no rule has."""
+    """Names in by_hand.yaml without a rule."""
     known = {rule.name for file in files() for rule in rules_of(file.read_text())}
     return set(yaml.safe_load(BY_HAND.read_text())) - known - {EVERY_RULE}

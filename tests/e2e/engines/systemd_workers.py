@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuwarden.job import State
 from testbed.demo.job_body import Script
 from testbed.gpu_simulator import Slot
-from testbed.stage import of_consequence, stage
+from testbed.stage import stage, with_action
 from testbed.workers import Services, SystemdFleet
 from tests.waiting import eventually
 
@@ -38,7 +38,7 @@ def main(work: Path) -> None:
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED]
+                and [story.outcome for story in with_action(scene.ledger.reports.newest()) if story.worker == WEDGED]
                 == ["mended"]
             ),
             within_s=90,

@@ -10,7 +10,7 @@ from gpuwarden.job import State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine, NoEngine, podman_engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import of_consequence, stage
+from testbed.stage import stage, with_action
 from testbed.workers import DockerFleet
 from tests.waiting import eventually
 
@@ -46,7 +46,7 @@ def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED]
+                and [story.outcome for story in with_action(scene.ledger.reports.newest()) if story.worker == WEDGED]
                 == ["mended"]
             ),
             within_s=90,
@@ -64,7 +64,7 @@ def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path
         assert fleet.history(WEDGED).count("start") == 2
         assert fleet.incarnation(WEDGED) != before[WEDGED]
         (episode,) = [
-            story.episode_id for story in of_consequence(scene.ledger.reports.newest()) if story.worker == WEDGED
+            story.episode_id for story in with_action(scene.ledger.reports.newest()) if story.worker == WEDGED
         ]
         (capture,) = scene.ledger.captures.of_episode(episode)
         assert [log["source"] for log in capture.document["logs"]] == ["the container's log"]

@@ -9,7 +9,7 @@ from gpuwarden.job import State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import NoEngine
 from testbed.gpu_simulator import Slot
-from testbed.stage import of_consequence, stage
+from testbed.stage import stage, with_action
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
@@ -43,7 +43,7 @@ def test_a_wedged_process_is_restarted_and_its_job_finished(tmp_path: Path, with
         )
         assert scene.store.job(job_id).attempt == 2
         assert scene.fleet.incarnation(WORKER) != before[WORKER]
-        (story,) = of_consequence(scene.ledger.reports.newest())
+        (story,) = with_action(scene.ledger.reports.newest())
         assert story.outcome == "mended"
         (capture,) = scene.ledger.captures.of_episode(story.episode_id)
         main = capture.document["processes"][0]["seen"][0]

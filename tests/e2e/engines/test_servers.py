@@ -27,7 +27,7 @@ from remediator.clients.exporter import WitnessError
 from remediator.ledger.reports import EpisodeHistory
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import IDLE, Stage, of_consequence, stage
+from testbed.stage import NO_ACTION, Stage, stage, with_action
 from testbed.workers import STAGE_LABEL, DockerFleet
 from tests.e2e.running import free_ports
 from tests.e2e.wedges import container_events
@@ -144,10 +144,10 @@ class Scene:
 
     def freed(self, case: str) -> list[EpisodeHistory]:
         """The episodes of which something came, once they are closed."""
-        return [story for story in of_consequence(self.stories(case)) if story.closed_at is not None]
+        return [story for story in with_action(self.stories(case)) if story.closed_at is not None]
 
     def told(self, case: str) -> str:
-        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(named(case)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(named(case)))
 
     def fired(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{named(case)}"}}[30m])')
@@ -280,7 +280,7 @@ class autoheal:  # noqa: N801 - it reads as what it is
 
 @pytest.mark.parametrize("name", FREED)
 def test_a_server_that_does_not_answer_and_does_nothing_is_freed_and_answers_again(freed: Scene, name: str) -> None:
-    (story,) = of_consequence(freed.stories(name))
+    (story,) = with_action(freed.stories(name))
 
     assert (story.remedy, story.trip, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
     assert (story.job_id, story.attempt) == (None, None)
@@ -323,7 +323,7 @@ def test_a_label_that_names_another_place_is_told_and_not_followed(freed: Scene)
 
 
 def test_a_server_that_did_not_opt_in_is_refused(freed: Scene) -> None:
-    (story,) = of_consequence(freed.stories("not-ours"))
+    (story,) = with_action(freed.stories("not-ours"))
 
     assert story.outcome == "refused"
     assert freed.happened("not-ours") == ["start"]
@@ -342,12 +342,12 @@ def test_what_is_restarted_for_its_health_check_first_is_not_restarted_again(fre
     healed = happened.count("restart")  # a slow machine may look unhealthy once more
     assert healed >= 1
     assert happened == ["start", *["die", "stop", "start", "restart"] * healed], "each stop and start is a restart's"
-    assert {story.outcome for story in freed.stories("healed")} <= IDLE
+    assert {story.outcome for story in freed.stories("healed")} <= NO_ACTION
 
 
 def test_what_a_person_stopped_stays_down(freed: Scene) -> None:
     assert freed.happened("stopped") == ["start", "die", "stop"]
-    assert {story.outcome for story in freed.stories("stopped")} <= IDLE
+    assert {story.outcome for story in freed.stories("stopped")} <= NO_ACTION
 
 
 def test_the_dashboards_panel_of_servers_answers_with_data(freed: Scene) -> None:
@@ -368,7 +368,7 @@ def test_once_its_gpu_is_idle_the_busy_one_is_freed_too(freed: Scene) -> None:
 
     freed.until(lambda: freed.freed("busy"), "it is freed")
 
-    (story,) = of_consequence(freed.stories("busy"))
+    (story,) = with_action(freed.stories("busy"))
     assert (story.outcome, story.opened_at > idle_from) == ("mended", True)
     freed.until(lambda: freed.answers("busy"), "it answers again")
 
@@ -383,7 +383,7 @@ def test_a_server_that_wedges_while_its_exporter_is_away_is_freed_once_that_is_b
     freed.stage.chain.start_exporter()
 
     freed.until(lambda: freed.freed("idle"), "it is freed")
-    (story,) = of_consequence(freed.stories("idle"))
+    (story,) = with_action(freed.stories("idle"))
     assert (story.remedy, story.outcome) == ("restart_container", "mended"), freed.told("idle")
     assert freed.fleet.incarnation(named("idle")) != wedged
     freed.until(lambda: freed.answers("idle"), "it answers again")

@@ -16,7 +16,7 @@ from gpuwarden.job import State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import NoEngine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
 from tests.waiting import eventually
@@ -80,9 +80,9 @@ def test_a_job_on_a_lost_gpu_goes_on_elsewhere_and_spares_the_other_worker(scene
     assert {(each["metric"]["alertname"], each["metric"]["worker"]) for each in fired} == {
         ("GpuwardenJobGpuLost", LOSER)
     }
-    (story,) = of_consequence(scene.ledger.reports.newest())
+    (story,) = with_action(scene.ledger.reports.newest())
     assert (story.worker, story.outcome) == (LOSER, "mended")
-    told = {entry.step: entry.message for entry in scene.account(LOSER)}
+    told = {entry.step: entry.message for entry in scene.journal(LOSER)}
     assert told["begin"].startswith("GPU lost ")
     assert told["quarantine"] == f"{LOST} is lost, and out of use until a person releases it"
     assert [each.gpu for each in scene.store.gpu_quarantine.quarantined()] == [LOST]

@@ -19,7 +19,7 @@ from gpuwarden.job import JobId, State
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from testbed.workers import DockerFleet
 from tests.waiting import answered, eventually
 
@@ -92,7 +92,7 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
             eventually(lambda: scene.chain.query(TOLD), "people are told of it", within_s=30, log=log)
             going_on, none_yet = scene.store.job(jobs[GOES_ON]), scene.ledger.reports.newest()
             eventually(
-                lambda: [story for story in of_consequence(scene.ledger.reports.newest()) if story.closed_at],
+                lambda: [story for story in with_action(scene.ledger.reports.newest()) if story.closed_at],
                 "it is accused, and that comes to its end",
                 within_s=120,
                 log=log,
@@ -100,7 +100,7 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
             after = started_at(container)
             name = container.name
         done, wedged = (scene.store.job(jobs[worker]) for worker in (GOES_ON, WEDGES))
-        (story,) = of_consequence(scene.ledger.reports.newest())
+        (story,) = with_action(scene.ledger.reports.newest())
 
     assert (going_on.state, none_yet) == (State.RUNNING, [])
     assert done.ended_at is not None

@@ -23,7 +23,7 @@ from remediator.ledger.reports import EpisodeHistory
 from remediator.remedies.guards import Act, Order
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
+from testbed.stage import Stage, stage, with_action
 from testbed.workers import STAGE_LABEL, DockerFleet
 from tests.nvml.driver import Driver, build
 from tests.nvml.relay import Relay
@@ -89,7 +89,7 @@ class Scene:
         return [story for story in self.stage.ledger.reports.newest() if story.worker == named(name)]
 
     def told(self, name: str) -> str:
-        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.account(named(name)))
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(named(name)))
 
     def end(self, name: str, kept_gib: float) -> None:
         """Have a tenant end by itself, its GPU's driver counting so much as in use still that it held."""
@@ -118,7 +118,7 @@ class Scene:
 
     def at(self, name: str, told: str) -> float:
         """When the newest entry that begins so was written in a tenant's account, Unix seconds; 0: there is none."""
-        account = self.stage.account(named(name))
+        account = self.stage.journal(named(name))
         return max((each.at for each in account if f"{each.act} {each.what}".startswith(told)), default=0.0)
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
@@ -228,12 +228,12 @@ def mended(scene: Scene, name: str) -> bool:
 
 
 def outcomes(scene: Scene, name: str) -> list[str | None]:
-    return [story.outcome for story in of_consequence(scene.stories(name))]
+    return [story.outcome for story in with_action(scene.stories(name))]
 
 
 @pytest.mark.behaviour("C3")
 def test_the_one_most_over_its_budget_is_recycled_and_its_memory_is_seen_to_come_back(armed: Scene) -> None:
-    (story,) = of_consequence(armed.stories("arena"))
+    (story,) = with_action(armed.stories("arena"))
 
     assert (story.remedy, story.trip, story.job_id) == ("recycle_container", "vram", None)
     assert armed.happened("arena") == ["start", "die", "stop", "start"]
@@ -386,7 +386,7 @@ def test_nobody_goes_for_the_memory_of_one_that_has_ended_by_itself_while_it_is_
 
 
 def test_what_is_not_back_within_the_bound_is_taken_to_stay_and_who_is_over_its_budget_goes(ended: Ended) -> None:
-    (story,) = of_consequence(ended.scene.stories("pays"))
+    (story,) = with_action(ended.scene.stories("pays"))
 
     assert story.outcome == "mended"
     assert ended.scene.happened("pays") == ["start", "die", "stop", "start"]

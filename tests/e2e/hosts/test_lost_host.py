@@ -22,8 +22,8 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
-from testbed.stage import Stage, of_consequence, stage
-from testbed.workers import Database, DockerFleet, Habits
+from testbed.stage import Stage, stage, with_action
+from testbed.workers import Database, DockerFleet, WorkerOptions
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
@@ -121,7 +121,7 @@ def host(work: Path, engine: Engine, database: Database, slots: list[Slot]) -> I
         node_lost_after_s=LOST_AFTER_S,
         tend_s=1.0,
         queues={SHARER: "shared", FIRST: "gang", SECOND: "gang", WAITS: "barrier", WORKS: "barrier"},
-        habits=Habits(heartbeat_s=1.0),
+        options=WorkerOptions(heartbeat_s=1.0),
     ) as scene:
         assert isinstance(scene.fleet, DockerFleet)
         yield Host(stage=scene, fleet=scene.fleet)
@@ -184,7 +184,8 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
     job = store.job(job_id)
     assert (job.attempt, job.reclaims, job.watchdog_retries) == (1, 0, 0)
     until(
-        lambda: [each.outcome for each in of_consequence(ledger.reports.newest())] == ["mended"], "the episode is over"
+        lambda: [each.outcome for each in with_action(ledger.reports.newest())] == ["mended"],
+        "the episode is over",
     )
     assert [each for each in told() if each.endswith(" lose")] == ["decided lose", "did lose"]
     assert left.fleet.pid(HOLDER) == process
@@ -196,7 +197,7 @@ def test_a_deadlocked_gang_over_two_hosts_is_requeued_as_one_and_a_waiting_one_i
     store, ledger = right.stage.store, right.stage.ledger
 
     def told() -> list[EpisodeHistory]:
-        return [each for each in of_consequence(ledger.reports.newest()) if each.worker in GANGS]
+        return [each for each in with_action(ledger.reports.newest()) if each.worker in GANGS]
 
     # Whose job is taken from it ends by itself, and Docker starts it again.
     right.fleet.container(SECOND).update(restart_policy={"Name": "on-failure"})

@@ -22,8 +22,8 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.postgres import Postgres
-from testbed.stage import Stage, of_consequence, stage
-from testbed.workers import Database, DockerFleet, Habits
+from testbed.stage import Stage, stage, with_action
+from testbed.workers import Database, DockerFleet, WorkerOptions
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
@@ -64,7 +64,7 @@ class Hosts:
         until(holds, what, self.right, within_s=within_s)
 
     def entries(self) -> list[Entry]:
-        return self.left.stage.account(WEDGED)
+        return self.left.stage.journal(WEDGED)
 
 
 def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 120) -> None:
@@ -118,7 +118,7 @@ def host(work: Path, engine: Engine, database: Database, workers: list[str]) -> 
         settle_bound_s=BOUND_S,
         tend_s=1.0,
         queues=dict.fromkeys((SLEEPER, HEIR), "sleepy"),
-        habits=Habits(heartbeat_s=1.0, lease_s=5.0),
+        options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
     ) as scene:
         assert isinstance(scene.fleet, DockerFleet)
         yield Host(stage=scene, fleet=scene.fleet)
@@ -160,7 +160,7 @@ def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts:
     hosts.left.stage.chain.start_executor()
 
     hosts.until(lambda: not hosts.left.stage.ledger.episodes.list_open(), "the episode is over")
-    assert [story.outcome for story in of_consequence(hosts.left.stage.ledger.reports.newest())] == ["mended"]
+    assert [story.outcome for story in with_action(hosts.left.stage.ledger.reports.newest())] == ["mended"]
     assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
     assert {entry.host for entry in hosts.entries()} == {"left"}
     hosts.right.fleet.container(RESCUER).stop(timeout=1)

@@ -19,7 +19,7 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.stage import Stage, stage
-from testbed.workers import DockerFleet, Habits
+from testbed.workers import DockerFleet, WorkerOptions
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -85,7 +85,7 @@ def resumed(work: Path, engine: Engine) -> Iterator[Resumed]:
         stop_grace_s=1.0,
         queues={worker_of(name): name for name in SCRIPTS},
         # Long leases: with a queue in SQLite they go by the clock that is set back.
-        habits=Habits(heartbeat_s=1.0, lease_s=10 * STEP_S),
+        options=WorkerOptions(heartbeat_s=1.0, lease_s=10 * STEP_S),
     ) as scene:
         fleet = scene.fleet
         assert isinstance(fleet, DockerFleet)

@@ -22,7 +22,7 @@ from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
 from testbed.stage import Stage, stage
-from testbed.workers import DockerFleet, Habits
+from testbed.workers import DockerFleet, WorkerOptions
 from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
@@ -56,7 +56,7 @@ class Scene:
         return [what for what in self.fleet.history(worker) if what in ("start", "stop", "die")]
 
     def acts(self, worker: str) -> list[str]:
-        return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker)]
+        return [f"{entry.act} {entry.what}" for entry in self.stage.journal(worker)]
 
 
 def first(race: str) -> str:
@@ -85,7 +85,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
         free_bound_s=BOUND_S,
         tend_s=1.0,
         queues={worker(race): race for race in RACES for worker in (first, second)},
-        habits=Habits(heartbeat_s=1.0, lease_s=5.0),
+        options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
     ) as set_up:
         fleet = set_up.fleet
         assert isinstance(fleet, DockerFleet)
@@ -159,7 +159,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
     scene.until(lambda: "did quarantine" in scene.acts(worker), "the GPU is in quarantine")
     scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode is over")
     assert [found["gpu"] for found in listed(scene)] == [gpu(worker)]
-    assert [entry.message for entry in scene.stage.account(worker) if entry.step == "requeue"] == [
+    assert [entry.message for entry in scene.stage.journal(worker) if entry.step == "requeue"] == [
         f"stall: retry 1 of 3 (not seen dead within {BOUND_S:.0f} s)"
     ]
     assert scene.happened(worker) == ["start", "die", "stop"]

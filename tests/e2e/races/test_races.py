@@ -24,8 +24,8 @@ from remediator.ledger.reports import EpisodeHistory
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import Stage, of_consequence, stage
-from testbed.workers import DockerFleet, Habits
+from testbed.stage import Stage, stage, with_action
+from testbed.workers import DockerFleet, WorkerOptions
 from tests.e2e.faulty import busy
 from tests.waiting import eventually
 
@@ -55,10 +55,10 @@ class Scene:
 
     def stories(self, race: str) -> list[EpisodeHistory]:
         told = self.stage.ledger.reports.newest()
-        return of_consequence([story for story in told if story.worker == worker_of(race)])
+        return with_action([story for story in told if story.worker == worker_of(race)])
 
     def acts(self, race: str) -> list[str]:
-        return [f"{entry.act} {entry.what}" for entry in self.stage.account(worker_of(race))]
+        return [f"{entry.act} {entry.what}" for entry in self.stage.journal(worker_of(race))]
 
     def happened(self, race: str) -> list[str]:
         """The stops, deaths and starts of a container."""
@@ -98,7 +98,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
         dead_after_s=DEAD_AFTER_S,
         stop_grace_s=GRACE_S,
         queues={worker_of(race): race for race in RACES},
-        habits=Habits(heartbeat_s=1.0, restart="always"),
+        options=WorkerOptions(heartbeat_s=1.0, restart="always"),
     ) as set_up:
         set_up.start_workers()
         fleet = set_up.fleet
@@ -115,7 +115,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
 
     scene.closed("rules", episodes=1)
     scene.completed(job_id)
-    seen = [entry.message for entry in scene.stage.account(worker_of("rules")) if entry.what == "alert: firing"]
+    seen = [entry.message for entry in scene.stage.journal(worker_of("rules")) if entry.what == "alert: firing"]
     assert [text for text in seen if "is dead" in text]
     assert [text for text in seen if "is wedged" in text]
     assert [(story.outcome, story.attempt) for story in scene.stories("rules")] == [("mended", 1)]

@@ -16,7 +16,7 @@ from remediator.ledger.schema import ALERTS
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
-from testbed.stage import HOST, Stage, of_consequence, stage
+from testbed.stage import HOST, Stage, stage, with_action
 from testbed.workers import DockerFleet
 from tests.e2e import hostile
 from tests.remediator import builders as build
@@ -53,13 +53,13 @@ def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not
 
     eventually(
         lambda: any(
-            story.worker == UNMANAGED and story.closed_at for story in of_consequence(scene.ledger.reports.newest())
+            story.worker == UNMANAGED and story.closed_at for story in with_action(scene.ledger.reports.newest())
         ),
         within_s=90,
         what="the episode was closed",
         log=lambda: scene.chain.log_tail("execute"),
     )
-    story = next(story for story in of_consequence(scene.ledger.reports.newest()) if story.worker == UNMANAGED)
+    story = next(story for story in with_action(scene.ledger.reports.newest()) if story.worker == UNMANAGED)
     assert story.outcome == "refused"
     assert "did not opt in" in (story.message or "")
     assert scene.fleet.incarnation(UNMANAGED) == before

@@ -20,7 +20,7 @@ from deploy.standalone.docker_socket import NoEngine, reachable_engine
 from deploy.standalone.stack import CHECKOUT, PARTS, PORTS
 from deploy.standalone.up import command
 from testbed.docker_engine import Engine, docker_engine
-from testbed.private_engine import Places
+from testbed.private_engine import EnginePaths
 from tests.e2e.running import READY, Run, ask, free_ports, runbooks_that_do_not_open, runs, up
 from tests.waiting import eventually
 
@@ -170,7 +170,7 @@ def test_docker_may_start_later_stop_and_start_again(tmp_path: Path, monkeypatch
     if os.geteuid() != 0:
         pytest.skip("only root may start a private Docker engine")
     work = tmp_path / "engine"
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{Places.of(work).socket}")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{EnginePaths.of(work).socket}")
     assert isinstance(reachable_engine(os.environ), NoEngine)
     with up(tmp_path, free_ports(), docker="auto") as run:
         run.ready()
