@@ -31,7 +31,7 @@ class Query:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meaning:
+class ValueText:
     """Text and colour of one value."""
 
     text: str
@@ -58,13 +58,13 @@ class Panel:
     kind: Literal["number", "lines", "states", "table"] = "lines"
     width: int = 8
     levels: Mapping[float, str] = field(default_factory=dict)
-    meanings: Mapping[str, Meaning] = field(default_factory=dict)
+    meanings: Mapping[str, ValueText] = field(default_factory=dict)
     top: float | None = None
 
 
 def build(panel: Panel, *, panel_id: int) -> Builder:
     """Build one panel without its position."""
-    builder = _of_kind(panel)
+    builder = _empty_builder(panel)
     builder.id(panel_id).title(panel.title).description(panel.description).datasource(DATASOURCE)
     builder.unit(panel.unit).span(panel.width).height(HEIGHTS[panel.kind])
     for number, query in enumerate(panel.queries):
@@ -84,7 +84,7 @@ def build(panel: Panel, *, panel_id: int) -> Builder:
     return builder
 
 
-def _of_kind(panel: Panel) -> Builder:
+def _empty_builder(panel: Panel) -> Builder:
     match panel.kind:
         case "number":
             return _number()
@@ -168,7 +168,7 @@ def _target(query: Query, panel: Panel, *, ref_id: str) -> prometheus.Dataquery:
     return target.instant() if panel.kind == "number" else target.range()
 
 
-def _mappings(meanings: Mapping[str, Meaning]) -> list[models.ValueMapping]:
+def _mappings(meanings: Mapping[str, ValueText]) -> list[models.ValueMapping]:
     results = {
         value: models.ValueMappingResult(text=meaning.text, color=meaning.color, index=index)
         for index, (value, meaning) in enumerate(meanings.items())

@@ -3,7 +3,7 @@
 from typing import Final
 
 from dashboards.expressions import EXPORTER_KNOWN, HOST, SLOT, WORKER, WORKERS_KNOWN, aggregate, or_zero
-from dashboards.panels import Meaning, Panel, Query
+from dashboards.panels import Panel, Query, ValueText
 
 _ALIVE: Final = aggregate("max", SLOT, "gpuwarden_worker_alive")
 _ARMED: Final = aggregate("max", ("host",), "gpuwarden_remediator_armed", where=HOST)
@@ -96,6 +96,6 @@ PANELS: Final = (
         kind="number",
         width=5,
         levels={1: "orange"},
-        meanings={"0": Meaning(text="none", color="green")},
+        meanings={"0": ValueText(text="none", color="green")},
     ),
 )

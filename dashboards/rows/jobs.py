@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dashboards.expressions import SLOT, aggregate, phase_number, ratio, with_identity
-from dashboards.panels import Meaning, Panel, Query
+from dashboards.panels import Panel, Query, ValueText
 from gpuwarden.job import Phase
 
 _BY_SLOT: Final = "{{host}}/{{worker}}"
@@ -80,7 +80,8 @@ PANELS: Final = (
         queries=(Query(expr=phase_number(), legend=_BY_SLOT),),
         kind="states",
         meanings={
-            str(number): Meaning(text=phase, color=_PHASE_COLORS[phase]) for number, phase in enumerate(Phase, start=1)
+            str(number): ValueText(text=phase, color=_PHASE_COLORS[phase])
+            for number, phase in enumerate(Phase, start=1)
         },
     ),
     Panel(

@@ -12,7 +12,7 @@ from dashboards.expressions import (
     or_zero,
     targets_up,
 )
-from dashboards.panels import Meaning, Panel, Query
+from dashboards.panels import Panel, Query, ValueText
 
 _SUCCESS: Final = aggregate("min", ("host", "collector"), "gpuwarden_collector_success", where=HOST)
 _EXPORTERS: Final = "gpuwarden_exporter_info"
@@ -80,7 +80,7 @@ PANELS: Final = (
         unit="short",
         queries=(Query(expr=_SUCCESS, legend="{{host}} {{collector}}"),),
         kind="states",
-        meanings={"0": Meaning(text="failed", color="red"), "1": Meaning(text="ok", color="green")},
+        meanings={"0": ValueText(text="failed", color="red"), "1": ValueText(text="ok", color="green")},
     ),
     Panel(
         title="Collector duration",

@@ -261,7 +261,7 @@ def unpack(
         if not where.is_dir() and shutil.which(tool) is None:
             raise PartMissing(f"{room}: not on PATH and not in {where}; {tool} is needed to unpack Debian packages")
     parts_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(parts_dir / ".lock"):
+    with _hold_lock(parts_dir / ".lock"):
         if where.is_dir():
             return where
         for abandoned in parts_dir.glob(".tmp-*"):
@@ -358,7 +358,7 @@ def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends."""
     give_up = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("w") as held:

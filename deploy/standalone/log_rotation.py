@@ -38,12 +38,12 @@ def rotate(log: Path, *, size_max_bytes: int = SIZE_MAX_BYTES, kept: int = KEPT)
         new.unlink(missing_ok=True)
         raise
     for number in range(kept - 1, 0, -1):
-        older = _numbered(log, number)
+        older = _numbered_path(log, number)
         if older.exists():
-            older.replace(_numbered(log, number + 1))
-    new.replace(_numbered(log, 1))
+            older.replace(_numbered_path(log, number + 1))
+    new.replace(_numbered_path(log, 1))
     return True
 
 
-def _numbered(log: Path, number: int) -> Path:
+def _numbered_path(log: Path, number: int) -> Path:
     return log.with_name(f"{log.name}.{number}")

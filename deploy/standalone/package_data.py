@@ -20,7 +20,7 @@ RUNBOOKS_URL: Final = f"http://127.0.0.1:9836/{RUNBOOKS}"
 
 def rules() -> list[Path]:
     """Alert rule files, one per topic."""
-    return _shipped("alerts", "*.rules.yaml")
+    return _find_files("alerts", "*.rules.yaml")
 
 
 def with_runbooks_url(rules: Path, runbooks_url: str) -> str:
@@ -30,10 +30,10 @@ def with_runbooks_url(rules: Path, runbooks_url: str) -> str:
 
 def dashboards() -> list[Path]:
     """Grafana dashboard files."""
-    return _shipped("dashboards", "*.json")
+    return _find_files("dashboards", "*.json")
 
 
-def _shipped(folder: str, pattern: str) -> list[Path]:
+def _find_files(folder: str, pattern: str) -> list[Path]:
     found = sorted(((CHECKOUT or _HERE) / folder).glob(pattern))
     if not found:
         raise FileNotFoundError(

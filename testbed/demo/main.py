@@ -175,7 +175,7 @@ def _submit(scene: Stage) -> list[Case]:
 
 
 def _follow(scene: Stage, watcher: Watcher, console: Console) -> bool:
-    def settled() -> bool:
+    def is_finished() -> bool:
         jobs_done = all(job.state in FINAL for job in scene.store.jobs())
         return jobs_done and not scene.ledger.episodes.list_open()
 
@@ -190,9 +190,9 @@ def _follow(scene: Stage, watcher: Watcher, console: Console) -> bool:
             live.update(_fleet(watcher))
 
     if live is None:
-        return follow(watcher, until=settled, timeout_s=TIMEOUT_S, show=show)
+        return follow(watcher, until=is_finished, timeout_s=TIMEOUT_S, show=show)
     with live:
-        return follow(watcher, until=settled, timeout_s=TIMEOUT_S, show=show)
+        return follow(watcher, until=is_finished, timeout_s=TIMEOUT_S, show=show)
 
 
 def _fleet(watcher: Watcher) -> Table:
@@ -203,12 +203,12 @@ def _fleet(watcher: Watcher) -> Table:
         table.add_row(
             worker,
             watcher.title(facts.job_id),
-            _shown(facts.attempt),
+            _format(facts.attempt),
             facts.phase or "-",
-            _shown(facts.step),
-            _shown(facts.beat_age_s),
-            _shown(facts.gpu_idle_s),
-            _shown(facts.ram_still_s),
+            _format(facts.step),
+            _format(facts.beat_age_s),
+            _format(facts.gpu_idle_s),
+            _format(facts.ram_still_s),
         )
     return table
 
@@ -248,7 +248,7 @@ def _conclude(console: Console, scene: Stage, found: list[Link], *, finished: bo
         )
 
 
-def _shown(value: float | None) -> str:
+def _format(value: float | None) -> str:
     if value is None:
         return "-"
     return str(value) if isinstance(value, int) else f"{value:.0f} s"

@@ -10,7 +10,7 @@ from deploy.standalone import debian_packages
 from tools.mutation import __main__ as mutation
 from tools.mutation import judging, narrowed, product, rules
 from tools.mutation.equivalent import EQUIVALENT
-from tools.mutation.generated import generated
+from tools.mutation.generated import generate_mutants
 from tools.mutation.rules import ALERTS, Mutant
 
 FILES = rules.files()
@@ -64,7 +64,7 @@ def asks(expr: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_a_breakage_touches_its_rule_and_those_that_it_is_tied_to(old: str, new: str, touched: set[str]) -> None:
-    assert narrowed.touched(SOUND, broken(old, new)) == touched
+    assert narrowed.affected_rules(SOUND, broken(old, new)) == touched
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_group_of_rule_tests_that_is_written_alone_is_read_back_unchanged(file
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_every_rule_file_has_mutants_and_no_two_have_one_name(file: Path) -> None:
-    names = [each.name for each in (*generated(file), *rules.by_hand(file))]
+    names = [each.name for each in (*generate_mutants(file), *rules.by_hand(file))]
 
     assert names
     assert len(set(names)) == len(names)
@@ -180,7 +180,7 @@ def test_the_listed_faults_are_of_rules_that_exist() -> None:
 
 
 def test_what_counts_as_equivalent_is_a_generated_mutant_of_the_rules_as_they_are() -> None:
-    assert EQUIVALENT.keys() - {each.name for file in FILES for each in generated(file)} == set()
+    assert EQUIVALENT.keys() - {each.name for file in FILES for each in generate_mutants(file)} == set()
 
 
 def test_a_listed_fault_that_changes_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_an_unknown_rule_file_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_bug_of_the_product_that_survives_is_named(
     caught: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(product, "MACHINES", {"queue": lambda: iter([("lock_ignored", caught)])})
+    monkeypatch.setattr(product, "MACHINES", {"queue": lambda: iter([("ignore_lock", caught)])})
 
     assert mutation.main(["--product", "queue"]) == (0 if caught else 1)
-    assert ("survived: lock_ignored" in capsys.readouterr().out) is not caught
+    assert ("survived: ignore_lock" in capsys.readouterr().out) is not caught

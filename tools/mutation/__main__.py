@@ -11,7 +11,7 @@ from deploy.standalone import debian_packages
 from deploy.standalone.debian_packages import PartMissing
 from tools.mutation import judging, product
 from tools.mutation.equivalent import EQUIVALENT
-from tools.mutation.generated import generated
+from tools.mutation.generated import generate_mutants
 from tools.mutation.judging import UnsoundError
 from tools.mutation.rules import Mutant, StaleError, by_hand, files
 
@@ -53,8 +53,8 @@ def mutants(rules: Sequence[Path], promtool: Path, room: Path) -> list[Mutant]:
     """Mutants of these files that parse and are not equivalent. `room` is an empty folder."""
     found: dict[str, Mutant] = {}
     for file in rules:
-        found |= {each.text: each for each in (*by_hand(file), *generated(file)) if each.name not in EQUIVALENT}
-    return judging.parsing(list(found.values()), promtool, room)
+        found |= {each.text: each for each in (*by_hand(file), *generate_mutants(file)) if each.name not in EQUIVALENT}
+    return judging.select_parsing(list(found.values()), promtool, room)
 
 
 def _judge_rules(rules: Sequence[Path]) -> int:

@@ -82,13 +82,13 @@ _Change = tuple[int, int, str]
 """Start and end of the replaced text, and the new text."""
 
 
-def generated(file: Path) -> list[Mutant]:
+def generate_mutants(file: Path) -> list[Mutant]:
     """All mutants of one rule file, in file order. Some do not parse."""
     text, found = file.read_text(), []
     seen: Counter[str] = Counter()
     for rule in rules_of(text):
         for start, end, new in dict.fromkeys(_changes(text, rule.nodes)):
-            name = f"{topic(file)}: {rule.name}: {_shown(text[start:end], new)}"
+            name = f"{topic(file)}: {rule.name}: {_describe(text[start:end], new)}"
             seen[name] += 1
             again = f", at its place {seen[name]}" if seen[name] > 1 else ""
             found.append(Mutant(rules=file.name, name=f"{name}{again}", text=text[:start] + new + text[end:]))
@@ -195,6 +195,6 @@ def _durations(word: str) -> Iterator[str]:
         yield f"{max(1, seconds // 2)}s"
 
 
-def _shown(old: str, new: str) -> str:
-    shown = [" ".join(text.split()) for text in (old, new or "nothing")]
-    return " -> ".join(each if len(each) <= SHOWN_MAX else f"{each[:SHOWN_MAX]}…" for each in shown)
+def _describe(old: str, new: str) -> str:
+    texts = [" ".join(text.split()) for text in (old, new or "nothing")]
+    return " -> ".join(each if len(each) <= SHOWN_MAX else f"{each[:SHOWN_MAX]}…" for each in texts)

@@ -37,7 +37,7 @@ class UnsoundError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
+class Verdict:
     """Results for mutants of one file: promtool's output of caught ones, and the survivors."""
 
     rules: str
@@ -45,7 +45,7 @@ class Judged:
     survived: list[str]
 
 
-def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator[Judged]:
+def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator[Verdict]:
     """Judge several batches in parallel and yield each result. `room` is an empty folder.
 
     Raises:
@@ -66,7 +66,7 @@ def judge_all(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Iterator
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
+def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Verdict:
     """Run mutants of one file through one group of tests after another.
 
     All mutants of a group share one process, because promtool's start takes longer than most groups. Each mutant, and
@@ -79,10 +79,10 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
     sound = narrowed.read((ALERTS / rules).read_text())
     broken = {str(room / str(number)): narrowed.read(each.text) for number, each in enumerate(mutants)}
     left = {str(room / str(number)): each.name for number, each in enumerate(mutants)}
-    touched = {folder: frozenset(narrowed.touched(sound, document)) for folder, document in broken.items()}
+    touched = {folder: frozenset(narrowed.affected_rules(sound, document)) for folder, document in broken.items()}
     caught: dict[str, str] = {}
     test = read_test(rules)
-    for group in _in_order(rules, test["tests"]):
+    for group in _sort_groups(rules, test["tests"]):
         asked = {each: narrowed.group_for(each, group, sound) for each in {touched[folder] for folder in left}}
         tests = [
             _write(Path(folder), rules, {**test, "tests": [its]}, narrowed.rules_for(its, broken[folder], sound))
@@ -103,10 +103,10 @@ def judge(mutants: Sequence[Mutant], promtool: Path, room: Path) -> Judged:
             if "FAILED" in verdict:
                 _CATCHES[rules, group["name"]] += 1
                 caught[left.pop(str(Path(file).parent))] = verdict
-    return Judged(rules=rules, caught=caught, survived=list(left.values()))
+    return Verdict(rules=rules, caught=caught, survived=list(left.values()))
 
 
-def _in_order(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sort_groups(rules: str, groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Groups with the most catches first, then those with the most series. For speed only."""
     return sorted(
         groups,
@@ -123,7 +123,7 @@ def _write(folder: Path, rules: str, test: dict[str, Any], text: str) -> str:
     return str(file)
 
 
-def parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutant]:
+def select_parsing(mutants: Sequence[Mutant], promtool: Path, room: Path) -> list[Mutant]:
     """Mutants that parse. `room` is an empty folder."""
     written: dict[str, Mutant] = {}
     for number, mutant in enumerate(mutants):

@@ -25,19 +25,19 @@ def read(text: str) -> Document:
     return document
 
 
-def touched(sound: Document, broken: Document) -> set[str]:
+def affected_rules(sound: Document, broken: Document) -> set[str]:
     """Names of the rules that the mutation can affect."""
-    if _heads(sound) != _heads(broken):
+    if _group_settings(sound) != _group_settings(broken):
         return {_name(rule) for rule in _rules(sound)}
     pairs = zip(_rules(sound), _rules(broken), strict=True)
-    return _tied({_name(rule) for rule, other in pairs if rule != other}, _expressions(sound, broken))
+    return _connected_rules({_name(rule) for rule, other in pairs if rule != other}, _expressions(sound, broken))
 
 
-def group_for(touched: Collection[str], group: Mapping[str, Any], sound: Document) -> dict[str, Any] | None:
+def group_for(affected: Collection[str], group: Mapping[str, Any], sound: Document) -> dict[str, Any] | None:
     """A group of tests with only the assertions about these rules, or None."""
     every = {_name(rule) for rule in _rules(sound)}
     left = {
-        kind: [each for each in group.get(kind, []) if not _asked(each, every).isdisjoint(touched)]
+        kind: [each for each in group.get(kind, []) if not _rules_of(each, every).isdisjoint(affected)]
         for kind in _ASSERTIONS
     }
     return {**group, **left} if any(left.values()) else None
@@ -46,8 +46,8 @@ def group_for(touched: Collection[str], group: Mapping[str, Any], sound: Documen
 def rules_for(group: Mapping[str, Any], broken: Document, sound: Document) -> str:
     """The mutated rule file with only the rules that a group needs."""
     expressions = _expressions(sound, broken)
-    asked = {name for kind in _ASSERTIONS for each in group.get(kind, []) for name in _asked(each, expressions)}
-    stays = _tied(asked, expressions)
+    asked = {name for kind in _ASSERTIONS for each in group.get(kind, []) for name in _rules_of(each, expressions)}
+    stays = _connected_rules(asked, expressions)
     groups = [
         {
             **theirs,
@@ -58,7 +58,7 @@ def rules_for(group: Mapping[str, Any], broken: Document, sound: Document) -> st
     return yaml.dump({**broken, "groups": [each for each in groups if each["rules"]]}, Dumper=yaml.CSafeDumper)
 
 
-def _asked(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
+def _rules_of(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
     """Rules that an assertion is about; all of them if it names none."""
     if "alertname" in assertion:
         return {assertion["alertname"]}
@@ -68,7 +68,7 @@ def _asked(assertion: Mapping[str, Any], every: Collection[str]) -> set[str]:
     return {name for name in every if name in re.findall(r"[\w:]+", expr)}
 
 
-def _tied(names: Collection[str], expressions: Mapping[str, str]) -> set[str]:
+def _connected_rules(names: Collection[str], expressions: Mapping[str, str]) -> set[str]:
     """These rules and all rules connected to them by name."""
     found = set(names)
     while True:
@@ -91,7 +91,7 @@ def _rules(document: Document) -> Iterator[Mapping[str, Any]]:
     return (rule for group in document["groups"] for rule in group["rules"])
 
 
-def _heads(document: Document) -> list[dict[str, Any]]:
+def _group_settings(document: Document) -> list[dict[str, Any]]:
     """Groups without their rules."""
     return [{**group, "rules": len(group["rules"])} for group in document["groups"]]
 

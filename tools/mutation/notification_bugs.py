@@ -16,10 +16,10 @@ from remediator.ledger.schema import ALERTS
 from remediator.webhook.intake import Inbox as Intake
 from remediator.webhook.reconcile import Reconciler
 from tests.races import judge, notifications
-from tools.mutation.race_bugs import Mutant, resolved_taken_for_recovery
+from tools.mutation.race_bugs import Mutant, treat_resolved_as_fixed
 
 
-def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def answer_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer a payload at once and write it with the next one."""
     accept = inbox.Inbox.accept
 
@@ -31,7 +31,7 @@ def said_before_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "accept", later)
 
 
-def kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_each_alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write each alert of a payload in a separate transaction."""
     accept = inbox.Inbox.accept
 
@@ -44,7 +44,7 @@ def kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "accept", one_by_one)
 
 
-def failure_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def report_failure_as_success(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answer 202 although the ledger cannot be written."""
     accept = inbox.Inbox.accept
 
@@ -55,7 +55,7 @@ def failure_taken_for_success(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "accept", careless)
 
 
-def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+def link_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Link an alert to its episode and remove it from the inbox in two transactions."""
     take_new = inbox.Inbox.take_new
 
@@ -72,7 +72,7 @@ def tied_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "take_new", in_two)
 
 
-def hosts_not_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_host_of_alert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat an alert of an unknown host as one of this host."""
     hosts = Intake._hosts
     row = inbox._row
@@ -89,7 +89,7 @@ def hosts_not_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "_row", as_ours)
 
 
-def every_hosts_alerts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def take_alerts_of_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the alerts of all hosts from the inbox."""
     take_new = inbox.Inbox.take_new
 
@@ -99,12 +99,12 @@ def every_hosts_alerts_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox.Inbox, "take_new", all_of_them)
 
 
-def left_out_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_truncated_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not query alerts that Alertmanager truncated."""
     monkeypatch.setattr(Reconciler, "left_out", lambda self, count, _: self._left_out.inc(count))
 
 
-def status_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_group_status(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the group's status instead of each alert's."""
     parse = alerts.parse
 
@@ -116,15 +116,13 @@ def status_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "said_before_it_is_kept": Mutant(plant=said_before_it_is_kept, rules=[judge.LOST]),
-    "failure_taken_for_success": Mutant(plant=failure_taken_for_success, rules=[judge.LOST]),
-    "kept_one_by_one": Mutant(plant=kept_one_by_one, rules=[notifications.WHOLE]),
-    "tied_in_two_transactions": Mutant(plant=tied_in_two_transactions, rules=[judge.ONCE]),
-    "hosts_not_distinguished": Mutant(
-        plant=hosts_not_distinguished, rules=[notifications.ADDRESSED, notifications.WHOLE]
-    ),
-    "every_hosts_alerts_taken": Mutant(plant=every_hosts_alerts_taken, rules=[notifications.ADDRESSED]),
-    "left_out_is_lost": Mutant(plant=left_out_is_lost, rules=[notifications.ASKED_FOR]),
-    "status_of_the_group": Mutant(plant=status_of_the_group, rules=[notifications.WHOLE]),
-    "resolved_taken_for_recovery": Mutant(plant=resolved_taken_for_recovery, rules=[judge.LOST], ends=True),
+    "answer_before_commit": Mutant(plant=answer_before_commit, rules=[judge.LOST]),
+    "report_failure_as_success": Mutant(plant=report_failure_as_success, rules=[judge.LOST]),
+    "commit_each_alert": Mutant(plant=commit_each_alert, rules=[notifications.WHOLE]),
+    "link_in_two_transactions": Mutant(plant=link_in_two_transactions, rules=[judge.ONCE]),
+    "ignore_host_of_alert": Mutant(plant=ignore_host_of_alert, rules=[notifications.ADDRESSED, notifications.WHOLE]),
+    "take_alerts_of_all_hosts": Mutant(plant=take_alerts_of_all_hosts, rules=[notifications.ADDRESSED]),
+    "lose_truncated_alerts": Mutant(plant=lose_truncated_alerts, rules=[notifications.ASKED_FOR]),
+    "use_group_status": Mutant(plant=use_group_status, rules=[notifications.WHOLE]),
+    "treat_resolved_as_fixed": Mutant(plant=treat_resolved_as_fixed, rules=[judge.LOST], ends=True),
 }

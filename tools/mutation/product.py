@@ -22,7 +22,7 @@ def queue() -> Iterator[tuple[str, bool]]:
     """Each bug of the queue, and whether its machine finds it."""
     with databases.sqlite() as found:
         for name, plant in queue_bugs.MUTANTS.items():
-            with _planted(plant):
+            with _plant(plant):
                 try:
                     test_queue_machine.run(found, rounds=test_queue_machine.ROUNDS)
                 except (AssertionError, DatabaseError):
@@ -59,7 +59,7 @@ MACHINES: Final[Mapping[str, Callable[[], Iterator[tuple[str, bool]]]]] = {
 
 
 def _breaks(bug: race_bugs.Mutant, play: Callable[[bool], None]) -> bool:
-    with _planted(bug.plant):
+    with _plant(bug.plant):
         try:
             play(bug.ends)
         except BrokenError as error:
@@ -68,7 +68,7 @@ def _breaks(bug: race_bugs.Mutant, play: Callable[[bool], None]) -> bool:
 
 
 @contextlib.contextmanager
-def _planted(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
+def _plant(plant: Callable[[pytest.MonkeyPatch], None]) -> Iterator[None]:
     """Plant one bug, with logs and hypothesis output disabled."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         for name in (*test_races.LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):

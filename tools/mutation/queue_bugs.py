@@ -19,7 +19,7 @@ from gpuwarden.queue.schema import CONSUMERS, DEPENDENCIES, JOBS, QUARANTINED_GP
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def queue_only_first_dependent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queue only the first of the jobs that waited for one job."""
     go_on, transition = runs.go_on, sql.transition
 
@@ -37,7 +37,7 @@ def only_the_first_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "go_on", first_alone)
 
 
-def ready_with_the_first_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def queue_after_first_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queue a job as soon as one of its dependencies has completed."""
     go_on = runs.go_on
 
@@ -49,12 +49,12 @@ def ready_with_the_first_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "go_on", any_will_do)
 
 
-def waited_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_waiting_for_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep jobs waiting for a cancelled job."""
     monkeypatch.setattr(runs, "cancel_what_needs", lambda *_: None)
 
 
-def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def unblock_with_open_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queue an unblocked job without its dependencies."""
 
     def unblock(self: Admin, job_id: int, **_: object) -> bool:
@@ -65,12 +65,12 @@ def unblocked_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Admin, "unblock", unblock)
 
 
-def run_over_while_one_is_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+def end_run_with_blocked_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """End a run while one of its jobs is blocked."""
     monkeypatch.setattr(runs, "FINAL", FINAL | {State.BLOCKED})
 
 
-def priority_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim the oldest job without regard to priority."""
     claimable = claims._claimable
 
@@ -80,33 +80,33 @@ def priority_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_claimable", by_age)
 
 
-def overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def always_prefer_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker take only jobs of its loaded model while there are any."""
     monkeypatch.setattr(claims, "AFFINITY_S", 1e9)
 
 
-def budget_of_the_submission(monkeypatch: pytest.MonkeyPatch) -> None:
+def keep_budget_of_submission(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the queue's budget at the submission."""
     monkeypatch.setattr(claims, "_budget_s", lambda: JOBS.c.budget_s)
 
 
-def lock_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a locked worker claim."""
     monkeypatch.setattr(sql, "is_locked", lambda *_: false())
 
 
-def quarantine_of_the_slot_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def quarantine_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quarantine a GPU only for one worker."""
     slot = QUARANTINED_GPUS.c
     monkeypatch.setattr(sql, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker))
 
 
-def lost_gpu_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_gpu_of_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let other workers use the GPU of a lost host's job."""
     monkeypatch.setattr(sql, "held_by_lost", lambda *_: false())
 
 
-def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def requeue_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeue the job of a lost host at once."""
     lose = LostHosts.mark_lost
 
@@ -120,17 +120,17 @@ def lost_given_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LostHosts, "mark_lost", give_away)
 
 
-def back_to_where_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def return_to_failed_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a requeued job return to the slot where it failed."""
     monkeypatch.setattr(sql, "better_elsewhere", lambda *_: false())
 
 
-def anyone_may_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def accept_result_of_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept a result from any worker while the job runs."""
     monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
-def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def write_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write no event for a job without attempts left."""
     end_failed = sql.end_failed
 
@@ -143,7 +143,7 @@ def over_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "end_failed", silently)
 
 
-def event_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def write_event_at_fence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the event of a failure at the fence."""
     fence = Fencing.fence
 
@@ -157,7 +157,7 @@ def event_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fencing, "fence", tell_of)
 
 
-def event_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def write_event_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write two events for a cancelled job."""
     write = sql.write_cancelled
 
@@ -168,7 +168,7 @@ def event_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "write_cancelled", twice)
 
 
-def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def continue_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the jobs of a failed run continue."""
     cancel = runs.cancel
 
@@ -178,7 +178,7 @@ def failed_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "cancel", spare)
 
 
-def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+def acknowledge_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a consumer acknowledge an older event and see later ones again."""
 
     def acknowledge(self: Outbox, consumer: str, event: Event, *, now: float) -> None:
@@ -190,7 +190,7 @@ def acknowledged_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "acknowledge", acknowledge)
 
 
-def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+def share_consumer_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share the position of consumers."""
     acknowledge = Outbox.acknowledge
 
@@ -201,7 +201,7 @@ def one_place_for_all_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "acknowledge", for_all)
 
 
-def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def requeue_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeue without a limit."""
 
     def requeue(self: Fencing, job_id: int, *, attempt: int, now: float, **_: Any) -> bool:
@@ -222,26 +222,26 @@ def requeue_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
 MUTANTS: Final[dict[str, Plant]] = {
     plant.__name__: plant
     for plant in (
-        only_the_first_is_ready,
-        ready_with_the_first_it_needs,
-        waited_for_ever,
-        unblocked_too_soon,
-        run_over_while_one_is_blocked,
-        priority_ignored,
-        overtaken_for_ever,
-        budget_of_the_submission,
-        lock_ignored,
-        quarantine_of_the_slot_alone,
-        lost_gpu_taken,
-        lost_given_away_at_once,
-        back_to_where_it_failed,
-        anyone_may_complete,
-        over_without_a_word,
-        event_too_soon,
-        event_twice,
-        failed_run_goes_on,
-        acknowledged_backwards,
-        one_place_for_all_consumers,
-        requeue_without_end,
+        queue_only_first_dependent,
+        queue_after_first_dependency,
+        keep_waiting_for_cancelled,
+        unblock_with_open_dependencies,
+        end_run_with_blocked_job,
+        ignore_priority,
+        always_prefer_loaded_model,
+        keep_budget_of_submission,
+        ignore_lock,
+        quarantine_one_slot,
+        use_gpu_of_lost_host,
+        requeue_lost_at_once,
+        return_to_failed_slot,
+        accept_result_of_any_worker,
+        write_no_event,
+        write_event_at_fence,
+        write_event_twice,
+        continue_failed_run,
+        acknowledge_backwards,
+        share_consumer_position,
+        requeue_without_limit,
     )
 }

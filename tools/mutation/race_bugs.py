@@ -38,7 +38,7 @@ class Mutant:
     """Whether only the final state shows the bug."""
 
 
-def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
+def start_before_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start a container directly after its stop, before the settle."""
     free = Performer._free
 
@@ -51,7 +51,7 @@ def restart_in_one_breath(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Performer, "_free", stop_and_start)
 
 
-def attempt_not_checked_by_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_attempt_in_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeue and fail any fenced attempt of a job; the remedy does not compare attempts either."""
     for name in ("requeue", "fail"):
         monkeypatch.setattr(BuiltinQueue, name, _of_any_attempt(getattr(BuiltinQueue, name)))
@@ -86,12 +86,12 @@ def _fence_any_attempt(
     )
 
 
-def attempt_not_checked_by_results(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_attempt_in_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept results and renewals from any worker while the job runs."""
     monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
-def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def lock_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retire a worker by name, which locks its next incarnation."""
     retired = WORKERS.c.retired.is_not(None)
 
@@ -102,7 +102,7 @@ def worker_locked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "is_over", over)
 
 
-def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def identify_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Identify a worker by name in heartbeats and claims, so that an old incarnation continues."""
 
     def of_worker(host: str, worker: str, _: str) -> Any:
@@ -114,7 +114,7 @@ def worker_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def requeue_before_death(monkeypatch: pytest.MonkeyPatch) -> None:
+def requeue_before_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeue a fenced job at once."""
     settle = restart_worker._settle
 
@@ -124,7 +124,7 @@ def requeue_before_death(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_worker, "_settle", at_once)
 
 
-def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
+def treat_resolved_as_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Close an episode whose alert resolved, despite its intents."""
     decide = REMEDIES["restart_worker"].decide
 
@@ -137,7 +137,7 @@ def resolved_taken_for_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_episode, "REMEDIES", {"restart_worker": remedy})
 
 
-def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_second_intent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Allow a second restart intent for an incarnation."""
     begin = intents.Intents.begin
 
@@ -150,7 +150,7 @@ def begin_without_unique_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intents.Intents, "begin", again)
 
 
-def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
+def key_restart_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """Key a restart intent by container, so that a second hang finds the key used."""
     promise = intents._promise
 
@@ -164,7 +164,7 @@ def free_keyed_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intents, "_promise", by_name)
 
 
-def dry_run_that_fences(monkeypatch: pytest.MonkeyPatch) -> None:
+def fence_in_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write both intents and fence the job in a dry run, without touching the container."""
     for name in ("_consider", "_fence_if_still_wedged"):
         decide = getattr(restart_worker, name)
@@ -205,7 +205,7 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sweeps, "reclaim_expired", reclaim)
 
 
-def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def sweep_by_host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare leases with the wall clock of the sweeping host."""
     monkeypatch.setattr(
         Housekeeping,
@@ -214,7 +214,7 @@ def sweep_by_the_hosts_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register an incarnation and requeue its old jobs in two transactions."""
     register = Claims.register
 
@@ -229,7 +229,7 @@ def registration_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Claims, "register", in_two)
 
 
-def stop_before_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_before_ledger_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop a container before the ledger entry."""
     free = Performer._free
 
@@ -246,7 +246,7 @@ def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restart_worker, "confirm", lambda *_: Finding.of(confirmed=True, message="alert"))
 
 
-def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def ignore_retry_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requeue after every condition."""
     decide = restart_worker._requeue_or_fail
     monkeypatch.setattr(
@@ -257,23 +257,23 @@ def cap_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "restart_in_one_breath": Mutant(plant=restart_in_one_breath, rules=[judge.ONCE]),
-    "attempt_not_checked_by_trips": Mutant(
-        plant=attempt_not_checked_by_trips, rules=[judge.HEALTHY, judge.ALONE, judge.ONCE, judge.IDENTITY]
+    "start_before_settle": Mutant(plant=start_before_settle, rules=[judge.ONCE]),
+    "ignore_attempt_in_fencing": Mutant(
+        plant=ignore_attempt_in_fencing, rules=[judge.HEALTHY, judge.ALONE, judge.ONCE, judge.IDENTITY]
     ),
-    "attempt_not_checked_by_results": Mutant(plant=attempt_not_checked_by_results, rules=[judge.IDENTITY, judge.ALONE]),
-    "worker_locked_by_name": Mutant(plant=worker_locked_by_name, rules=[judge.IDENTITY]),
-    "worker_known_by_name": Mutant(plant=worker_known_by_name, rules=[judge.IDENTITY]),
-    "requeue_before_death": Mutant(plant=requeue_before_death, rules=[judge.ALONE]),
-    "resolved_taken_for_recovery": Mutant(plant=resolved_taken_for_recovery, rules=[judge.LOST], ends=True),
-    "begin_without_unique_key": Mutant(plant=begin_without_unique_key, rules=[judge.ONCE]),
-    "free_keyed_by_container": Mutant(plant=free_keyed_by_container, rules=[judge.LOST], ends=True),
-    "dry_run_that_fences": Mutant(plant=dry_run_that_fences, rules=[judge.DRY]),
+    "ignore_attempt_in_results": Mutant(plant=ignore_attempt_in_results, rules=[judge.IDENTITY, judge.ALONE]),
+    "lock_worker_by_name": Mutant(plant=lock_worker_by_name, rules=[judge.IDENTITY]),
+    "identify_worker_by_name": Mutant(plant=identify_worker_by_name, rules=[judge.IDENTITY]),
+    "requeue_before_exit": Mutant(plant=requeue_before_exit, rules=[judge.ALONE]),
+    "treat_resolved_as_fixed": Mutant(plant=treat_resolved_as_fixed, rules=[judge.LOST], ends=True),
+    "allow_second_intent": Mutant(plant=allow_second_intent, rules=[judge.ONCE]),
+    "key_restart_by_container": Mutant(plant=key_restart_by_container, rules=[judge.LOST], ends=True),
+    "fence_in_dry_run": Mutant(plant=fence_in_dry_run, rules=[judge.DRY]),
     "claim_without_compare": Mutant(plant=claim_without_compare, rules=[judge.TERMINAL, judge.IDENTITY]),
     "reclaim_without_compare": Mutant(plant=reclaim_without_compare, rules=[judge.ALONE]),
-    "sweep_by_the_hosts_clock": Mutant(plant=sweep_by_the_hosts_clock, rules=[judge.ALONE]),
-    "registration_in_two_transactions": Mutant(plant=registration_in_two_transactions, rules=[judge.LOST]),
-    "stop_before_it_is_written": Mutant(plant=stop_before_it_is_written, rules=[judge.AHEAD]),
+    "sweep_by_host_clock": Mutant(plant=sweep_by_host_clock, rules=[judge.ALONE]),
+    "register_in_two_transactions": Mutant(plant=register_in_two_transactions, rules=[judge.LOST]),
+    "stop_before_ledger_entry": Mutant(plant=stop_before_ledger_entry, rules=[judge.AHEAD]),
     "stop_without_fresh_evidence": Mutant(plant=stop_without_fresh_evidence, rules=[judge.HEALTHY]),
-    "cap_not_checked": Mutant(plant=cap_not_checked, rules=[judge.CAPS]),
+    "ignore_retry_limit": Mutant(plant=ignore_retry_limit, rules=[judge.CAPS]),
 }
