@@ -179,7 +179,7 @@ def test_json_that_lags_is_refused_and_says_what_to_run(tmp_path: Path, capsys: 
     status = render.main(["--check"], path=lagging)
 
     assert status == 1
-    assert "run: python -m dashboards.render" in capsys.readouterr().err
+    assert "run python -m dashboards.render" in capsys.readouterr().err
 
 
 def test_json_that_is_missing_is_refused_and_then_written(tmp_path: Path) -> None:

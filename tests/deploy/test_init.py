@@ -130,7 +130,7 @@ def test_kept_options_that_are_none_are_told_in_a_sentence(kept: bytes, tmp_path
 def test_an_installation_without_pages_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.docs_pages.FOLDER", tmp_path / "docs")
 
-    with pytest.raises(InitError, match=r"^nothing was written: no .* reinstall gpuwarden$"):
+    with pytest.raises(InitError, match=r"^nothing was written: no [^\n]*install[^\n]*$"):
         init.command([str(tmp_path / "here")])
     assert not (tmp_path / "here").exists()
 
@@ -168,7 +168,7 @@ def test_removing_the_address_restores_the_runbook_links(tmp_path: Path, capsys:
     before = written(tmp_path, "--host", "box1")
     written(tmp_path, "--runbooks-url", "https://wiki.example.com/gpu")
     file = tmp_path / ".runbooks-url"
-    told = f"below https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator's on loopback"
+    told = f"begin with https://wiki.example.com/gpu, kept in {file}; remove that file to link the remediator"
     assert told in capsys.readouterr().out
 
     file.unlink()
@@ -201,7 +201,7 @@ def test_docker_is_asked_where_its_socket_is(
     watched, acted_on = (f"unix://{path}",) * 2 if there else ("auto", "none")
     assert f"GPUWARDEN_EXPORTER_DOCKER={watched}\n" in found
     assert f"GPUWARDEN_REMEDIATOR_DOCKER={acted_on}\n" in found
-    assert ("the remediator does not ask Docker" in said) is not there
+    assert ("remediator will not" in said) is not there
     assert "GPUWARDEN_EXPORTER_DOCKER=unix:///run/d.sock\n" in told
 
 

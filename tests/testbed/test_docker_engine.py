@@ -183,5 +183,5 @@ def test_a_failed_engine_says_why_and_leaves_nothing(tmp_path: Path, monkeypatch
     with docker_engine(tmp_path / "work") as found:
         pass
 
-    assert found == NoEngine(because="the private engine ended at once: failed to start daemon: no cgroups here")
+    assert found == NoEngine(because="the private engine exited: failed to start daemon: no cgroups here")
     assert traces(tmp_path / "work") == []

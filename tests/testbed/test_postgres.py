@@ -233,7 +233,7 @@ def test_a_closed_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.
         pass
 
     assert isinstance(found, NoPostgres)
-    assert "let $TMPDIR name a folder that everyone may enter" in found.because
+    assert "set $TMPDIR to a folder that all users may enter" in found.because
     assert list(closed.iterdir()) == []
 
 
@@ -250,7 +250,7 @@ def test_a_program_that_its_user_may_not_run_is_named(tmp_path: Path, monkeypatc
         pass
 
     assert isinstance(found, NoPostgres)
-    assert f"may not run {tmp_path}/bin/postgres: open that folder to everyone" in found.because
+    assert f"may not run {tmp_path}/bin/postgres: open its folder to all users" in found.because
 
 
 def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_failed_initdb_says_what_it_said(tmp_path: Path, monkeypatch: pytest.M
     finally:
         shutil.rmtree(room)
 
-    assert found == NoPostgres(because="initdb ended with 1:\nno space left here")
+    assert found == NoPostgres(because="initdb exited with code 1:\nno space left here")
 
 
 def test_a_start_that_fails_ends_with_what_was_logged(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +277,7 @@ def test_a_start_that_fails_ends_with_what_was_logged(server: Postgres, monkeypa
         with pytest.raises(PostgresFailed) as failed:
             server.start()
 
-    assert "ended at once, with 1" in str(failed.value)
+    assert "exited with code 1" in str(failed.value)
     assert 'unrecognized configuration parameter "no_such_setting"' in str(failed.value)
     server.start()
     assert ask(server, "SELECT 1") == 1

@@ -78,5 +78,5 @@ def test_equal_content_is_one_tag(client: docker.DockerClient, tmp_path: Path, m
 
 
 def test_a_file_that_is_not_there_is_named(client: docker.DockerClient, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere, which /app/lost in the worker image is to be copied from"):
+    with pytest.raises(FileNotFoundError, match="nowhere is missing: source of /app/lost"):
         worker_image(client, extra={"/app/lost": tmp_path / "nowhere"})
