@@ -1,4 +1,4 @@
-"""Limits of file, class and folder size: `python -m tools.limits` lists what exceeds them.
+"""`python -m tools.limits` lists files, classes and folders over a limit.
 
 A file is counted in lines, a class in methods and assigned attributes, a folder in modules. Fields of dataclasses,
 pydantic models and settings and rules of hypothesis state machines do not count. `TOO_LARGE` lists accepted exceptions.
@@ -28,7 +28,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def main() -> int:
-    """Print what exceeds a limit. Returns 1 if there is any."""
+    """Print the findings. Returns 1 if there are any."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
         cwd=CHECKOUT, check=True, capture_output=True, text=True,
@@ -72,7 +72,6 @@ def _over_class_limits(name: str, node: ast.ClassDef) -> Iterator[tuple[str, str
 
 
 def _assigned(method: _Function) -> Iterator[str]:
-    """Attributes of `self` that a method assigns."""
     for node in ast.walk(method):
         if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
             continue

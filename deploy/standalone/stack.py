@@ -46,7 +46,7 @@ CHECKOUT: Final = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 10.0
 STOP_GRACE_S: Final = 10.0
-"""The executor's own default, seconds."""
+"""Default of the executor, seconds."""
 EXECUTOR_MARGIN_S: Final = 20.0
 """Time beyond a container's stop grace for the executor to finish its step, seconds."""
 RESEND_S: Final = 10
@@ -76,7 +76,7 @@ class Plan:
         ports: by listener; a missing one means a free port.
         database: PostgreSQL URL of queue and ledger; `None` for SQLite files.
         directory: $GPUWARDEN_DIR.
-        execute: settings of the executor that differ from its defaults.
+        execute: executor settings that differ from the defaults.
         watchdog_url: receives the watchdog alert too.
         parts_dir: programs that are not installed; `fetch` unpacks missing ones there.
     """

@@ -1,4 +1,4 @@
-"""Restart parts that exit, with growing delays, and give up after too many exits.
+"""Restart parts that exit, and give up after too many exits.
 
 `next_step` decides; `Supervisor` acts from its caller's loop. All parts must be children of one long-lived thread,
 because a part ends with the thread that started it.

@@ -31,7 +31,7 @@ CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
 FREE_BOUND_S: Final = 120.0
 SETTLE_BOUND_S: Final = 60.0
-"""Defaults of the executor, seconds. A restart is not given up before its job may be settled."""
+"""Defaults of the executor, seconds. The settle comes first."""
 FREE_BOUND_MAX_S: Final = 86400
 """Maximum of `--free-bound-s`, seconds."""
 HOUSEKEEPING_S: Final = 5.0
@@ -134,7 +134,6 @@ def _run(arguments: argparse.Namespace, stop: _StopSignal, output: _Output) -> N
 
 
 def _watch(chain: Chain, stop: _StopSignal, output: _Output, *, look_for_docker: bool) -> None:
-    """Run the supervisor until a signal arrives."""
     supervisor = Supervisor(chain, say=output)
     housekeeping_s = time.monotonic()
     while not stop.wait(CHECK_S):

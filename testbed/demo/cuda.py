@@ -1,7 +1,7 @@
-"""Work for a real NVIDIA GPU, through the driver's own library: needs neither the CUDA toolkit nor a framework.
+"""Work for a real NVIDIA GPU through the driver's library, without the CUDA toolkit or a framework.
 
-`occupy` keeps the GPU busy without a pause, as a training step does; a process that does not call it again leaves the
-GPU idle and keeps its memory. Reference: https://docs.nvidia.com/cuda/cuda-driver-api/
+`occupy` keeps the GPU busy, as a training step does. Without further calls the GPU is idle and keeps the memory.
+Reference: https://docs.nvidia.com/cuda/cuda-driver-api/
 """
 
 import ctypes
@@ -10,11 +10,11 @@ from typing import Any, Final
 
 LIBRARY: Final = "libcuda.so.1"
 SLICE_S: Final = 0.05
-"""How long one kernel runs. A GPU with a display ends a kernel that runs for seconds."""
+"""Length of one kernel, seconds. A GPU with a display ends longer kernels."""
 FOREVER_S: Final = 3600.0
 """A kernel of this length or longer is started as one."""
 
-# Spins on one thread until so many nanoseconds have passed. The driver compiles it for the GPU that it finds.
+# Spins in one thread for some nanoseconds. The driver compiles it for the GPU.
 KERNEL: Final = b"""
 .version 6.0
 .target sm_50
