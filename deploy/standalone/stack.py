@@ -441,7 +441,7 @@ def _port(url: str) -> str:
 
 def _port_for(part: str, wanted: int | None) -> int:
     with closing(socket.socket()) as probe:
-        # As the listeners do: a port with closing connections counts as free.
+        # As the listeners do: closing connections do not matter.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", wanted or 0))
