@@ -24,7 +24,7 @@ def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\x1b[" not in done.stdout
-    assert re.search(r"All 36 links held, in \d+ s", done.stdout)
+    assert re.search(r"All 36 checks passed in \d+ s", done.stdout)
     assert "windows are shortened" in done.stdout
     assert "armed" in done.stdout
     assert "The ledger's account" in done.stdout

@@ -74,14 +74,14 @@ def played(work: Path, engine: Engine) -> Iterator[Played]:
 @pytest.mark.behaviour("A2")
 @pytest.mark.behaviour("A16")
 def test_a_job_that_wedges_in_its_loop_is_mended_and_finished_by_its_second_attempt(played: Played) -> None:
-    title = "wedges at step 5"
+    title = "hangs at step 5"
 
     assert _broken(played, title) == []
 
 
 @pytest.mark.behaviour("A3")
 def test_a_job_that_wedges_after_its_load_and_before_its_first_step_is_mended_too(played: Played) -> None:
-    title = "wedges after its load"
+    title = "hangs after its load"
 
     assert _broken(played, title) == []
     figures = [entry.message for entry in _entries(played, title) if entry.step == "begin"]
@@ -104,23 +104,23 @@ def test_a_slow_step_with_a_busy_gpu_is_suspected_in_sight_and_left_alone(played
 
 @pytest.mark.behaviour("A9")
 def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played: Played) -> None:
-    job = played.scene.store.job(played.of("wedges at step 5").job_id)
+    job = played.scene.store.job(played.of("hangs at step 5").job_id)
 
     assert (job.priority, job.watchdog_retries, job.attempt) == (10, 1, 2)
     assert played.scene.store.outbox.dispatch_events(job.job_id) == ["completed", "run_completed"]
-    assert played.scene.store.runs.state("run-wedges at step 5") == "completed"
+    assert played.scene.store.runs.state("run-hangs at step 5") == "completed"
 
 
 @pytest.mark.behaviour("A11")
 def test_a_fenced_worker_ends_before_its_job_is_queued_again(played: Played) -> None:
-    for title in ("wedges at step 5", "wedges after its load"):
+    for title in ("hangs at step 5", "hangs after its load"):
         steps = [f"{entry.act} {entry.what}" for entry in _entries(played, title)]
 
         assert steps.index("did fence") < steps.index("saw free: dead") < steps.index("did requeue")
         assert steps.count("did requeue") == 1
 
 
-@pytest.mark.parametrize(("title", "holds_the_lock"), [("wedges at step 5", True), ("wedges after its load", False)])
+@pytest.mark.parametrize(("title", "holds_the_lock"), [("hangs at step 5", True), ("hangs after its load", False)])
 def test_a_wedged_workers_stacks_and_last_lines_are_kept(played: Played, title: str, holds_the_lock: bool) -> None:
     (kept,) = played.scene.ledger.captures.of_episode(_episode(played, title).episode_id)
 
@@ -139,7 +139,7 @@ def test_a_wedged_workers_stacks_and_last_lines_are_kept(played: Played, title: 
 
 
 def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(played: Played) -> None:
-    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, "wedges at step 5").episode_id)
+    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, "hangs at step 5").episode_id)
     values = {each["metric"]: each["values"] for each in kept.document["curves"]}
     beat, gpu, gpu_memory, ram = (
         [value for value in values[f"gpuwarden_{name}"] if value is not None]
