@@ -13,7 +13,7 @@ from remediator.executor.limits import RemedyLimits
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
-from remediator.plan import Episode, Facts, Stage, Subject
+from remediator.plan import Episode, Facts, Stage
 from remediator.remedies import guards, restart
 
 log: Final = structlog.get_logger("executor")
@@ -86,7 +86,7 @@ class CheckSilences:
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
         """Ask only about what would begin now, or what a person is asked about."""
         episode = facts.episode
-        asks = isinstance(step, plan.Wait) and step.asks is not None and episode.subject is not Subject.HOST
+        asks = isinstance(step, plan.Wait) and step.asks is not None
         begins = isinstance(step, plan.Begin | plan.Wrangle | plan.Lose) or (
             guards.is_first(step) and guards.is_untouched(facts)
         )
