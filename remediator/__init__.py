@@ -1,1 +1,1 @@
-"""Receives alerts, confirms them from its host's own exporter, and mends: the one program here that acts."""
+"""The remediator: receives alerts, confirms them with the exporter, and acts."""

@@ -1,8 +1,7 @@
-"""Alertmanager's webhook payload, read into `Alert` values. Pure.
+"""Parses Alertmanager's webhook payload (version 4) into `Alert` values. Pure.
 
-Source: Alertmanager's webhook_config, payload version 4. Fields come and go by version, so unknown ones are ignored. A
-group mixes firing and resolved alerts, so each alert's own status counts. Label values arrive raw, of any length: they
-are data, never part of a command, a path or a query. One bad alert of a payload costs itself only.
+Unknown fields are ignored. A group mixes firing and resolved alerts, so each alert's status counts. Label values are
+data, never part of a command, path or query. An invalid alert affects only itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,45 +19,45 @@ from remediator.plan import Subject
 from remediator.reasons import Reason
 
 ALERTS_MAX: Final = 1000
-"""Alerts accepted in one payload, unless set otherwise; one with more is refused whole."""
+"""Default maximum of alerts in a payload. Larger payloads are refused."""
 
 WATCHDOG: Final = "GpuwardenWatchdog"
-"""The alert that always fires: a sign of life of the chain, and about nothing."""
+"""The alert that always fires, to show that alerts arrive."""
 
 LABELS_MAX: Final = 64
-"""Labels or annotations accepted on one alert."""
+"""Maximum labels or annotations of an alert."""
 
 TEXT_MAX: Final = 1024
-"""Characters accepted in one label or annotation."""
+"""Maximum length of a label or annotation."""
 
 
 TRUNCATED_MAX: Final = 1_000_000
-"""The most alerts that one payload may count as left out."""
+"""Maximum accepted value of `truncatedAlerts`."""
 
 
 class PayloadError(GpuwardenError):
-    """The body is no Alertmanager payload."""
+    """The body is not an Alertmanager payload."""
 
 
 class TooManyAlertsError(PayloadError):
-    """The payload has more alerts than are accepted in one."""
+    """The payload has too many alerts."""
 
 
 class Admits(Protocol):
-    """What a remedy takes alerts for: the trips that it can confirm on the host, and what its episodes are about."""
+    """What a remedy accepts: the conditions it can confirm, and its kind of target."""
 
     @property
     def trips(self) -> Collection[Trip]:
-        """The trips."""
+        """The conditions."""
 
     @property
     def subject(self) -> Subject:
-        """A worker, a server, a tenant, a host or a run."""
+        """The kind of target."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One alert as Alertmanager sent it. The fingerprint names the series, not the episode."""
+    """One alert. The fingerprint identifies the series, not the episode."""
 
     fingerprint: str
     firing: bool
@@ -67,7 +66,7 @@ class Alert:
     starts_at: str
 
 
-# JSON can spell a NUL and half a surrogate pair, which PostgreSQL refuses; pydantic itself refuses the latter.
+# PostgreSQL refuses NUL, which JSON can contain. Lone surrogates are refused by pydantic.
 _Text = Annotated[str, Field(max_length=TEXT_MAX, pattern=r"^[^\x00]*$")]
 _TEXT: Final = TypeAdapter(_Text)
 _Word = Annotated[_Text, Field(max_length=64)]
@@ -75,7 +74,7 @@ _Texts = Annotated[dict[_Text, _Text], Field(max_length=LABELS_MAX)]
 
 
 class _SentAlert(BaseModel):
-    """One alert of a payload, as Alertmanager sends it since 0.19, where alerts got their fingerprint."""
+    """One alert of a payload, since Alertmanager 0.19."""
 
     status: Literal["firing", "resolved"]
     labels: _Texts
@@ -86,7 +85,7 @@ class _SentAlert(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """One alert that will not be acted on, with the reason: a fixed word for a metric, a sentence for people."""
+    """A refused alert, with reason and message."""
 
     reason: Reason
     message: str = field(compare=False)
@@ -95,18 +94,18 @@ class Refusal:
 
 
 def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], list[Refusal]]:
-    """Split a decoded body into the alerts that can be read and those that cannot.
+    """Split a decoded body into valid alerts and refusals.
 
     Raises:
-        TooManyAlertsError: it has more than `alerts_max` alerts, readable or not.
-        PayloadError: it is no payload at all.
+        TooManyAlertsError: it has more than `alerts_max` alerts.
+        PayloadError: it is not a payload.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("alerts"), list):
-        raise PayloadError("an Alertmanager payload was wanted: a JSON object with a list `alerts`")
+        raise PayloadError("not an Alertmanager payload: expected a JSON object with a list `alerts`")
     if len(payload["alerts"]) > alerts_max:
         raise TooManyAlertsError(
-            f"{len(payload['alerts'])} alerts in one payload, and {alerts_max} are accepted: set max_alerts in "
-            "Alertmanager, or group by more labels"
+            f"{len(payload['alerts'])} alerts in one payload, maximum {alerts_max}: set max_alerts in Alertmanager, or "
+            "group by more labels"
         )
     alerts: list[Alert] = []
     refusals: list[Refusal] = []
@@ -132,13 +131,13 @@ def parse(payload: Any, *, alerts_max: int = ALERTS_MAX) -> tuple[list[Alert], l
 
 
 def truncated(payload: Mapping[str, Any]) -> int:
-    """How many alerts Alertmanager says that it left out of a payload; 0 where it says nothing that can be counted."""
+    """How many alerts Alertmanager left out of a payload; 0 if not stated."""
     found = payload.get("truncatedAlerts")
     return min(found, TRUNCATED_MAX) if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0
 
 
 def receiver(payload: Mapping[str, Any]) -> str:
-    """The receiver for which Alertmanager sent a payload, as a pattern, for it escapes names there; "" for none."""
+    """The receiver of a payload as a regex, since Alertmanager escapes names; "" if none."""
     found = payload.get("receiver")
     with suppress(ValidationError):
         return _TEXT.validate_python(found)
@@ -146,27 +145,26 @@ def receiver(payload: Mapping[str, Any]) -> str:
 
 
 def listed(answer: Any, *, alerts_max: int = ALERTS_MAX) -> Iterator[dict[str, Any]]:
-    """What `GET /api/v2/alerts` answers about alerts that fire, as payloads of no more than `alerts_max` alerts each.
+    """Convert an answer of `GET /api/v2/alerts` into payloads of at most `alerts_max` alerts.
 
     Raises:
-        PayloadError: it is no such answer.
+        PayloadError: it is not a list of alerts.
     """
     if not isinstance(answer, list):
-        raise PayloadError("Alertmanager's list of alerts was wanted, a JSON list")
+        raise PayloadError("not a list of alerts: expected a JSON list")
     firing = [{**each, "status": "firing"} if isinstance(each, dict) else each for each in answer]
     return ({"alerts": firing[at : at + alerts_max]} for at in range(0, len(firing), alerts_max))
 
 
-def is_beat(alert: Alert) -> bool:
-    """Whether it is the watchdog's: it names nobody, is for no remedy, and is not to be refused for that."""
+def is_watchdog(alert: Alert) -> bool:
+    """Whether this is the watchdog alert, which has no remedy and is not refused."""
     return alert.labels.get("alertname") == WATCHDOG and "remedy" not in alert.labels
 
 
 def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
-    """What an admitted alert is about, and its name: the worker it names, else the container, else the host.
+    """The target of an admitted alert: kind and name.
 
-    Of one container a silence and a use of memory are two matters, each with an episode of its own. Items that fail are
-    a matter of their run, whichever of the host's workers failed them.
+    A silent server and its VRAM use have separate episodes. Failing items belong to their run.
     """
     if labels.get("trip") == Trip.ITEMS:
         return Subject.RUN, labels.get("run", "")
@@ -178,28 +176,29 @@ def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
 
 
 def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits]) -> Refusal | None:
-    """Whether the alert is taken up at all; `None` means that it is.
+    """Check whether an alert is accepted; `None` means yes.
 
-    `hosts` are those whose executors work this ledger: an alert for any other would never be looked at. `remedies` are
-    the ones there are: an alert with a trip that its remedy cannot confirm on the host would only keep its subject's
-    episode busy.
+    Args:
+        alert: the alert.
+        hosts: hosts with an executor in this ledger.
+        remedies: the known remedies. An alert whose condition a remedy cannot confirm would block the episode.
     """
     labels = alert.labels
     found = labels.get("host", "")
     remedy = labels.get("remedy", "")
     if not found:
-        reason, message = Reason.NO_HOST, "it names no host: `host` must be a target label of the scrape configuration"
+        reason, message = Reason.NO_HOST, "no label `host`: set it as a target label in the scrape configuration"
     elif found not in hosts:
         known = ", ".join(sorted(hosts)[:10])
-        reason, message = Reason.OTHER_HOST, f"it is for host {_short(found)}; this ledger is worked by {known} alone"
+        reason, message = Reason.OTHER_HOST, f"host {_short(found)} has no executor in this ledger; known: {known}"
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
-        reason, message = Reason.UNKNOWN_REMEDY, f"its remedy is {_short(remedy) or 'not named'}; known are: {known}"
+        reason, message = Reason.UNKNOWN_REMEDY, f"unknown remedy {_short(remedy) or '(none)'}; known: {known}"
     elif labels.get("trip") not in remedies[remedy].trips:
         known = ", ".join(sorted(remedies[remedy].trips))
         reason, message = (
             Reason.UNKNOWN_TRIP,
-            f"its trip is {_short(labels.get('trip')) or 'not named'}; {remedy} confirms: {known}",
+            f"unknown trip {_short(labels.get('trip')) or '(none)'}; {remedy} confirms: {known}",
         )
     elif remedies[remedy].subject is Subject.HOST:
         return _admit_host(alert, remedy)
@@ -208,7 +207,7 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     elif remedies[remedy].subject is not Subject.WORKER:
         return _admit_container(alert, remedy)
     elif not is_text(labels.get("worker", "")):
-        message = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters as workers have them"
+        message = f"remedy {remedy} needs the label `worker`, 1 to {NAME_MAX} printable characters"
         reason = Reason.NO_WORKER
     else:
         return None
@@ -216,10 +215,13 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
 
 
 def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
-    """A container is told from a worker by the label that is missing, and from its next life by its incarnation."""
+
     labels = alert.labels
     if labels.get("worker"):
-        reason, message = Reason.NO_SERVER, f"remedy {remedy} is for a container without workers, and it names one"
+        reason, message = (
+            Reason.NO_SERVER,
+            f"remedy {remedy} is for containers without workers; the alert names a worker",
+        )
     elif not is_text(labels.get("container", "")) or not is_text(labels.get("incarnation", "")):
         reason = Reason.NO_CONTAINER
         message = (
@@ -231,7 +233,7 @@ def _admit_container(alert: Alert, remedy: str) -> Refusal | None:
 
 
 def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
-    """The run is what is judged; the worker that it names is on the host whose remediator judges it."""
+
     labels = alert.labels
     if is_text(labels.get("run", "")) and is_text(labels.get("worker", "")):
         return None
@@ -240,11 +242,11 @@ def _admit_run(alert: Alert, remedy: str) -> Refusal | None:
 
 
 def _admit_host(alert: Alert, remedy: str) -> Refusal | None:
-    """A host is told from what lives on it by the labels that are missing."""
+
     labels = alert.labels
     if not labels.get("worker") and not labels.get("container"):
         return None
-    message = f"remedy {remedy} is for a whole host, and the alert names a worker or a container on it"
+    message = f"remedy {remedy} is for whole hosts; the alert names a worker or container"
     return Refusal(reason=Reason.NO_HOST_ALONE, message=message, fingerprint=alert.fingerprint, labels=labels)
 
 

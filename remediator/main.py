@@ -1,4 +1,4 @@
-"""`gpuwarden remediator serve|execute`: which of the two, and its settings."""
+"""`gpuwarden remediator serve` and `execute`."""
 
 import argparse
 import sys
@@ -14,9 +14,9 @@ def command(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="gpuwarden remediator",
         description="Receive alerts (serve) and act on them (execute): two processes that share one ledger.",
-        epilog="`gpuwarden remediator serve --help` and `… execute --help` say more.",
+        epilog="See `gpuwarden remediator serve --help` and `… execute --help`.",
     )
-    parser.add_argument("role", choices=("serve", "execute"), help="which of the two this process is")
+    parser.add_argument("role", choices=("serve", "execute"), help="the role of this process")
     role = parser.parse_args(argv[:1]).role
     try:
         wanted: ServeSettings | ExecuteSettings = (
@@ -26,7 +26,7 @@ def command(argv: list[str]) -> int:
         for line in complaints(error, ServeSettings if role == "serve" else ExecuteSettings):
             print(f"gpuwarden remediator {role}: error: {line}", file=sys.stderr)
         return 2
-    # Neither loads what the other needs: the web's half takes as long to load as all else of the executor.
+    # Imported late: loading the web framework doubles the executor's start time.
     if isinstance(wanted, ServeSettings):
         from remediator.webhook.serve import serve  # noqa: PLC0415
 

@@ -1,8 +1,7 @@
-"""What a remedy knows when it decides, and the closed set of steps it may choose from. Pure.
+"""The facts that a remedy decides from, and the steps it may choose. Pure.
 
-A remedy is a function `decide(facts) -> Step`. It is asked again after every step and on a timer, each time with facts
-read anew, so that it never acts on what was true before. Every step carries the sentence that the ledger keeps; it is
-for people, and two steps that differ in nothing else are equal.
+A remedy is a function `decide(facts) -> Step`, called with new facts after every step and on a timer. A step's message
+is for operators: steps that differ only in it are equal.
 """
 
 from collections.abc import Mapping
@@ -18,12 +17,7 @@ from remediator.reasons import Reason
 
 
 class Subject(StrEnum):
-    """What an episode is about: a worker, with the job it runs, a container without one, a host, or a run.
-
-    A container is a server, which is asked and does not answer, or a tenant, which holds more of a GPU's memory than it
-    may. A host that is silent is nobody's own: whoever shares its ledger works on such an episode. A run whose items
-    fail is judged by the host whose worker fails them; where workers of several hosts do, by each of those.
-    """
+    """What an episode is about. A server is a container without workers, a tenant one over its VRAM budget."""
 
     WORKER = "worker"
     SERVER = "server"
@@ -33,16 +27,16 @@ class Subject(StrEnum):
 
 
 class Kind(StrEnum):
-    """The two intents of an episode."""
+    """The kinds of intents."""
 
     FREE = "free"
     SETTLE = "settle"
 
 
 class Stage(StrEnum):
-    """How far an intent is. A free goes planned, stopping, dead, starting, done; a settle planned, fenced, done.
+    """Stage of an intent.
 
-    One that was withdrawn had done nothing: it gives its key back, and its episode no longer has it.
+    A restart goes through planned, stopping, dead, starting, done; a settle through planned, fenced, done.
     """
 
     PLANNED = "planned"
@@ -56,11 +50,11 @@ class Stage(StrEnum):
 
 
 OVER: Final = frozenset({Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN})
-"""Stages at which nothing is owed any more."""
+"""Stages of closed intents."""
 
 
 class Outcome(StrEnum):
-    """How an episode closed."""
+    """How an episode ended."""
 
     MENDED = "mended"
     PARTLY = "partly_mended"
@@ -71,13 +65,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """One thing that was promised: written before anything is done, and kept to its end.
+    """A planned action, written before it begins and kept until its end.
 
-    `entered_at` is when it came to its stage, Unix seconds. `data` of a free holds the container's kind, handle,
-    GPUs, pids and cgroup, how many tries its stage has had, whether its GPUs were put in quarantine, which of them were
-    because they are lost, and how its worker was warned: the signal, how often that was decided, whether it is known to
-    be done, and whether it was under a promise that was taken back since. That of a settle holds the worker incarnation
-    that held the job.
+    `entered_at` is when it reached its stage, Unix seconds. `data` of a restart has the container's kind, handle, GPUs,
+    pids and cgroup, the tries of this stage, quarantined GPUs and the warning; that of a settle the worker incarnation.
     """
 
     intent_id: int
@@ -90,19 +81,21 @@ class Intent:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is owed any more."""
+        """Whether it is closed."""
         return self.stage in OVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One wedge as the ledger has it. The identity that the alert claimed is checked against local evidence.
+    """One failure, from alert to outcome.
 
-    Several rules may report one wedge: `trips` are those of the alerts that fire, `trip` the one it is known by;
-    `fingerprints` are what Alertmanager knows them by.
-    `worker` is the name of its subject and `incarnation` what was accused: of a worker its own, of a server or a tenant
-    the container's name and the container's incarnation, of a host its key and none, of a run its id and none. `rules`
-    are the names of the rules that accused it, also of those whose alert has ended since.
+    Args:
+        trip: the condition that it is known by.
+        worker: name of the target: worker, container, host or run.
+        trips: conditions of the firing alerts.
+        incarnation: of the worker, or of the container; `None` for a host or run.
+        fingerprints: Alertmanager's ids of the firing alerts.
+        rules: names of all its alerts, also of resolved ones.
     """
 
     episode_id: int
@@ -126,13 +119,14 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
-    """One container as its engine has it now. `handle` survives a restart; `incarnation` does not.
+    """A container as its engine reports it. `handle` survives a restart; `incarnation` does not.
 
-    `vanishes` is set where its engine removes it as soon as it ends: one that is stopped is never started again.
-    `left_down` is set where its engine restarts it however it ends, and leaves it down: it was told to stop.
-    `starting` is set while its engine waits for it to come up, and may yet give it up.
-    `log_file` is where its output goes, where that is a file of its own; `session` the one its processes are of, where
-    no cgroup holds them.
+    Args:
+        vanishes: the engine removes it when it stops.
+        left_down: a stop was requested, in spite of its restart policy.
+        starting: the engine waits for it to come up.
+        log_file: its log, if it is a separate file.
+        session: the session of its processes, if no cgroup holds them.
     """
 
     kind: str
@@ -153,7 +147,7 @@ class ContainerState:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """One job as its queue has it now. `claimed_by` is the worker incarnation that holds it."""
+    """A job in its queue. `claimed_by` is the incarnation of its worker."""
 
     job_id: int
     attempt: int
@@ -166,11 +160,7 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldJob:
-    """One job that a host has, by its queue: it runs there, or that host was taken for lost.
-
-    `heard_s_ago` is how long ago the worker that holds it was last heard of, by the queue's own clock, seconds; `None`
-    where it never was.
-    """
+    """A running or lost job of a host. `heard_s_ago` is the age of its worker's last heartbeat, seconds."""
 
     job_id: int
     attempt: int
@@ -180,12 +170,14 @@ class HeldJob:
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What is known elsewhere of a host that is accused of being silent.
+    """What other hosts know about a silent host.
 
-    `shows_life` is set where its own remediator gave a sign of life that was new to this one, and did so lately;
-    `silent_for_s` is for how long this one has looked on, without a break, while it gave none. Of all hosts `accused`
-    are said to be silent now, it among them, and `alive` show life, ours among them. `taken` is set where the ledger
-    has that its jobs were taken for lost in this episode.
+    Args:
+        shows_life: its executor has a recent new heartbeat.
+        silent_for_s: time this executor has observed no new heartbeat, seconds.
+        accused: number of silent hosts, including it.
+        alive: number of live hosts, including ours.
+        taken: its jobs are marked lost.
     """
 
     jobs: tuple[HeldJob, ...]
@@ -198,10 +190,7 @@ class HostFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What its queue knows of a run that is to be judged, now; `tally` is `None` where it has no such run.
-
-    Of this episode the ledger has that something was `decided` about it or its workers, and that it was `done`.
-    """
+    """Item outcomes of a run, and whether this episode has a decision and has carried it out."""
 
     tally: RunTally | None
     decided: bool
@@ -209,7 +198,7 @@ class RunFacts:
 
 
 class Unconfirmed(StrEnum):
-    """What becomes of a fenced job whose process was not seen dead within the bound."""
+    """What to do with a fenced job whose process exit is unconfirmed after the timeout."""
 
     REQUEUE = "requeue"
     HOLD = "hold"
@@ -217,7 +206,7 @@ class Unconfirmed(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What bounds a remedy, from the settings and its own policy; seconds."""
+    """Limits of a remedy, from settings and policy; seconds."""
 
     evidence_fresh_s: float = 5.0
     settle_bound_s: float = 60.0
@@ -229,7 +218,7 @@ class Limits:
     node_lost_after_s: float = 180.0
     wrangle_activation: int = 5
     wrangle_migrations_max: int = 3
-    wrangle_patience_s: float = 1800.0
+    wrangle_timeout_s: float = 1800.0
     unconfirmed: Unconfirmed = Unconfirmed.REQUEUE
     warn_signal: str | None = None
     warn_grace_s: float = 30.0
@@ -237,20 +226,22 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Everything a remedy may look at. What could not be read is `None`, with why in `unknown`.
+    """Everything a remedy may use. Unreadable facts are `None`, with the reason in `unknown`.
 
-    Patience is measured by this executor's own steady clock and counts only while it looks on, so that neither its
-    downtime, nor a suspended machine, nor a clock that is set uses any of it up. `free_for_s` and `settle_for_s` are
-    for how long it has known the intents at their stages, `runs_for_s` for how long it has seen this incarnation of the
-    container run, `quiet_for_s` for how long it has looked on without a break, with nobody silent. `refused_s_ago` is
-    how long ago the queue refused what was to become of the job or its GPUs, `None` where it has taken something since;
-    `stopped_s_ago` is how long ago this executor's newest stop came to an end, however it went, `None`: it tried none.
-    `worker_ended` is
-    set where the exporter did answer, from a fresh look, and sees no such worker: one that ended cleanly took its files
-    away, while one that died or was killed leaves them; but files that it cannot read look the same. `evidence` is
-    about a worker, `server` about a container without one, `host` about a host, `run` about a run: an episode has one
-    of them. `listener` is whom a warning would reach, or `None` with why in `deaf`; `warned_for_s` is for how long this
-    executor has known that it was warned.
+    Durations are by this executor's clock and count only while its loop runs.
+
+    Args:
+        evidence: about a worker.
+        server: about a container without a worker.
+        worker_ended: the exporter's current sample has no such worker: it ended cleanly, or its files are unreadable.
+        free_for_s: time the restart has been at its stage; so `settle_for_s`.
+        quiet_for_s: time without a failed source.
+        runs_for_s: time this incarnation of the container has been seen running.
+        queue_stuck_for_s: time the queue has not answered or refused writes.
+        refused_s_ago: time since the queue's last refusal; `None` after a successful write.
+        stopped_s_ago: time since this executor's last stop ended.
+        warned_for_s: time since the warning was known to be sent.
+        listener: the process to warn; `None` with the reason in `deaf`.
     """
 
     armed: bool
@@ -279,16 +270,15 @@ class Facts:
 
     @property
     def place(self) -> ContainerFacts | None:
-        """What the exporter says about the container and the host's GPUs, whoever the episode is about."""
+        """The evidence about the container and its GPUs."""
         return self.evidence if self.episode.subject is Subject.WORKER else self.server
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Do nothing now; the episode stays open and is looked at again.
+    """Do nothing now. The episode stays open and is checked again.
 
-    `asks` is the container's incarnation that a person is asked about, where one is. `about` is whom or what a run's
-    episode waits for, without the figures: where that changes, what it waits for is told anew.
+    `asks` is the incarnation that needs approval. `about` is the cause; a new entry is recorded when it changes.
     """
 
     reason: Reason
@@ -299,7 +289,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """The episode is over."""
+    """Close the episode."""
 
     outcome: Outcome
     reason: Reason
@@ -308,17 +298,20 @@ class Close:
 
 @dataclass(frozen=True, kw_only=True)
 class WouldAct:
-    """Dry run: everything is confirmed and nothing is done but this record."""
+    """Record what would be done (dry run)."""
 
     message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Write the two intents. `settle_key` is `None` where the container runs no job of the queue.
+    """Write the intents.
 
-    `worker_incarnation` is the worker that local evidence saw: nobody else's job is settled on its account. `trip` is
-    the condition that was confirmed; `pids` and `cgroup` are what must be gone before the container counts as dead.
+    Args:
+        trip: the confirmed condition.
+        settle_key: `None` if the container runs no job of the queue.
+        worker_incarnation: the worker in the evidence; only its job is settled.
+        pids: processes that must exit before the container counts as dead, with those in `cgroup`.
     """
 
     trip: Trip
@@ -337,7 +330,7 @@ class Begin:
 
 @dataclass(frozen=True, kw_only=True)
 class Withdraw:
-    """Take back the intents that are only planned: nothing was done for them. The episode is considered anew."""
+    """Withdraw planned intents. The episode is decided again."""
 
     reason: Reason
     message: str = field(compare=False)
@@ -345,7 +338,7 @@ class Withdraw:
 
 @dataclass(frozen=True, kw_only=True)
 class Warn:
-    """Signal the worker's own process, and leave it time for a checkpoint; nothing is taken from it yet."""
+    """Signal the worker's process, which may then write a checkpoint."""
 
     message: str = field(compare=False)
     signal: str
@@ -354,28 +347,28 @@ class Warn:
 
 @dataclass(frozen=True, kw_only=True)
 class Fence:
-    """Take the job from the attempt."""
+    """Fence the job."""
 
     message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Stop the container, and that incarnation of it only."""
+    """Stop this incarnation of the container."""
 
     message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Start the container again."""
+    """Start the container."""
 
     message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """Take GPUs out of use: those of the free that are `lost`; else all, for a process on them cannot be killed."""
+    """Quarantine the `lost` GPUs, or all GPUs if a process on them cannot be killed."""
 
     reason: Reason
     message: str = field(compare=False)
@@ -384,10 +377,7 @@ class Quarantine:
 
 @dataclass(frozen=True, kw_only=True)
 class Requeue:
-    """Queue the fenced job again; for `avoid_s` seconds not on the GPUs it was taken from, if others can run it.
-
-    `retry` is which retry by us it is, from 1; `seen_dead` whether the process that held it is known to be dead.
-    """
+    """Requeue the fenced job, for `avoid_s` seconds not on its old GPUs. `seen_dead`: its exit is confirmed."""
 
     message: str = field(compare=False)
     avoid_s: float
@@ -397,7 +387,7 @@ class Requeue:
 
 @dataclass(frozen=True, kw_only=True)
 class Fail:
-    """End the fenced job for good."""
+    """Fail the fenced job."""
 
     reason: Reason
     message: str = field(compare=False)
@@ -405,7 +395,7 @@ class Fail:
 
 @dataclass(frozen=True, kw_only=True)
 class Lose:
-    """Mark these jobs as a lost host's, each only if it runs still: nobody else gets them, nor their GPUs."""
+    """Mark these running jobs of a host as lost. They keep their GPUs."""
 
     message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
@@ -413,7 +403,7 @@ class Lose:
 
 @dataclass(frozen=True, kw_only=True)
 class Return:
-    """Have these jobs of a host that is back run again, for as long as a lease, each only if it is still lost."""
+    """Mark these lost jobs running again, for one lease."""
 
     message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
@@ -421,7 +411,7 @@ class Return:
 
 @dataclass(frozen=True, kw_only=True)
 class LockWorker:
-    """Keep the worker from claiming, take its job of the run from it, and have what it failed tried again."""
+    """Lock the worker, requeue its job of the run, and retry its failed items."""
 
     host: str
     worker: str
@@ -430,13 +420,13 @@ class LockWorker:
 
     @property
     def deed(self) -> str:
-        """What is to be done, in words: the same words are the same to whoever is asked for a yes."""
+        """The action in words, as shown for approval."""
         return f"lock {self.worker} on {self.host}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Migrate:
-    """Take the run from the one worker that runs it, to one that has not had it."""
+    """Move the run to a worker that has not run it."""
 
     host: str
     worker: str
@@ -445,36 +435,30 @@ class Migrate:
 
     @property
     def deed(self) -> str:
-        """As of `LockWorker`."""
+        """See `LockWorker`."""
         return f"move it from {self.worker} on {self.host}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRun:
-    """Let nobody claim the run's jobs, and take those that run from their workers."""
+    """Block the run's jobs, and stop the running ones."""
 
     message: str = field(compare=False)
     tell: Literal["submitter"] = "submitter"
 
     @property
     def deed(self) -> str:
-        """As of `LockWorker`."""
+        """See `LockWorker`."""
         return "block it"
 
 
 Wrangle = LockWorker | Migrate | BlockRun
-"""What is done about a run whose items fail, or about a worker that fails them; only the queue is changed.
-
-`tell` is who is to be told (B8).
-"""
+"""An action on a run with failing items or on its worker. Only the queue changes. `tell`: the person to inform."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Advance:
-    """Record that an intent has come to a stage by itself, or is given up.
-
-    `unspent` is for one that is given up without anything having come of it: its target may be promised the same again.
-    """
+    """Record that an intent reached a stage or is abandoned. `unspent`: it had no effect."""
 
     kind: Kind
     stage: Stage

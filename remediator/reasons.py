@@ -1,7 +1,6 @@
-"""Why an episode waits or ended, why something was given up, and why an alert was refused: fixed words. Pure.
+"""Reason codes: why an episode waits or ended, and why an alert was refused. Pure.
 
-`Reason` is stored in the ledger, published as the label `reason`, and listed in docs/reasons.md. `Doubt` is for code
-alone: why the host's own evidence does not confirm what an alert says.
+`Reason` is stored in the ledger, published as the label `reason`, and listed in docs/reasons.md. `Doubt` is internal.
 """
 
 from dataclasses import dataclass, field
@@ -10,18 +9,18 @@ from typing import Self
 
 
 class Reason(StrEnum):
-    """A fixed word, and in `text` one line about it for people."""
+    """A code, and in `text` one line that explains it."""
 
     text: str
 
     def __new__(cls, word: str, text: str) -> Self:
-        """A member, from its word and its line."""
+        """Make a member from its code and text."""
         member = str.__new__(cls, word)
         member._value_ = word
         member.text = text
         return member
 
-    # What holds an armed remediator
+    # What holds an armed remedy
     DRY_RUN = "dry_run", "the remedy is not armed on this host; `gpuwarden arm` arms it"
     PAUSED = "paused", "an operator paused the host; ends at its time, or with `gpuwarden resume`"
     SILENCED = "silenced", "Alertmanager silences every alert of the episode; ends with the silence"
@@ -42,7 +41,7 @@ class Reason(StrEnum):
     STALE_EVIDENCE = "stale_evidence", "the exporter's newest sample is too old"
     NO_CONTAINER = (
         "no_container",
-        "the container is unknown: no label names it, or neither exporter nor engine shows it",
+        "the container is unknown: no label names it, or exporter and engine do not show it",
     )
     CONTAINER_PAUSED = "container_paused", "the container is paused (`docker pause`); ends when it is unpaused"
     RESTARTED = "restarted", "the container is not the one that the evidence describes"
@@ -50,14 +49,14 @@ class Reason(StrEnum):
     SHARED_CONTAINER = "shared_container", "other live workers share the container"
     HAS_WORKERS = "has_workers", "workers live in the container; it is judged by their jobs"
     NOT_RESTARTABLE = "not_restartable", "the engine removes the container when it stops (`--rm`)"
-    REPLACED = "replaced", "another incarnation has taken the place of the one that the alert names"
+    REPLACED = "replaced", "another incarnation replaced the one that the alert names"
     ATTEMPT_OVER = "attempt_over", "the attempt that the alert names is over"
     JOB_NOT_HELD = "job_not_held", "the dead worker does not hold the job any more"
 
-    # While something is done
+    # While an action runs
     QUEUE_UNREACHABLE = "queue_unreachable", "the queue does not answer"
     ENGINE_UNREACHABLE = "engine_unreachable", "the container engine does not answer"
-    DRIVER_UNREACHABLE = "driver_unreachable", "exporter or GPU driver do not say which processes run"
+    DRIVER_UNREACHABLE = "driver_unreachable", "the exporter or GPU driver does not report the running processes"
     STOPPING = "stopping", "the container, or processes of it, still run after the stop"
     STOP_FAILED = "stop_failed", "the container cannot be stopped"
     EXIT_UNCONFIRMED = "exit_unconfirmed", "it is not confirmed that the processes exited"
@@ -75,9 +74,9 @@ class Reason(StrEnum):
     OTHER_WORKER = "other_worker", "another worker holds the attempt"
     NOT_RETRIED = "not_retried", "jobs of this class are not retried"
     ATTEMPTS_EXHAUSTED = "attempts_exhausted", "the job has no attempt left, or would have none"
-    RETRIES_EXHAUSTED = "retries_exhausted", "the job has used all retries by gpuwarden"
+    RETRIES_EXHAUSTED = "retries_exhausted", "the job has used all its retries"
     DONE = "done", "nothing is left to do"
-    GIVEN_UP = "given_up", "a part of what was begun was given up"
+    GIVEN_UP = "given_up", "an intent was abandoned"
     CLOSED_MEANWHILE = "closed_meanwhile", "another executor closed the episode"
     RESTARTED_ALREADY = "restarted_already", "this incarnation of the container was restarted already"
 
@@ -87,7 +86,7 @@ class Reason(StrEnum):
     MAJORITY_SILENT = "majority_silent", "more hosts are silent than alive; look for the common cause"
     WORKERS_ALIVE = "workers_alive", "workers of the silent host renew their leases, or never did"
     NO_JOBS = "no_jobs", "the silent host has no jobs"
-    JOBS_HELD = "jobs_held", "the jobs of the lost host are held for it; `gpuwarden job cancel` gives one up"
+    JOBS_HELD = "jobs_held", "the jobs of the lost host are held; `gpuwarden job cancel` ends one"
 
     # Of a run whose items fail
     NO_RUN = "no_run", "no label names a run, or the queue has no such run"
@@ -95,7 +94,7 @@ class Reason(StrEnum):
     OTHER_WORKER_FAULTY = "other_worker_faulty", "a worker of another host is the faulty one; that host's executor acts"
     INSUFFICIENT_DATA = "insufficient_data", "another worker has not ended its first item yet"
     JOBS_IN_DOUBT = "jobs_in_doubt", "jobs of the run are fenced or on lost hosts"
-    NOT_RECORDED = "not_recorded", "what was decided may or may not have been done"
+    NOT_RECORDED = "not_recorded", "it is unknown whether the decision was carried out"
 
     # Of an alert that was refused or abandoned
     MALFORMED = "malformed", "the alert cannot be read"
@@ -106,13 +105,13 @@ class Reason(StrEnum):
     NO_WORKER = "no_worker", "the remedy needs the label `worker`"
     NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
     NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"
-    ABANDONED = "abandoned", "no executor took up the alert within `--keep-days`"
+    ABANDONED = "abandoned", "no executor processed the alert within `--keep-days`"
 
 
 class Doubt(StrEnum):
-    """Why local evidence does not confirm a condition. A figure that is unknown never counts as idle."""
+    """Why local evidence does not confirm a condition. Unknown never counts as idle."""
 
-    UNDER_BOUND = "under_bound"  # a figure has not reached its bound
+    UNDER_BOUND = "under_bound"
     NO_CONDITION = "no_condition"
     NO_LOCK = "no_lock"
     NO_JOB = "no_job"
@@ -148,17 +147,17 @@ class Doubt(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What local evidence says of a condition: confirmed, or why not; `message` holds the figures, for people."""
+    """The result of checking a condition against local evidence. `message` has the figures."""
 
     doubt: Doubt | None
     message: str = field(compare=False)
 
     @property
     def confirmed(self) -> bool:
-        """Whether the condition is met by what this host's own exporter measured."""
+        """Whether the exporter's evidence confirms the condition."""
         return self.doubt is None
 
     @classmethod
     def of(cls, confirmed: bool, message: str) -> Self:
-        """Of figures that are all known."""
+        """A finding from known figures."""
         return cls(doubt=None if confirmed else Doubt.UNDER_BOUND, message=message)

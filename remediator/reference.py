@@ -1,6 +1,6 @@
-"""Writes the remediator's reference: its settings, its metrics and the queue's, and its reasons.
+"""Write the remediator's reference pages: settings, metrics and reasons.
 
-`python -m remediator.reference` writes them; `--check` writes nothing and exits 1 when a page lags behind the code.
+`--check` writes nothing and exits 1 if a page is outdated.
 """
 
 import sys
@@ -23,7 +23,7 @@ DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the pages, or with `--check` compare them; 1 when one lags."""
+    """Write the pages, or with `--check` compare them."""
     pages = {
         "settings-remediator.md": settings_page,
         "metrics-remediator.md": metrics_page,
@@ -60,11 +60,10 @@ def metrics_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/metrics/ledger.py, not this page. -->",
             "",
-            "What `/metrics` of `gpuwarden remediator serve` publishes, of this host's share of the ledger and of",
-            "itself. Unknown is an absent series, never a zero. What comes from the ledger goes on through",
-            "restarts, and does not fall when old episodes are forgotten. Label `host` is not among these: the",
-            "scrape configuration sets it.",
-            "With `--queue` the page tells of the queue too: [metrics-queue.md](metrics-queue.md).",
+            "What `/metrics` of `gpuwarden remediator serve` publishes about this host's part of the ledger",
+            "and itself. Unknown is an absent series, never zero. Counters from the ledger survive restarts and",
+            "deletions of old episodes. The scrape configuration sets the label `host`.",
+            "With `--queue` there are also metrics of the queue: [metrics-queue.md](metrics-queue.md).",
             "",
             *_rows(SERIES),
             "",
@@ -80,15 +79,14 @@ def queue_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/metrics/queue.py, not this page. -->",
             "",
-            "What `/metrics` of `gpuwarden remediator serve` publishes where it is given `--queue`. Unknown is an",
-            "absent series, never a zero; what was counted and is none is a 0. Hosts may share a queue, and each then",
-            "tells of the whole of it: take the greatest of them (`max by (queue)`), never the sum.",
+            "What `/metrics` of `gpuwarden remediator serve` publishes with `--queue`. Unknown is an absent series,",
+            "never zero; a count of none is 0. Hosts that share a queue each publish all of it: use the maximum",
+            "(`max by (queue)`), never the sum.",
             "",
-            "A scrape reads what is small, and the events that are new; it costs the same however many jobs are done.",
-            "Counting the claimable jobs, and the items that failed, takes longer the more there are, and is done",
-            f"beside the scrapes: each starts a count, waits {COUNT_WAIT_S * 1000:g} ms for it, and shows the one",
-            "before where that is not enough.",
-            f"A queue that does not answer within {ANSWER_S:g} s cannot be read.",
+            "A scrape reads small indexes and new events, so its cost does not grow with finished jobs. Claimable jobs",
+            "and failed items are counted in the background: each scrape starts a count, waits",
+            f"{COUNT_WAIT_S * 1000:g} ms for it, and otherwise shows the last one. A queue that does not answer within",
+            f"{ANSWER_S:g} s counts as unreachable.",
             "",
             *_rows(QUEUE_SERIES),
             "",
@@ -104,9 +102,9 @@ def reasons_page() -> str:
             "",
             "<!-- Written by `python -m remediator.reference`; change remediator/reasons.py, not this page. -->",
             "",
-            "Why an episode waits, why it was closed or a part of it given up, and why an alert was refused. They",
-            "are in `gpuwarden status`, in `gpuwarden ledger`, and in the label `reason` of",
-            "`gpuwarden_remediator_episodes_held` and `gpuwarden_remediator_alerts_total`.",
+            "Why an episode waits or was closed, and why an alert was refused. They are in `gpuwarden status`, in",
+            "`gpuwarden ledger`, and in the label `reason` of `gpuwarden_remediator_episodes_held` and",
+            "`gpuwarden_remediator_alerts_total`.",
             "",
             "| reason | meaning |",
             "|---|---|",

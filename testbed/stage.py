@@ -13,7 +13,7 @@ from deploy.standalone.config_files import Intervals
 from deploy.standalone.stack import Chain, Plan
 from gpuwarden.job import JobClass, JobId
 from gpuwarden.queue import JobStore, Submission
-from remediator.clients.exporter import Witness, WitnessError
+from remediator.clients.exporter import ExporterClient, ExporterError
 from remediator.ledger.journal import Entry
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
@@ -54,7 +54,7 @@ class Stage:
     chain: Chain
     store: JobStore
     ledger: Ledger
-    witness: Witness
+    witness: ExporterClient
     data: Path
 
     def submit(
@@ -95,8 +95,8 @@ class Stage:
     def armed(self, worker: str) -> bool:
         """Whether a worker's job has made its first step beat, by the exporter."""
         try:
-            return self.witness.about(worker, host=self.chain.plan.host).beat_age_s is not None
-        except WitnessError:
+            return self.witness.worker_evidence(worker, host=self.chain.plan.host).beat_age_s is not None
+        except ExporterError:
             return False
 
     def journal(self, worker: str) -> list[Entry]:
@@ -211,7 +211,7 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         stack.callback(store.close)
         ledger = Ledger.open(chain.ledger_url)
         stack.callback(ledger.close)
-        witness = Witness(chain.exporter_url)
+        witness = ExporterClient(chain.exporter_url)
         stack.callback(witness.close)
         yield Stage(
             slots=slots,

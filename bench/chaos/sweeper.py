@@ -21,7 +21,7 @@ def main(url: str, patience_s: float) -> None:
     while True:
         try:
             queue = queue or job_queue_sql.BuiltinQueue(JobStore.open(url))
-            queue.tend(now=queue.now())
+            queue.sweep(now=queue.now())
         except DatabaseError as error:
             print(f"not answered: {error}", file=sys.stderr, flush=True)
         time.sleep(PAUSE_S)

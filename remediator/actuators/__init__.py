@@ -1,7 +1,4 @@
-"""Hands on the things that are freed: look, stop, start. No policy here; every target is named by its full handle.
-
-An actuator touches only what opted in, and the remedy has checked that from `ContainerState.managed` before it asks.
-"""
+"""Actuators inspect, stop and start containers, named by their full handle. They hold no policy."""
 
 from typing import Final, Protocol
 
@@ -9,36 +6,24 @@ from gpuwarden.errors import GpuwardenError
 from remediator.plan import ContainerState
 
 ENGINES: Final = {"docker": "Docker", "podman": "Podman"}
-"""The kinds of container that an engine with Docker's API has, and what people call the engine."""
+"""Engines with Docker's API, by kind of container."""
 
 
 class ActuatorError(GpuwardenError):
-    """The engine did not answer, or refused; what was asked may or may not have happened, so look again."""
+    """The engine failed or refused. The action may still have happened."""
 
 
 class Actuator(Protocol):
     """One kind of container."""
 
     def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:
-        """The container as it is now; `None` when it is gone for good, and nothing is left in `cgroup`.
+        """Read its state; `None` if it is gone and no process is left in `cgroup`.
 
-        That is where its processes were. While one is left of what its engine does not have any more, it has no
-        incarnation.
-
-        Raises:
-            ActuatorError: it cannot be told.
+        If only processes are left, the incarnation is empty. Raises ActuatorError if unknown.
         """
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """Ask it to end, and kill it after `grace_s`. Returns when it is down; does nothing to one that is.
-
-        Raises:
-            ActuatorError: it may still run.
-        """
+        """Stop it, and kill it after `grace_s` seconds. Raises ActuatorError if it may still run."""
 
     def start(self, handle: str) -> None:
-        """Start it again; does nothing to one that runs.
-
-        Raises:
-            ActuatorError: it may not run.
-        """
+        """Start it, unless it runs. Raises ActuatorError if it may not run."""

@@ -1,8 +1,7 @@
-"""Containers of this host's own engine, by full id. The label `gpuwarden.managed=true` opts one in.
+"""Containers of Docker or Podman, by full id. The label `gpuwarden.managed=true` opts in.
 
-The engine is Docker, or Podman, which answers the same calls at a socket of its own (`podman system service`). What is
-read here it tells in the same words: also there a container is `exited` only once it was told to stop, and what its
-restart policy is about to bring back is `stopped`.
+Podman answers the same API (`podman system service`). In both, `exited` means that a stop was requested; a container
+that its restart policy is about to start is `stopped`.
 """
 
 import threading
@@ -21,21 +20,20 @@ from remediator.actuators import ENGINES, ActuatorError
 from remediator.plan import ContainerState
 
 LABEL: Final = "gpuwarden.managed"
-"""The label by which a container's owner opts in; its value must be `true`."""
+"""The owner sets this label to `true` to opt in."""
 
 KEPT_UP: Final = frozenset({"always", "unless-stopped"})
-"""Restart policies under which an engine restarts what ends, however it ends, unless it was told to stop it."""
+"""Policies that restart a container after every exit, except a requested stop."""
 
 TIMEOUT_S: Final = 10
-"""How long the engine may take to answer, beyond a stop's own grace, seconds."""
+"""Timeout of an engine call, without the grace period of a stop, seconds."""
 
-# To look for a proxy, the HTTP library below sets and unsets variables of the environment: two threads at it fail one
-# another. A socket has no proxy, but a client asks for the engine's version before it can be told so.
+# The HTTP library changes environment variables while it looks for a proxy, so two threads must not connect at once.
 _CONNECTING: Final = threading.Lock()
 
 
 class DockerActuator:
-    """Looks at, stops and starts containers of one engine, of a kind in `ENGINES`."""
+    """Inspects, stops and starts containers of one engine in `ENGINES`."""
 
     def __init__(self, base_url: str, *, kind: str = "docker") -> None:
         self._base_url = base_url
@@ -68,7 +66,7 @@ class DockerActuator:
         )
 
     def _left(self, handle: str, cgroup: str | None) -> ContainerState | None:
-        """What is left of a container that its engine has forgotten, as one does whose disk was emptied."""
+
         pids = _processes(handle, Path(cgroup)) if cgroup else frozenset()
         if not pids:
             return None
@@ -78,7 +76,7 @@ class DockerActuator:
         )  # fmt: skip
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. The engine's own restart policy leaves a container alone that was stopped so."""
+        """See `Actuator.stop`."""
         with self._client(TIMEOUT_S + grace_s) as client:
             client.stop(handle, timeout=round(grace_s))
 
@@ -96,7 +94,7 @@ class DockerActuator:
                     base_url=self._base_url, timeout=round(timeout_s), version=DEFAULT_DOCKER_API_VERSION
                 )
             client.trust_env = False
-            # Asked outside the lock: an engine that hangs holds up its own containers only.
+            # Outside the lock: a hung engine must not block others.
             client._version = client.version(api_version=False)["ApiVersion"]  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
             yield client
         except NotFound as error:
@@ -110,13 +108,13 @@ class DockerActuator:
                 client.close()
 
     def _group(self, pid: int, container: str) -> Path:
-        """The cgroup of a container that runs; without it nobody can tell its processes, nor see it dead."""
+
         try:
             group = cgroups.directory(pid, container)
         except OSError as error:
             raise ActuatorError(f"the cgroup of container {container} cannot be read: {error}") from error
         if group is None:
-            because = f"it is ending, or {self._name} is"
+            because = f"the container or {self._name} is stopping"
             raise ActuatorError(f"process {pid} is in no cgroup of container {container}: {because}")
         return group
 

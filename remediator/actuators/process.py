@@ -1,19 +1,16 @@
-"""Supervised processes, for hosts without a container engine: started from a file of commands, watched by pid file.
+"""Supervised processes, for hosts without a container engine: started from a file of commands.
 
-The file is TOML; only what it names has opted in, and only its owner can write it:
+The file is TOML. A worker opts in by being listed:
 
     [worker.trainer-0]
     argv = ["/opt/venv/bin/gpuwarden", "worker", "--name", "trainer-0", "--body", "train:load"]
-    env = { GPUWARDEN_STORE = "sqlite:////var/lib/gpuwarden/queue.db" }   # added to the remediator's own
-    pid_file = "/run/gpuwarden/trainer-0.pid"                             # made and owned here
+    env = { GPUWARDEN_STORE = "sqlite:////var/lib/gpuwarden/queue.db" }   # added to the remediator's environment
+    pid_file = "/run/gpuwarden/trainer-0.pid"                             # written here
     log_file = "/var/log/gpuwarden/trainer-0.log"
 
-The handle is the worker's name. What is started has a mark in its environment, which stands beside the pid file while
-it is being started (`.starting`): one that was started, and not put on record by who was killed at it, is known by
-its mark, and is put on record by the next one who looks. Each process leads a session of its own, so that it outlives
-the remediator and is ended with its children. Each is signalled by a descriptor of the process itself (pidfd_open(2),
-Linux 5.3), checked once it is held: a pid that ends and is given to somebody else meanwhile costs that somebody
-nothing.
+The handle is the worker's name. During a start, `.starting` next to the pid file holds a mark that the environment has
+too: after a crash the process is found by it. Each process leads its own session and is stopped with its children.
+Signals go through a pidfd (Linux 5.3), so that a reused pid is never hit.
 """
 
 import errno
@@ -36,7 +33,7 @@ from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
 
 MARK: Final = "GPUWARDEN_STARTED_AS"
-"""The name of the mark in the environment of what is started."""
+"""Environment variable that holds the mark."""
 
 POLL_S: Final = 0.05
 KILL_WAIT_S: Final = 5.0
@@ -56,20 +53,20 @@ class _File(BaseModel):
 
 
 class ProcessActuator:
-    """Looks at, stops and starts the processes that one file names."""
+    """Inspects, stops and starts listed processes."""
 
     def __init__(self, path: Path) -> None:
         try:
             self._commands = _File.model_validate(tomllib.loads(path.read_text(encoding="utf-8"))).worker
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as error:
-            raise GpuwardenError(f"the file of supervised workers {path} cannot be used: {error}") from None
+            raise GpuwardenError(f"invalid file of supervised workers {path}: {error}") from None
 
-    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002 - a process has none
+    def look(self, handle: str, *, cgroup: str | None = None) -> ContainerState | None:  # noqa: ARG002 - part of the protocol
         """See `Actuator.look`."""
         command = self._commands.get(handle)
         if command is None:
             return None
-        found = _known(command.pid_file)
+        found = _find(command.pid_file)
         running = found is not None and _runs(found)
         return ContainerState(
             kind="process",
@@ -85,21 +82,21 @@ class ProcessActuator:
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. SIGTERM, then SIGKILL, to what is left of its session, with or without its leader."""
+        """See `Actuator.stop`. SIGTERM, then SIGKILL, to every process of its session."""
         command = self._command(handle)
-        found = _known(command.pid_file)
+        found = _find(command.pid_file)
         if found is not None and not _end(found, grace_s=grace_s):
-            raise ActuatorError(f"worker {handle} (pid {found.pid}) does not die")
+            raise ActuatorError(f"worker {handle} (pid {found.pid}) still runs after SIGKILL")
 
     def start(self, handle: str) -> None:
         """See `Actuator.start`."""
         command = self._command(handle)
-        found = _known(command.pid_file)
+        found = _find(command.pid_file)
         if found is not None and _runs(found):
             return
-        mark, promise = secrets.token_hex(16), _promise(command.pid_file)
+        mark, mark_file = secrets.token_hex(16), _mark_file(command.pid_file)
         try:
-            atomic_write(promise, mark)
+            atomic_write(mark_file, mark)
             pid = os.posix_spawnp(
                 command.argv[0],
                 command.argv,
@@ -110,62 +107,57 @@ class ProcessActuator:
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsid=True,
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, and a child would inherit that
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores these; the child must not
             )
         except (OSError, ValueError) as error:
-            with suppress(OSError):  # it promises nothing: no process has its mark
-                promise.unlink(missing_ok=True)
+            with suppress(OSError):
+                mark_file.unlink(missing_ok=True)
             raise ActuatorError(f"worker {handle} cannot be started: {error}") from None
         process = ProcessId(pid, 0)
         try:
             process = ProcessId.of(pid)
             _record(command.pid_file, process)
         except OSError as error:
-            _end(process, grace_s=0.0)  # what is on no record would be started a second time
-            raise ActuatorError(f"worker {handle} cannot be put on record, and was ended: {error}") from None
+            _end(process, grace_s=0.0)  # without a pid file it would be started twice
+            raise ActuatorError(f"worker {handle} was stopped: cannot write its pid file: {error}") from None
 
     def _command(self, handle: str) -> _Command:
         try:
             return self._commands[handle]
         except KeyError:
-            raise ActuatorError(f"worker {handle} is not in the file of supervised workers") from None
+            raise ActuatorError(f"worker {handle} is not listed in the file of supervised workers") from None
 
 
-def _promise(pid_file: Path) -> Path:
-    """Where the mark stands of what is being started."""
+def _mark_file(pid_file: Path) -> Path:
     return pid_file.with_name(f"{pid_file.name}.starting")
 
 
 def _record(pid_file: Path, process: ProcessId) -> None:
-    """The record first: with both gone, what was started would be nobody's."""
+    # The pid file first: without either file the process would be lost.
     atomic_write(pid_file, f"{process}\n")
-    _promise(pid_file).unlink(missing_ok=True)
+    _mark_file(pid_file).unlink(missing_ok=True)
 
 
-def _known(pid_file: Path) -> ProcessId | None:
-    """The process on record, or which belongs there: it was started, and who started it was killed before he said so.
-
-    Raises:
-        ActuatorError: it runs and cannot be put on record.
-    """
+def _find(pid_file: Path) -> ProcessId | None:
+    """Find the process by its pid file, or by its mark after an interrupted start."""
     try:
-        mark = _promise(pid_file).read_text(encoding="ascii")
+        mark = _mark_file(pid_file).read_text(encoding="ascii")
     except FileNotFoundError:
-        return _recorded(pid_file)
+        return _read_pid_file(pid_file)
     except (OSError, ValueError) as error:
-        raise ActuatorError(f"what was started last cannot be known: {error}") from None
-    found = _marked(mark)
+        raise ActuatorError(f"cannot read the mark of the last start: {error}") from None
+    found = _find_by_mark(mark)
     if found is None:
-        return _recorded(pid_file)
+        return _read_pid_file(pid_file)
     try:
         _record(pid_file, found)
     except OSError as error:
-        raise ActuatorError(f"process {found.pid} runs, and cannot be put on record: {error}") from None
+        raise ActuatorError(f"cannot write the pid file of process {found.pid}: {error}") from None
     return found
 
 
-def _marked(mark: str) -> ProcessId | None:
-    """The process with this mark that leads its session: its children have the mark too."""
+def _find_by_mark(mark: str) -> ProcessId | None:
+    # Children inherit the mark, so only a session leader counts.
     sought = f"{MARK}={mark}".encode()
     for entry in procfs.PROC.iterdir():
         if entry.name.isdigit():
@@ -174,12 +166,12 @@ def _marked(mark: str) -> ProcessId | None:
                 leads = fields[3] == entry.name and not procfs.has_ended(fields)
                 if leads and sought in (entry / "environ").read_bytes().split(b"\0"):
                     return ProcessId(int(entry.name), int(fields[19]))
-            except OSError:  # gone meanwhile, or not ours to look at
+            except OSError:  # gone, or not readable
                 continue
     return None
 
 
-def _recorded(pid_file: Path) -> ProcessId | None:
+def _read_pid_file(pid_file: Path) -> ProcessId | None:
     try:
         found = ProcessId.parse(pid_file.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -193,7 +185,7 @@ def _runs(process: ProcessId) -> bool:
 
 
 def _end(leader: ProcessId, *, grace_s: float) -> bool:
-    """SIGTERM, then after `grace_s` SIGKILL, to every process of a session; false when some outlive it."""
+    """Stop a session. Returns whether all its processes ended."""
     for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
         for process in _session(leader):
             _signal(process, number)
@@ -201,7 +193,7 @@ def _end(leader: ProcessId, *, grace_s: float) -> bool:
         while left := _session(leader):
             if time.monotonic() >= deadline_s:
                 break
-            if number is signal.SIGKILL:  # also what was forked while the session was listed
+            if number is signal.SIGKILL:  # also children forked during the listing
                 for process in left:
                     _signal(process, number)
             time.sleep(POLL_S)
@@ -211,10 +203,9 @@ def _end(leader: ProcessId, *, grace_s: float) -> bool:
 
 
 def _session(leader: ProcessId) -> list[ProcessId]:
-    """The living processes of the session that one process led, itself included.
+    """List the living processes of a leader's session, with the leader.
 
-    The kernel gives a pid to nobody else while a session bears it. So a leader of that pid with another start means
-    that the session is over, and that what bears its number now is a stranger's.
+    The kernel does not reuse a pid while a session has it. A leader with another start time means the session is over.
     """
     _reap(leader.pid)
     with suppress(OSError):
@@ -236,21 +227,17 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # another program started it, and reaps it
+        return  # not our child
 
 
 def _signal(process: ProcessId, number: signal.Signals) -> None:
-    """Send a signal to this process and to no other; nothing where it is gone.
-
-    Raises:
-        ActuatorError: the kernel has no such descriptors, or none is left.
-    """
+    """Send a signal to this process and no other. Does nothing if it is gone."""
     try:
-        # Gone meanwhile, or somebody else's: then it shows as left.
+        # Gone, or of another user: then the caller still lists it.
         with process.opened() as descriptor, suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(descriptor, number)
     except (FileNotFoundError, ProcessLookupError):
         return
     except OSError as error:
-        because = "Linux 5.3 or later is wanted" if error.errno == errno.ENOSYS else str(error)
-        raise ActuatorError(f"process {process.pid} cannot be held to be signalled, and was not: {because}") from None
+        because = "needs Linux 5.3 or later" if error.errno == errno.ENOSYS else str(error)
+        raise ActuatorError(f"process {process.pid} was not signalled: {because}") from None

@@ -1,18 +1,16 @@
-"""Services of this host's systemd, by the whole name of their unit, through `systemctl`. No shell sees a name.
+"""Services of systemd that match a pattern, by full unit name, through `systemctl`. Never the remediator's own unit.
 
-Only a service whose name matches a pattern that its host's owner has set is ever touched, and never the one that the
-remediator itself runs in. What is read of a unit (org.freedesktop.systemd1(5), systemd.service(5)):
+Properties read (org.freedesktop.systemd1(5), systemd.service(5)):
 
-    LoadState        `not-found`: it is gone
-    ActiveState, SubState   whether it runs; between two lives (`auto-restart`) it does not
-    InvocationID     one life of it. systemd forgets it once the unit is down and nothing refers to the unit: then what
-                     ran last is not known, and its incarnation is empty
-    ControlGroup     where its processes are
-    Restart          `always`, and down without having failed: somebody told it to stop
-    Transient        made by systemd-run and the like: gone once it is down
-    FreezerState     `frozen`: it runs, and gets no time
-    Type             `oneshot`: it does what it is there for while it counts as activating
-    Job              what systemd has yet to do about it
+    - LoadState        `not-found`: it is gone
+    - ActiveState, SubState   whether it runs; in `auto-restart` it does not
+    - InvocationID     its incarnation; empty once the unit is down and unloaded
+    - ControlGroup     where its processes are
+    - Restart          `always` and down without a failure: a stop was requested
+    - Transient        made by systemd-run: gone once it is down
+    - FreezerState     `frozen`: paused
+    - Type             `oneshot`: works while it is activating
+    - Job              systemd's pending job
 """
 
 import os
@@ -30,11 +28,10 @@ from remediator.actuators import ActuatorError
 from remediator.plan import ContainerState
 
 TIMEOUT_S: Final = 10.0
-"""How long systemd may take to answer, and a service that was told to start to be seen starting, seconds."""
+"""Timeout of a systemctl call, and of a service start, seconds."""
 
 RUNS_FOR_S: Final = 0.5
-"""For how long one life is seen after a start, seconds: a program that cannot be executed has failed by then, though
-systemd calls a simple service active before."""
+"""One incarnation must run this long after a start, seconds. systemd calls a simple service active before exec."""
 
 KILL_WAIT_S: Final = 5.0
 POLL_S: Final = 0.05
@@ -45,14 +42,10 @@ _PROPERTIES: Final = (
 )
 _UP: Final = frozenset({"active", "activating", "deactivating", "reloading", "refreshing"})
 _WITHOUT_PROCESSES: Final = frozenset({"auto-restart", "auto-restart-queued", "exited"})
-"""States of a unit that counts as up to systemd and runs nothing."""
 
 
 class SystemdActuator:
-    """Looks at, stops and starts the services whose names match one of `patterns` (fnmatch).
-
-    `systemctl` is how systemd is asked.
-    """
+    """Inspects, stops and starts the services whose names match one of `patterns` (fnmatch)."""
 
     def __init__(self, patterns: Sequence[str], *, systemctl: Sequence[str] = ("systemctl",)) -> None:
         self._patterns = tuple(patterns)
@@ -84,10 +77,9 @@ class SystemdActuator:
         )
 
     def stop(self, handle: str, *, grace_s: float) -> None:
-        """See `Actuator.stop`. After `grace_s` SIGKILL to all of its processes, whatever its own timeout and KillMode.
+        """See `Actuator.stop`. After `grace_s` seconds all its processes get SIGKILL, even if KillMode spares them.
 
-        To those of the life that was to be stopped: one that somebody begins meanwhile is left alone. systemd
-        restarts nothing that it was told to stop, whatever `Restart` says.
+        Only processes of the stopped incarnation are killed. systemd does not restart a stopped unit.
         """
         self._check(handle)
         before = self._show(handle)
@@ -98,18 +90,18 @@ class SystemdActuator:
         while True:
             shown = self._show(handle)
             if _runs(shown) and shown["InvocationID"] != life:
-                return  # that life is over, and somebody has begun another
+                return  # another incarnation has started
             if not _runs(shown) and not _processes(handle, group):
                 return
             late_s = time.monotonic() - deadline_s
             if late_s >= KILL_WAIT_S:
-                raise ActuatorError(f"{handle} does not die")
+                raise ActuatorError(f"{handle} still runs after SIGKILL")
             if late_s >= 0:
                 self._kill(handle, group, life)
             time.sleep(POLL_S)
 
     def start(self, handle: str) -> None:
-        """See `Actuator.start`. A service that systemd refuses to start again (its start limit) stays down."""
+        """See `Actuator.start`. A service over its start limit stays down."""
         self._check(handle)
         if _runs(self._show(handle)):
             return
@@ -124,19 +116,14 @@ class SystemdActuator:
                 life, since_s = shown["InvocationID"], now_s
             elif now_s - since_s >= RUNS_FOR_S:
                 return
-            is_over = (
-                shown["ActiveState"] not in _UP and not shown["Job"]
-            )  # what it was before its start is not counted
+            is_over = shown["ActiveState"] not in _UP and not shown["Job"]
             if is_over or now_s >= deadline_s:
                 state = f"{shown['ActiveState']}, {shown['Result']}"
-                raise ActuatorError(f"{handle} does not start ({state}): journalctl --unit={handle} says why")
+                raise ActuatorError(f"{handle} does not start ({state}): see journalctl --unit={handle}")
             time.sleep(POLL_S)
 
     def _kill(self, handle: str, group: Path | None, life: str) -> None:
-        """SIGKILL to the processes of one life, unless it is over.
-
-        Each is held by a descriptor before it is asked whose life this is: what is held then is of no later one.
-        """
+        """Send SIGKILL to the processes of one incarnation. A pid is opened before it is checked."""
         with ExitStack() as stack:
             held: dict[int, int] = {}
             for pid in _processes(handle, group):
@@ -145,9 +132,9 @@ class SystemdActuator:
                 except ProcessLookupError:
                     continue
                 except OSError as error:
-                    raise ActuatorError(f"process {pid} of {handle} cannot be held: {error}") from None
+                    raise ActuatorError(f"process {pid} of {handle} cannot be opened: {error}") from None
                 stack.callback(os.close, held[pid])
-            # A pid that ended before it was held may be somebody else's by now.
+            # A pid may have been reused before it was opened.
             ours = _processes(handle, group)
             if self._show(handle)["InvocationID"] not in ("", life):
                 return
@@ -164,26 +151,24 @@ class SystemdActuator:
                     raise ActuatorError(f"process {pid} of {handle} cannot be killed: {error}") from None
 
     def _is_managed(self, handle: str) -> bool:
-        """Whether its name was opted in. Nobody can opt in what the remediator itself runs in: it would stop itself."""
+
         return any(fnmatchcase(handle, pattern) for pattern in self._patterns) and cgroups.unit(os.getpid()) != handle
 
     def _check(self, handle: str) -> None:
         if not self._is_managed(handle):
-            raise ActuatorError(f"{handle} is not opted in, or is the remediator itself: see --systemd-unit")
+            raise ActuatorError(f"{handle} matches no --systemd-unit pattern, or is the remediator's own unit")
 
     def _show(self, handle: str) -> dict[str, str]:
-        """A unit's properties; a name that is none of a service, or only another name of one, is refused."""
+        """Read a unit's properties. Aliases and names of other unit types are refused."""
         if not cgroups.UNIT.fullmatch(handle):
-            raise ActuatorError(f"{handle!r} is no whole name of a service")
-        told = self._ask("show", f"--property={','.join(_PROPERTIES)}", "--", handle)
-        shown = dict(line.partition("=")[::2] for line in told.splitlines())
+            raise ActuatorError(f"{handle!r} is not a full service name")
+        output = self._ask("show", f"--property={','.join(_PROPERTIES)}", "--", handle)
+        shown = dict(line.partition("=")[::2] for line in output.splitlines())
         missing = [name for name in _PROPERTIES[:6] if name not in shown]
         if missing:
-            raise ActuatorError(
-                f"systemd does not tell {', '.join(missing)} of {handle}: systemd 246 or later is wanted"
-            )
+            raise ActuatorError(f"systemd does not report {', '.join(missing)} of {handle}: 246 or later is needed")
         if shown["Id"] != handle:
-            raise ActuatorError(f"{handle} is only another name of {shown['Id']}")
+            raise ActuatorError(f"{handle} is an alias of {shown['Id']}")
         return dict.fromkeys(_PROPERTIES, "") | shown
 
     def _ask(self, *arguments: str) -> str:
@@ -199,10 +184,10 @@ class SystemdActuator:
         except subprocess.TimeoutExpired:
             raise ActuatorError(f"systemd did not answer `systemctl {arguments[0]}` within {TIMEOUT_S:.0f} s") from None
         except OSError as error:
-            raise ActuatorError(f"systemd cannot be asked: {error}") from None
+            raise ActuatorError(f"systemctl cannot be run: {error}") from None
         if done.returncode != 0:
-            said = done.stderr.decode("utf-8", "backslashreplace").strip()[:300]
-            raise ActuatorError(f"systemd refused to {arguments[0]} {arguments[-1]}: {said}")
+            message = done.stderr.decode("utf-8", "backslashreplace").strip()[:300]
+            raise ActuatorError(f"systemd refused to {arguments[0]} {arguments[-1]}: {message}")
         return done.stdout.decode("utf-8", "backslashreplace")
 
 
@@ -215,11 +200,11 @@ def _starts(shown: dict[str, str]) -> bool:
     return shown["ActiveState"] == "activating" and _runs(shown) and not does_its_work
 
 
-def _group(told: str) -> Path | None:
-    """Where the processes of a unit are listed: in systemd's own hierarchy of version 1, else in the unified one."""
+def _group(control_group: str) -> Path | None:
+    """The unit's cgroup folder: in the systemd hierarchy of cgroup v1, else in the unified hierarchy."""
     for root in (cgroups.ROOT / "systemd", cgroups.ROOT / "unified", cgroups.ROOT):
-        group = root / told.strip("/")
-        if told.strip("/") and (group / "cgroup.procs").exists():
+        group = root / control_group.strip("/")
+        if control_group.strip("/") and (group / "cgroup.procs").exists():
             return group
     return None
 

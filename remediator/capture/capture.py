@@ -1,18 +1,16 @@
-"""Keeps what the processes of a target were doing right before they are stopped, within a bound of time and of bytes.
+"""Capture what the processes of a target do right before a stop, with limits of time and bytes.
 
-A program of its own looks (`bystander`). It is killed at the deadline with all that it has started; what it had
-written until then is kept. The document is a JSON object:
+A subprocess reads them (`probe`). At the deadline it is killed and its output is used. The document is a JSON object:
 
-    armed             whether a stop was to follow
-    took_s            how long it took, seconds
-    cut_short         why it is not whole, as a sentence; null where it is
-    left_out_bytes    how much was seen and not kept, as JSON, because of the bound of bytes
-    facts             what the host's exporter published then (gpuwarden.evidence), without `gpu_pids`, or null
-    processes         each with pid, name, state and threads (their number), and `seen`: its threads as `probe` writes
-                      them, with `python`, the thread's Python stack, where there is one
-    logs              the last lines: source, lines
-    curves            what Prometheus has around the trip: see `prometheus_range.Curve`
-    notes             what was not seen, and why, a sentence each
+    - armed             whether a stop was to follow
+    - took_s            duration, seconds
+    - cut_short         why it is incomplete; null if complete
+    - left_out_bytes    bytes over the limit
+    - facts             evidence of the host's exporter at that time (gpuwarden.evidence), without `gpu_pids`, or null
+    - processes         pid, name, state, threads (their number) and `seen`: the threads, with `python`, their stack
+    - logs              the last lines: source, lines
+    - curves            metric history from Prometheus: see `prometheus_range.Curve`
+    - notes             reasons for missing parts
 """
 
 import json
@@ -35,16 +33,16 @@ from gpuwarden.evidence import ContainerFacts
 from gpuwarden.worker import job_logs as joblogs
 from remediator.capture import probe
 from remediator.clients.prometheus_range import Curves, Found
-from remediator.ledger.captures import Captured
+from remediator.ledger.captures import Capture
 from remediator.plan import ContainerState, Episode
 
 log: Final = structlog.get_logger("capture")
 
 SHARE: Final = 0.9
-"""The share of the time after which the bystander ends by itself, and then says what it had no time for."""
+"""Part of the time limit after which the probe ends and writes what it skipped."""
 
 REAP_S: Final = 0.2
-"""How long a bystander that was killed may take to be gone, seconds; one in a hung system call never is."""
+"""Wait for a killed probe, seconds."""
 
 _LOOK: Final = (sys.executable, "-IS", str(Path(probe.__file__)))
 
@@ -52,23 +50,23 @@ _Line = dict[str, Any]
 
 
 def find_py_spy() -> Path | None:
-    """py-spy as it was installed with this package, else on PATH; `None` where it is not."""
+    """Find py-spy next to this Python, else on PATH."""
     beside = [Path(sys.executable).parent, Path(__file__).resolve().parents[2] / "bin"]
     found = shutil.which("py-spy", path=os.pathsep.join([*map(str, beside), os.environ.get("PATH", "")]))
     return None if found is None else Path(found).resolve()
 
 
-class Captor:
-    """Captures, each within its bounds. Safe to share between threads.
+class CaptureRunner:
+    """Takes captures within a limit of time and of bytes. Safe to share between threads.
 
     Args:
-        for_s: how long one may take, seconds.
-        max_bytes: how much is kept of one.
-        engines: the sockets of this host's engines, by kind of container.
-        job_logs: the folder in which workers keep their jobs' logs; `None` where they keep none.
-        py_spy: where py-spy is; `None` where it is not.
-        curves: who is asked for the curves around the trip; `None` where there are none to ask.
-        look: the program that looks, before its request.
+        for_s: time limit, seconds.
+        max_bytes: size limit.
+        engines: sockets of the container engines, by kind.
+        job_logs: folder of the job logs.
+        py_spy: path of py-spy.
+        curves: client for metric history.
+        look: command of the probe.
     """
 
     def __init__(
@@ -92,10 +90,10 @@ class Captor:
 
     def capture(
         self, episode: Episode, container: ContainerState, facts: ContainerFacts | None, *, armed: bool, now: float
-    ) -> Captured:
-        """See what is to be stopped. It never takes longer than its bound, and never fails.
+    ) -> Capture:
+        """Capture a container before its stop. Never takes longer than the limit and never fails.
 
-        `now` is by the clock by which the episode was opened.
+        `armed` says whether a stop follows. `now` is the ledger's time.
         """
         started_s = time.monotonic()
         answer = None
@@ -109,10 +107,10 @@ class Captor:
             "armed": armed,
             "took_s": round(took_s, 3),
             "cut_short": cut_short,
-            # Without what the driver lists on the host's GPUs: that is about other containers too.
+            # gpu_pids lists processes of other containers too.
             "facts": facts and _storable(_without(asdict(facts), "gpu_pids")),
         }
-        return Captured(armed=armed, took_s=took_s, document=_assembled(document, lines, max_bytes=self._max_bytes))
+        return Capture(armed=armed, took_s=took_s, document=_assembled(document, lines, max_bytes=self._max_bytes))
 
     def _request(self, episode: Episode, container: ContainerState) -> dict[str, Any]:
         log_files = [] if container.log_file is None else [container.log_file]
@@ -131,8 +129,8 @@ class Captor:
         }
 
     def _see(self, request: Mapping[str, Any]) -> tuple[list[_Line], str | None]:
-        """What the bystander wrote, and why that is not all of it."""
-        # In memory: a disk may be full or hang, and nobody has to read it meanwhile.
+        """Run the probe. Returns its lines, and why they are incomplete."""
+        # In memory: a disk may be full or hang, and a pipe would need a reader.
         with _memory("capture") as seen, _memory("capture-errors") as errors:
             try:
                 look = subprocess.Popen(
@@ -141,32 +139,32 @@ class Captor:
                     stdout=seen,
                     stderr=errors,
                     env={**os.environ, "RUST_BACKTRACE": "0", "LC_ALL": "C.UTF-8"},
-                    start_new_session=True,  # so that all it has started is killed with it
+                    start_new_session=True,  # so that its children are killed with it
                 )
             except OSError as error:
-                return [], f"nothing was looked at: {error}"
+                return [], f"the probe did not start: {error}"
             cut_short = None
             try:
                 look.wait(self._for_s)
             except subprocess.TimeoutExpired:
-                cut_short = f"it was cut short after {self._for_s:g} s"
+                cut_short = f"cut short after {self._for_s:g} s"
                 _kill(look)
             lines = list(_read(os.pread(seen.fileno(), probe.OUTPUT_MAX_BYTES, 0)))
             if cut_short is None and not any(line["kind"] == "over" for line in lines):
-                said = os.pread(errors.fileno(), 4096, 0).decode("utf-8", "backslashreplace").split("\n")
-                word = _storable(" ".join(said[-2:]).strip()) or "no word"
-                cut_short = f"the look ended by itself ({look.returncode}): {word}"
+                output = os.pread(errors.fileno(), 4096, 0).decode("utf-8", "backslashreplace").split("\n")
+                word = _storable(" ".join(output[-2:]).strip()) or "no output"
+                cut_short = f"the probe failed ({look.returncode}): {word}"
             return lines, cut_short
 
 
 def _kill(look: "subprocess.Popen[bytes]") -> None:
-    """Kill a look that was not waited for yet: until then its number belongs to no other process."""
+    # The probe is not reaped yet, so its pid is not reused.
     with suppress(ProcessLookupError):
         os.killpg(look.pid, signal.SIGKILL)
     try:
         look.wait(REAP_S)
     except subprocess.TimeoutExpired:
-        log.warning("a look at what is to be stopped cannot be killed", pid=look.pid)
+        log.warning("capture process still running after SIGKILL", pid=look.pid)
 
 
 def _drawn(answer: "Future[Found]", *, until_s: float) -> list[_Line]:
@@ -174,9 +172,12 @@ def _drawn(answer: "Future[Found]", *, until_s: float) -> list[_Line]:
         found, notes = answer.result(max(0.0, until_s - time.monotonic()))
     except TimeoutError:
         answer.cancel()
-        found, notes = [], ["no curves: no time was left"]
-    told = [*({"kind": "curve", **asdict(each)} for each in found), *({"kind": "note", "text": each} for each in notes)]
-    return [_storable(each) for each in told]
+        found, notes = [], ["no curves: no time left"]
+    lines = [
+        *({"kind": "curve", **asdict(each)} for each in found),
+        *({"kind": "note", "text": each} for each in notes),
+    ]
+    return [_storable(each) for each in lines]
 
 
 def _memory(name: str) -> BinaryIO:
@@ -185,16 +186,16 @@ def _memory(name: str) -> BinaryIO:
 
 def _read(data: bytes) -> Iterator[_Line]:
     for line in data.split(b"\n"):
-        with suppress(ValueError):  # it was killed in the middle of one
+        with suppress(ValueError):  # killed while writing a line
             yield _storable(json.loads(line))
 
 
 _RANKS: Final = ("note", "process", "log", "thread", "curve", "python")
-"""What is kept first where not all of it fits."""
+"""Order in which lines are kept if not all fit."""
 
 
 def _assembled(document: _Line, lines: Sequence[_Line], *, max_bytes: int) -> _Line:
-    """All that fits: the stacks are left out first."""
+    """Build the document from the lines that fit. Stacks are left out first."""
     kept: dict[str, list[_Line]] = {kind: [] for kind in _RANKS}
     left_bytes, left_out_bytes = max_bytes - _size(document), 0
     for line in sorted((line for line in lines if line["kind"] in kept), key=lambda line: _RANKS.index(line["kind"])):
@@ -206,8 +207,8 @@ def _assembled(document: _Line, lines: Sequence[_Line], *, max_bytes: int) -> _L
             left_out_bytes += size
     threads = {(each["pid"], each["tid"]): _without(each, "pid") for each in kept["thread"]}
     for each in kept["python"]:
-        nobody = {"tid": None, "name": "", "state": None, "cpu_ticks": None, "wchan": None, "stack": None}
-        threads.setdefault((each["pid"], each["tid"]), nobody)["python"] = _without(each, "pid", "tid")
+        blank = {"tid": None, "name": "", "state": None, "cpu_ticks": None, "wchan": None, "stack": None}
+        threads.setdefault((each["pid"], each["tid"]), blank)["python"] = _without(each, "pid", "tid")
     return document | {
         "left_out_bytes": left_out_bytes,
         "processes": [
@@ -229,7 +230,7 @@ def _size(value: object) -> int:
 
 
 def _storable(value: Any) -> Any:
-    """As both databases take it: a text may hold half a surrogate pair, or a NUL."""
+    """Escape lone surrogates and NUL, which the databases refuse."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
     if isinstance(value, dict):

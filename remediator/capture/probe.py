@@ -1,28 +1,26 @@
-"""Looks at processes that are about to be stopped: a program of its own, so that it can be killed when it hangs.
+"""Read processes before their stop. A separate program, so that it can be killed if it hangs.
 
-    python -IS bystander.py REQUEST
+    python -IS probe.py REQUEST
 
-It needs the standard library alone. It writes each thing as soon as it has read it, one JSON object a line, the cheap
-things first. REQUEST is a JSON object:
+It uses the standard library and writes JSON lines, cheap ones first. REQUEST is a JSON object:
 
-    until_s        when it must end, seconds on the monotonic clock
-    pids           the processes; the first PROCESSES_MAX are looked at
-    cgroup         the directory of the control group that they must still be in; null for any
-    session        the session that they must still be in; null for any
-    py_spy         the path of py-spy; null without it
-    log_files      files that may hold the last lines; the first one that exists is read, else the engine is asked
-    container      the full id of the container whose log the engine is asked for; null for none
-    engine         the engine's socket, as unix:///path
+    - until_s        when it must end, monotonic clock seconds
+    - pids           the processes
+    - cgroup         the cgroup folder that they must be in, or null
+    - session        the session that they must be in, or null
+    - py_spy         path of py-spy; null without it
+    - log_files      log files; the first one that exists is read, else the engine's log
+    - container      its full id, or null
+    - engine         the engine's socket, as unix:///path
 
 Kinds of lines; a field that could not be read is null:
 
-    process        pid, name, state (a letter of proc_pid_stat(5)), threads (their number)
-    thread         pid, tid, name, state, cpu_ticks (user and system), wchan (the kernel function it waits in; null
-                   when it runs or when the kernel does not tell), stack (the kernel's, innermost first)
-    python         pid, tid, name, owns_gil, frames (innermost first: function, file, line; 0 is unknown), frames_cut
-    log            source, lines
-    note           text: what was not read, and why
-    over           the last line of a whole look
+    - process        pid, name, state (a letter of proc_pid_stat(5)), threads (their number)
+    - thread         pid, tid, name, state, cpu_ticks, wchan (kernel function it waits in), stack (innermost first)
+    - python         pid, tid, name, owns_gil, frames (innermost first: function, file, line), frames_cut
+    - log            source, lines
+    - note           text: a reason for a missing part
+    - over           the last line of a complete run
 
 Sources: proc_pid_stat(5), proc_pid_task(5), proc_pid_wchan(5); `py-spy dump --json`; Docker's "Get container logs".
 """
@@ -49,18 +47,16 @@ THREADS_MAX: Final = 256
 
 STACK_MAX: Final = 24
 FRAMES_MAX: Final = 64
-"""Functions of a kernel stack and frames of a Python stack that are kept, innermost first."""
 
 LOG_LINES_MAX: Final = 100
 LOG_MAX_BYTES: Final = 16 * 2**10
 LOG_READ_MAX_BYTES: Final = 4 * 2**20
-"""The longest answer of an engine that is read, bytes."""
 
 ENGINE_S: Final = 1.0
-"""How long the engine may take between two parts of its answer, seconds."""
+"""Timeout of each read, seconds."""
 
 MEMORY_MAX_BYTES: Final = 2**30
-"""For this program and for py-spy: what py-spy reads is the target's own memory, and may be wrong."""
+"""For this program and py-spy: py-spy reads memory of the target, which may be corrupt."""
 
 OUTPUT_MAX_BYTES: Final = 4 * 2**20
 
@@ -71,35 +67,35 @@ _ADDRESS: Final = re.compile(r"^\[<[0-9a-f]*>\] ")
 
 
 def main(argv: list[str]) -> int:
-    """See the module."""
+    """Run one request."""
     request: dict[str, Any] = json.loads(argv[1])
     until_s: float = request["until_s"]
-    signal.setitimer(signal.ITIMER_REAL, max(0.0, until_s - time.monotonic()) + 1.0)  # its parent may be dead
+    signal.setitimer(signal.ITIMER_REAL, max(0.0, until_s - time.monotonic()) + 1.0)  # in case the parent died
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_MAX_BYTES, MEMORY_MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT_MAX_BYTES, OUTPUT_MAX_BYTES))
     pids: list[int] = request["pids"]
     if len(pids) > PROCESSES_MAX:
-        _note(f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not looked at")
+        _note(f"{len(pids) - PROCESSES_MAX} of {len(pids)} processes were not read")
     seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"])
     _log(request["log_files"], request["engine"], request["container"])
     if request["py_spy"] is None:
-        _note("no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'")
+        _note("no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]')")
     else:
         for pid, started in seen.items():
             try:
                 _python(request["py_spy"], pid, started, until_s=until_s)
             except (OSError, ValueError) as error:
                 _note(f"no Python stacks of process {pid}: {_why(error)}")
-    _say("over")
+    _write("over")
     return 0
 
 
-def _say(kind: str, **line: Any) -> None:
+def _write(kind: str, **line: Any) -> None:
     os.write(1, json.dumps({"kind": kind, **line}).encode() + b"\n")
 
 
 def _note(text: str) -> None:
-    _say("note", text=text)
+    _write("note", text=text)
 
 
 def _why(error: Exception) -> str:
@@ -110,10 +106,9 @@ def _why(error: Exception) -> str:
 
 
 def _processes(pids: list[int], cgroup: str | None, session: int | None) -> dict[int, str]:
-    """Write each process and its threads; the start time of those that were read.
+    """Write each process and its threads. Returns the start times of the processes that were read.
 
-    A pid may belong to another process by now. Its start time is read before its membership: a process that has that
-    start time later is the target's too.
+    A pid may be reused, so its start time is read before its membership.
     """
     seen: dict[int, str] = {}
     left = THREADS_MAX
@@ -123,23 +118,23 @@ def _processes(pids: list[int], cgroup: str | None, session: int | None) -> dict
             name, fields = _stat(_PROC / str(pid))
             tids = sorted((int(each.name) for each in tasks.iterdir()), key=lambda tid: (tid != pid, tid))
         except (OSError, ValueError, IndexError) as error:
-            _note(f"process {pid} was not seen: {_why(error)}")
+            _note(f"process {pid} was not read: {_why(error)}")
             continue
         if (session is not None and int(fields[3]) != session) or (cgroup is not None and pid not in _members(cgroup)):
-            _note(f"process {pid} was not looked at: it is not the target's, or not any more")
+            _note(f"process {pid} was not read: it does not belong to the target now")
             continue
         seen[pid] = fields[19]
-        _say("process", pid=pid, name=name, state=fields[0], threads=len(tids))
+        _write("process", pid=pid, name=name, state=fields[0], threads=len(tids))
         for tid in tids[:left]:
             _thread(tasks / str(tid), pid, tid)
         if len(tids) > left:
-            _note(f"{len(tids) - left} of {len(tids)} threads of process {pid} were not looked at")
+            _note(f"{len(tids) - left} of {len(tids)} threads of process {pid} were not read")
         left = max(0, left - len(tids))
     return seen
 
 
 def _members(cgroup: str) -> set[int]:
-    """The processes of a control group and of those below it; none of one that is gone."""
+
     found: set[int] = set()
     for listing in Path(cgroup).rglob("cgroup.procs"):
         with contextlib.suppress(OSError, ValueError):
@@ -153,7 +148,7 @@ def _thread(folder: Path, pid: int, tid: int) -> None:
     except (OSError, ValueError, IndexError):
         return  # it has ended
     ticks, wchan, stack = int(fields[11]) + int(fields[12]), _text(folder / "wchan"), _text(folder / "stack")
-    _say(
+    _write(
         "thread",
         pid=pid,
         tid=tid,
@@ -166,7 +161,7 @@ def _thread(folder: Path, pid: int, tid: int) -> None:
 
 
 def _stat(folder: Path) -> tuple[str, list[str]]:
-    """A name, which may hold brackets and spaces, and the fields after it."""
+    # A name may hold brackets and spaces.
     before, _, after = (folder / "stat").read_text(encoding="utf-8", errors="backslashreplace").rpartition(")")
     return before.partition("(")[2], after.split()
 
@@ -182,23 +177,23 @@ def _text(path: Path) -> str | None:
 
 
 def _log(log_files: list[str], engine: str, container: str | None) -> None:
-    """Write the last lines of the first file that exists, else those that the container's engine has."""
+
     source = next((path for path in log_files if os.path.lexists(path)), CONTAINER_LOG)
     try:
         if source is not CONTAINER_LOG:
-            _say_lines(source, _end_of(source))
+            _write_lines(source, _end_of(source))
         elif container is not None:
-            _say_lines(source, b"".join(_unframed(_engine_log(engine, container))))
+            _write_lines(source, b"".join(_unframed(_engine_log(engine, container))))
     except (OSError, http.client.HTTPException) as error:
         _note(f"no last lines of {source}: {_why(error)}")
 
 
 def _end_of(path: str) -> bytes:
-    # It runs as root and the file is the job's: no link is followed, and no pipe is waited for.
+    # We run as root and the job owns the file: follow no link, do not block on a FIFO.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no file")
+            raise OSError("not a regular file")
         file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_MAX_BYTES - 1))
         return file.read(LOG_MAX_BYTES + 1)
 
@@ -216,20 +211,20 @@ class _Socket(http.client.HTTPConnection):
 
 def _engine_log(url: str, container: str) -> bytes:
     if not url.startswith("unix://"):
-        raise OSError(f"the engine at {url} has no socket here")
+        raise OSError(f"the engine at {url} has no local socket")
     with contextlib.closing(_Socket(url.removeprefix("unix://"))) as engine:
         engine.request("GET", f"/containers/{container}/logs?stdout=1&stderr=1&tail={LOG_LINES_MAX}")
         answer = engine.getresponse()
         data = answer.read(LOG_READ_MAX_BYTES + 1)
     if answer.status != http.client.OK:
-        raise OSError(f"the engine says {answer.status}: {data[:200].decode('utf-8', 'backslashreplace').strip()}")
+        raise OSError(f"the engine returned {answer.status}: {data[:200].decode('utf-8', 'backslashreplace').strip()}")
     if len(data) > LOG_READ_MAX_BYTES:
-        raise OSError(f"the last {LOG_LINES_MAX} have more than {LOG_READ_MAX_BYTES} bytes")
+        raise OSError(f"the last {LOG_LINES_MAX} lines exceed {LOG_READ_MAX_BYTES} bytes")
     return data
 
 
 def _unframed(data: bytes) -> Iterator[bytes]:
-    """The log without the frames that the engine puts around it where the container has no terminal."""
+    """Strip the frame headers that the engine adds for a container without a terminal."""
     at = 0
     while data[at : at + 1] in (b"\0", b"\1", b"\2") and data[at + 1 : at + 4] == b"\0\0\0":
         end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")
@@ -238,36 +233,32 @@ def _unframed(data: bytes) -> Iterator[bytes]:
     yield data[at:]
 
 
-def _say_lines(source: str, data: bytes) -> None:
-    """The last lines of `data`. A line that does not fit is left out; of the last one its end is kept."""
+def _write_lines(source: str, data: bytes) -> None:
+    """Write the last lines of `data`. If the last line is too long, write its end."""
     kept = data[-LOG_MAX_BYTES:]
     if len(data) > len(kept) and data[-LOG_MAX_BYTES - 1 : -LOG_MAX_BYTES] != b"\n":
         kept = kept.partition(b"\n")[2] or kept
-    _say("log", source=source, lines=kept.decode("utf-8", "backslashreplace").splitlines()[-LOG_LINES_MAX:])
+    _write("log", source=source, lines=kept.decode("utf-8", "backslashreplace").splitlines()[-LOG_LINES_MAX:])
 
 
 # --- Python
 
 
 def _python(py_spy: str, pid: int, started: str, *, until_s: float) -> None:
-    """Write the Python stacks of a process.
 
-    Raises:
-        OSError, ValueError: py-spy has none; the message says why.
-    """
     left_s = until_s - time.monotonic()
     if left_s <= 0:
-        raise OSError("no time was left")
+        raise OSError("no time left")
     if _stat(_PROC / str(pid))[1][19] != started:
-        raise OSError("it has ended")
-    argv = [py_spy, "dump", "--pid", str(pid), "--nonblocking", "--json"]  # it never stops the process
+        raise OSError("the process has ended")
+    argv = [py_spy, "dump", "--pid", str(pid), "--nonblocking", "--json"]  # never pauses the process
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=left_s, check=False)
     except subprocess.TimeoutExpired:
-        raise OSError(f"py-spy did not end within {left_s:.1f} s") from None
+        raise OSError(f"py-spy timed out after {left_s:.1f} s") from None
     if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "backslashreplace").partition("Stack backtrace:")[0]
-        raise OSError(f"py-spy says: {' '.join(said.split())[:300] or f'nothing, and ended with {done.returncode}'}")
+        output = done.stderr.decode("utf-8", "backslashreplace").partition("Stack backtrace:")[0]
+        raise OSError(f"py-spy failed: {' '.join(output.split())[:300] or f'exit status {done.returncode}'}")
     tids = _tids(pid)
     for thread in json.loads(done.stdout):
         frames = [
@@ -275,11 +266,11 @@ def _python(py_spy: str, pid: int, started: str, *, until_s: float) -> None:
         ]
         its = {"name": thread["thread_name"], "owns_gil": thread["owns_gil"], "frames": frames[:FRAMES_MAX]}
         tid = tids.get(thread["os_thread_id"], thread["os_thread_id"])
-        _say("python", pid=pid, tid=tid, frames_cut=max(0, len(frames) - FRAMES_MAX), **its)
+        _write("python", pid=pid, tid=tid, frames_cut=max(0, len(frames) - FRAMES_MAX), **its)
 
 
 def _tids(pid: int) -> dict[int, int]:
-    """A process's threads by their number in its own pid namespace, which is the one that Python knows."""
+    """Thread ids of a process, by their ids in its pid namespace, which Python reports."""
     found = {}
     for task in (_PROC / str(pid) / "task").iterdir():
         with contextlib.suppress(OSError, ValueError, StopIteration):

@@ -1,4 +1,4 @@
-"""gpuwarden's own SQL queue, as the remediator sees it."""
+"""Client of gpuwarden's SQL queue."""
 
 import time
 from collections.abc import Sequence
@@ -13,22 +13,22 @@ from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
 from remediator.remedies.wrangle import Rules, stands
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
-"""How long a lease must have been seen expired before its job is reclaimed, seconds."""
+"""Time that a lease must stay expired before its job is reclaimed, seconds."""
 
 
 class BuiltinQueue:
-    """See `remediator.clients.job_queue.Queue`."""
+    """Implements `remediator.clients.job_queue.Queue`."""
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
         self._expired: dict[tuple[JobId, int], float] = {}
 
     def now(self) -> float:
-        """The queue's own clock."""
+        """The queue's clock."""
         return self._store.now()
 
     def job(self, job_id: int) -> JobFacts | None:
-        """The job as it is now."""
+        """See `Queue`."""
         try:
             found = self._store.job(job_id)
         except UnknownJobError:
@@ -36,31 +36,31 @@ class BuiltinQueue:
         return made_from(found, JobFacts, retried=found.job_class.retried)
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
-        """Running to fencing."""
+        """See `Queue`."""
         return self._store.fencing.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
 
-    def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
-        """The fence's lease is lengthened."""
+    def renew_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """See `Queue`."""
         return self._store.fencing.hold_fence(job_id, attempt=attempt, now=now)
 
     def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
-        """Fencing to queued."""
+        """See `Queue`."""
         return self._store.fencing.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
-        """Fencing to failed."""
+        """See `Queue`."""
         return self._store.fencing.fail(job_id, attempt=attempt, because=because, now=now)
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> None:
-        """The worker's row stops advertising a model, and its incarnation claims nothing."""
+        """See `Queue`."""
         self._store.fencing.retire_worker(host=host, worker=worker, incarnation=incarnation, now=now)
 
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str, because: str, now: float) -> None:
-        """The GPUs' workers claim nothing."""
+        """See `Queue`."""
         self._store.gpu_quarantine.quarantine(gpus, host=host, worker=worker, because=because, now=now)
 
     def jobs_on(self, host: str, *, now: float) -> tuple[HeldJob, ...]:
-        """By the rows of its workers; one that was heard of in time to come was heard of now."""
+        """See `Queue`. A heartbeat in the future counts as now."""
         return tuple(
             HeldJob(
                 job_id=each.job_id,
@@ -71,20 +71,20 @@ class BuiltinQueue:
             for each in self._store.lost_hosts.jobs_on(host)
         )
 
-    def lose(self, job_id: int, *, attempt: int, now: float) -> bool:
-        """Running to node lost."""
+    def mark_lost(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """See `Queue`."""
         return self._store.lost_hosts.mark_lost(job_id, attempt=attempt, now=now)
 
-    def find(self, job_id: int, *, attempt: int, now: float) -> bool:
-        """Node lost to running."""
+    def mark_returned(self, job_id: int, *, attempt: int, now: float) -> bool:
+        """See `Queue`."""
         return self._store.lost_hosts.mark_returned(job_id, attempt=attempt, now=now)
 
     def tally(self, run_id: str, *, now: float) -> RunTally | None:
-        """From how each of its items went each time."""
+        """See `Queue`."""
         return self._store.item_failures.tally(run_id, now=now)
 
     def wrangle(self, run_id: str, verdict: Wrangle, *, rules: Rules, who: str, now: float) -> bool:
-        """One transaction, in which it is decided anew from what is counted there."""
+        """Count and decide again in the transaction that acts."""
 
         def still(run: RunTally) -> bool:
             return stands(run, verdict, rules)
@@ -101,20 +101,18 @@ class BuiltinQueue:
         )
         return act(run_id, **slot, still=still, who=who, because=because, now=now)
 
-    def tend(self, *, now: float) -> None:
-        """Reclaim leases that have stayed expired for longer than a renewal takes, consume failed events.
+    def sweep(self, *, now: float) -> None:
+        """Reclaim leases that stayed expired for `RENEWAL_S`, and consume events of failed jobs.
 
-        A machine that was suspended, or a queue that was away, leaves every lease expired at once: its workers renew
-        within a heartbeat, and only what is still expired then is given away. A queue that can be read and takes
-        nothing, as a locked SQLite file, is away too. So each sweep that finds one expired writes, were it nothing, and
-        a refusal has all of them begin anew: no sweep that waits for the lock comes before those who wait to renew.
+        After an outage all leases are expired until workers renew them. A locked SQLite file is an outage too: so each
+        sweep that finds an expired lease writes, and a refusal restarts all timers.
         """
-        now_s, before, self._expired = time.monotonic(), self._expired, {}  # a queue that fails now was away meanwhile
+        now_s, before, self._expired = time.monotonic(), self._expired, {}  # forgotten if the queue fails now
         expired = {each: before.get(each, now_s) for each in self._store.sweeps.expired(now=now)}
         ripe = [job_id for (job_id, _), since_s in expired.items() if now_s - since_s >= RENEWAL_S]
         try:
             if expired:
                 self._store.sweeps.reclaim_expired(now=now, among=ripe)
             self._expired = expired
-        finally:  # whatever keeps the sweeps from their work
+        finally:  # also after an error
             self._store.sweeps.consume_events(now=now)

@@ -1,7 +1,6 @@
-"""The curves of a target around its trip, as Prometheus has them.
+"""Client of Prometheus: the metric history of a target around the time of its alert.
 
-Each server is asked one question, about the one target by the names that this host's own exporter gives it. A name
-stands in the question as a quoted string and as nothing else. An unknown value is a gap, never a zero.
+Each server gets one query. Names enter it only as quoted strings. An unknown value is a gap, never zero.
 """
 
 import asyncio
@@ -21,16 +20,15 @@ from remediator.clients import http as answers
 from remediator.plan import Episode, Subject
 
 POINTS_MAX: Final = 121
-"""Points of one curve."""
 
 DIGITS: Final = 6
-"""Digits of a value that are kept."""
+"""Significant digits of a value."""
 
 ANSWER_S: Final = 5.0
-"""How long one server may take, seconds."""
+"""Timeout of one server, seconds."""
 
 ANSWER_MAX_BYTES: Final = 2 * 2**20
-"""The largest answer that is read; of 64 GPUs it has about 400 KiB."""
+"""Maximum size of an answer. With 64 GPUs it has about 400 KiB."""
 
 NAMES: Final[Mapping[str, str]] = {
     "gpuwarden_job_beat_age_seconds": "beat age",
@@ -40,7 +38,6 @@ NAMES: Final[Mapping[str, str]] = {
     "gpuwarden_container_gpu_memory_bytes": "GPU memory",
     "gpuwarden_container_memory_bytes": "RAM",
 }
-"""The series that are asked for, in words."""
 
 _OF_ITS_OWN: Final[Mapping[Subject, Sequence[str]]] = {
     Subject.WORKER: ("gpuwarden_job_beat_age_seconds", "gpuwarden_worker_heartbeat_age_seconds"),
@@ -49,12 +46,12 @@ _OF_ITS_OWN: Final[Mapping[Subject, Sequence[str]]] = {
 
 
 class CurvesError(GpuwardenError):
-    """An answer cannot be used; the message says why."""
+    """An answer is unusable; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Points in time: the first, Unix seconds by the ledger's clock, how far apart they are, and how many."""
+    """Evaluation times of a query: start (ledger time, Unix seconds), step and number."""
 
     at: int
     step_s: int
@@ -62,15 +59,15 @@ class Window:
 
     @property
     def until(self) -> int:
-        """The last of them."""
+        """The last time."""
         return self.at + (self.points - 1) * self.step_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One series over time. `gpu` is `None` for what is no GPU's own, and a value is `None` where it was unknown.
+    """One series over time. `gpu` is `None` for a series without that label; a value is `None` if unknown.
 
-    `source` is the address of the Prometheus that has it, without its password.
+    `source` is the URL of its Prometheus, without a password.
     """
 
     metric: str
@@ -82,63 +79,63 @@ class Curve:
 
 
 Found = tuple[Sequence[Curve], Sequence[str]]
-"""Curves, and a sentence each about what is missing."""
+"""Curves, and reasons for missing ones."""
 
 
 class Curves:
-    """A client of one Prometheus, or of several that scrape the same hosts. Safe to share between threads.
+    """Client of one or more Prometheus servers. Safe to share between threads.
 
     Args:
-        urls: where they answer.
-        around_s: how long before and after the trip a curve reaches, seconds.
+        urls: base URLs; all scrape the same hosts.
+        around_s: time range before and after the alert, seconds.
     """
 
     def __init__(self, urls: Sequence[str], *, around_s: float) -> None:
         self._urls = [url.rstrip("/") for url in urls]
         self._around_s = around_s
-        self._loop = answers.Loop("curves")
+        self._loop = answers.LoopThread("curves")
 
     def close(self) -> None:
-        """End its thread."""
+        """End the thread."""
         self._loop.close()
 
     def begin(self, episode: Episode, place: ContainerFacts | None, *, now: float, within_s: float) -> Future[Found]:
-        """Begin to ask for a target's curves; they may be waited for later."""
+        """Start the query of a target's curves."""
         over = window(episode.opened_at, now=now, around_s=self._around_s)
         return self._loop.start(self._of_all(episode, place, over, within_s=min(within_s, ANSWER_S)))
 
     async def _of_all(self, episode: Episode, place: ContainerFacts | None, over: Window, *, within_s: float) -> Found:
         if place is None or not place.container:
-            return [], ["no curves: the host's exporter does not publish which container it is"]
-        wanted = metrics(episode.subject)
-        query = expression(wanted, host=place.host, container=place.container, episode=episode)
-        said = await asyncio.gather(*(_of(url, query, over, within_s=within_s) for url in self._urls))
-        best = max((found for found, _ in said), key=_known)
-        lacking = [NAMES[each] for each in wanted if each not in {curve.metric for curve in best}]
-        why = "; ".join(each for _, each in said)
+            return [], ["no curves: the exporter does not know the container"]
+        names = metrics(episode.subject)
+        query = expression(names, host=place.host, container=place.container, episode=episode)
+        answers_of_all = await asyncio.gather(*(_of(url, query, over, within_s=within_s) for url in self._urls))
+        best = max((found for found, _ in answers_of_all), key=_known)
+        lacking = [NAMES[each] for each in names if each not in {curve.metric for curve in best}]
+        why = "; ".join(each for _, each in answers_of_all)
         return best, [f"no curve of {', '.join(lacking)}: {why}"] if lacking else []
 
 
 def metrics(subject: Subject) -> Sequence[str]:
-    """The series that are asked for of a target."""
+    """The series to query for a kind of target."""
     of_its_container = [metric for metric in NAMES if metric.startswith("gpuwarden_container_")]
     return [*_OF_ITS_OWN.get(subject, ()), *of_its_container]
 
 
-def expression(wanted: Sequence[str], *, host: str, container: str, episode: Episode) -> str:
-    """What a server is asked: the greatest value, in case that it scrapes a host twice.
+def expression(names: Sequence[str], *, host: str, container: str, episode: Episode) -> str:
+    """Build the query: the maximum, in case a host is scraped twice.
 
-    A container's own series have no label `worker`.
+    Container series have no label `worker`.
     """
     worker = f"{re.escape(episode.worker)}|" if episode.subject is Subject.WORKER else ""
-    its = f"__name__=~{quoted('|'.join(wanted))},host={quoted(host)},container={quoted(container)}"
+    its = f"__name__=~{quoted('|'.join(names))},host={quoted(host)},container={quoted(container)}"
     return f"max by (__name__, gpu) ({{{its},worker=~{quoted(worker)}}})"
 
 
 def window(trip_at: float, *, now: float, around_s: float) -> Window:
-    """From `around_s` before the trip until now, or until as long after it where that is earlier.
+    """From `around_s` before the alert until `around_s` after it, or until now if that is earlier.
 
-    A clock that was set back since then makes the trip no later than now.
+    If the clock was set back, the alert counts as now.
     """
     trip_at = min(trip_at, now)
     until, span_s = min(now, trip_at + around_s), around_s + min(now - trip_at, around_s)
@@ -148,15 +145,15 @@ def window(trip_at: float, *, now: float, around_s: float) -> Window:
 
 
 def quoted(text: str) -> str:
-    """A text as a string of PromQL, which escapes as Go does (https://prometheus.io/docs/prometheus/latest/querying/basics/).
+    """Quote a text as a PromQL string, which escapes as Go does (https://prometheus.io/docs/prometheus/latest/querying/basics/).
 
-    Half a surrogate pair, which no label of Prometheus can have, is spelt out.
+    Lone surrogates are escaped.
     """
     return json.dumps(text.encode("utf-8", "backslashreplace").decode(), ensure_ascii=False)
 
 
 async def _of(url: str, query: str, over: Window, *, within_s: float) -> tuple[Sequence[Curve], str]:
-    """What one server has, and what it says of the rest."""
+    """Query one server. Returns its curves, and why others are missing."""
     source = answers.shown(url)
     asked = {
         "query": query,
@@ -166,11 +163,11 @@ async def _of(url: str, query: str, over: Window, *, within_s: float) -> tuple[S
         "timeout": f"{within_s:g}s",
     }
     try:
-        async with answers.asking(within_s=within_s, max_bytes=ANSWER_MAX_BYTES) as asking:
-            found = read(await asking.post(f"{url}/api/v1/query_range", asked), over, source=source)
+        async with answers.limited_client(within_s=within_s, max_bytes=ANSWER_MAX_BYTES) as client:
+            found = read(await client.post(f"{url}/api/v1/query_range", asked), over, source=source)
     except GpuwardenError as error:
-        return [], f"{source} does not answer: {error}"
-    return found, f"{source} has no sample of it"
+        return [], f"{source} failed: {error}"
+    return found, f"{source} has no samples"
 
 
 class _Line(BaseModel):
@@ -190,19 +187,15 @@ class _Lines(BaseModel):
 
 
 def read(answer: bytes, over: Window, *, source: str) -> Sequence[Curve]:
-    """The curves in an answer of `/api/v1/query_range` that have a value.
-
-    Raises:
-        CurvesError: it cannot be read, or may not be whole.
-    """
+    """Parse an answer of `/api/v1/query_range`. Raises CurvesError if it may be incomplete."""
     try:
         found = _Lines.model_validate_json(answer)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(each) for each in first["loc"])
-        raise CurvesError(f"its answer cannot be read: {where or 'it'}: {first['msg'][:200]}") from None
-    if found.warnings:  # one of several stores behind it may not have answered
-        raise CurvesError(f"it warns that its answer may not be whole: {found.warnings[0][:200]}")
+        raise CurvesError(f"invalid answer: {where or 'it'}: {first['msg'][:200]}") from None
+    if found.warnings:  # a store behind it may have failed
+        raise CurvesError(f"warning of an incomplete answer: {found.warnings[0][:200]}")
     named = ((line.metric.get("__name__", ""), line.metric.get("gpu"), line.values) for line in found.data.result)
     order = list(NAMES)
     curves = [
@@ -229,5 +222,5 @@ def _on_grid(found: Sequence[tuple[float, float]], over: Window) -> Sequence[flo
 
 
 def named(metric: str, gpu: str | None = None) -> str:
-    """One curve in words."""
+    """Return a curve's display name."""
     return NAMES.get(metric, metric) + (f" of {gpu}" if gpu else "")

@@ -1,9 +1,6 @@
-"""`gpuwarden ledger export`: every episode as a whole story, for other programs and for the archive.
+"""`gpuwarden ledger export`: every episode with its rows, one JSON object a line (`remediator.ledger.export_rows`).
 
-A line of JSON an episode, as `remediator.ledger.export_rows` has it.
-
-A file is replaced whole, by rename, once all of it is written and synced: what is there is never half of it. Only its
-owner may read it, for the last lines of a job's log may say what nobody else is to know.
+A file is replaced by rename once all is written and synced. Only its owner may read it: log lines may be secret.
 """
 
 import argparse
@@ -23,65 +20,67 @@ from gpuwarden.format import duration_s
 from remediator.ledger.ledger import Ledger
 
 PROGRESS_S: Final = 2.0
-"""How often it says on stderr how far it is, seconds."""
+"""Interval of progress lines on stderr, seconds."""
 
 
 def add_export(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
-    parser.add_argument("--since", type=moment, default=0.0, metavar="WHEN", help=f"{_OPEN} then or later; {_WHEN}")
-    parser.add_argument("--until", type=moment, default=None, metavar="WHEN", help=f"{_OPEN} by then; {_WHEN}")
-    parser.add_argument("--captures", action="store_true", help="also what was captured before a stop, which is large")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="replace this file, once all is written to it")
+    """Add the options."""
+    parser.add_argument("--since", type=moment, default=0.0, metavar="WHEN", help=f"{_OPEN} at or after WHEN: {_WHEN}")
+    parser.add_argument(
+        "--until", type=moment, default=None, metavar="WHEN", help=f"{_OPEN} at or before WHEN: {_WHEN}"
+    )
+    parser.add_argument("--captures", action="store_true", help="include captures, which are large")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to this file, replaced when complete")
 
 
-_OPEN: Final = "episodes that were open"
-_WHEN: Final = "how long ago, as 12h or 7d, or a local time, as 2026-01-31 or 2026-01-31T08:00 (default: all)"
+_OPEN: Final = "only episodes open"
+_WHEN: Final = "a duration ago (12h, 7d) or a local time (2026-01-31, 2026-01-31T08:00); default: all"
 
 
 def export(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """`gpuwarden ledger export`."""
     episodes = ledger.reports.export(since=arguments.since, until=arguments.until, captures=arguments.captures)
     if arguments.output is None:
-        _write(_told(episodes), sys.stdout)
+        _write(_with_progress(episodes), sys.stdout)
         return 0
-    with _replaced(arguments.output) as file:
-        count = _write(_told(episodes), file)
-    print(f"{count} episodes are in {arguments.output}", file=sys.stderr)
+    with _replace_file(arguments.output) as file:
+        count = _write(_with_progress(episodes), file)
+    print(f"{count} episodes written to {arguments.output}", file=sys.stderr)
     return 0
 
 
 def moment(text: str) -> float:
-    """A time as a person writes it, Unix seconds; what argparse calls for the options that take one."""
+    """Parse a duration ago or a local time into Unix seconds."""
     with suppress(argparse.ArgumentTypeError):
         return time.time() - duration_s(text)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
-    raise argparse.ArgumentTypeError(f"{text!r} is neither a duration, as 12h or 7d, nor a time, as 2026-01-31T08:00")
+    raise argparse.ArgumentTypeError(f"invalid time {text!r}: use a duration (12h, 7d) or a time (2026-01-31T08:00)")
 
 
 def _write(episodes: Iterable[Mapping[str, Any]], file: IO[str]) -> int:
     count = 0
-    for count, episode in enumerate(episodes, start=1):  # noqa: B007 - how many there were is told afterwards
+    for count, episode in enumerate(episodes, start=1):  # noqa: B007 - the count is returned
         file.write(json.dumps(episode) + "\n")
     return count
 
 
-def _told(episodes: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Say on stderr how far it is, where it takes long."""
-    next_word_s = time.monotonic() + PROGRESS_S
+def _with_progress(episodes: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Print progress on stderr during a long export."""
+    next_line_s = time.monotonic() + PROGRESS_S
     for count, episode in enumerate(episodes):
-        if time.monotonic() >= next_word_s:
-            next_word_s = time.monotonic() + PROGRESS_S
+        if time.monotonic() >= next_line_s:
+            next_line_s = time.monotonic() + PROGRESS_S
             print(f"{count} episodes so far", file=sys.stderr)
         yield episode
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[IO[str]]:
-    """A file beside it that takes its place once it is whole; nothing is left of it where it does not come to that."""
+def _replace_file(path: Path) -> Iterator[IO[str]]:
+    """A temporary file that replaces `path` when complete, and is removed on an error."""
     try:
         with atomic_open(path, mode=0o600, sync=True, many_writers=True) as file:
             yield file
     except OSError as error:
-        advice = "make room, or give" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "give"
+        advice = "free some space, or choose" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "choose"
         raise GpuwardenError(f"{path} cannot be written ({error.strerror}): {advice} another --output") from None

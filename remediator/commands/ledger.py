@@ -1,4 +1,4 @@
-"""`gpuwarden ledger`: what was seen, decided and done, for people and, with --json, for programs."""
+"""`gpuwarden ledger`: what was observed, decided and done."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from remediator.ledger.journal import Entry
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
 
-_EXPORT: Final = "every episode with all that the ledger holds of it"
+_EXPORT: Final = "export episodes with all their rows, as JSON lines"
 
 
 def command(argv: list[str]) -> int:
@@ -30,73 +30,71 @@ def command(argv: list[str]) -> int:
         ledger.close()
 
 
-def lines(story: EpisodeHistory) -> list[str]:
-    """One episode as text: a heading, then a line an entry with its time since the episode opened.
+def lines(history: EpisodeHistory) -> list[str]:
+    """One episode as text: a heading, then a line per entry with the seconds since the episode opened.
 
-    What another host's remediator wrote names that host.
-
-    Names and sentences hold what labels and jobs said: nothing of it reaches a terminal but what can be printed.
+    An entry of another host names that host. Only printable characters reach the terminal.
     """
-    job = "no job" if story.job_id is None else f"job {story.job_id} attempt {story.attempt}"
+    job = "no job" if history.job_id is None else f"job {history.job_id} attempt {history.attempt}"
     heading = (
-        f"episode {story.episode_id}: {story.trip} of {plain(story.worker)} on {story.host}, {job}: "
-        f"{story.outcome or 'open'}" + (f" ({plain(story.message)})" if story.message else "")
+        f"episode {history.episode_id}: {history.trip} of {plain(history.worker)} on {history.host}, {job}: "
+        f"{history.outcome or 'open'}" + (f" ({plain(history.message)})" if history.message else "")
     )
     return [heading] + [
-        f"  {entry.at - story.opened_at:+7.1f} s  {entry.act:8} {plain(entry.what):18} {_elsewhere(entry, story)}"
+        f"  {entry.at - history.opened_at:+7.1f} s  {entry.act:8} {plain(entry.what):18} {_host_prefix(entry, history)}"
         f"{plain(entry.message)}"
-        for entry in story.entries
+        for entry in history.entries
     ]
 
 
-def _elsewhere(entry: Entry, story: EpisodeHistory) -> str:
-    return "" if entry.host in (None, story.host) else f"({plain(str(entry.host))}) "
+def _host_prefix(entry: Entry, history: EpisodeHistory) -> str:
+    return "" if entry.host in (None, history.host) else f"({plain(str(entry.host))}) "
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    stories = ledger.reports.newest(last=arguments.last)
+    histories = ledger.reports.newest(last=arguments.last)
     if arguments.json:
-        for story in stories:
-            print(json.dumps(asdict(story)))
+        for history in histories:
+            print(json.dumps(asdict(history)))
         return 0
-    if not stories:
-        print("no episode yet", file=sys.stderr)
-    for story in stories:
-        print(f"{when(story.opened_at)}  {lines(story)[0]}")
+    if not histories:
+        print("no episodes yet", file=sys.stderr)
+    for history in histories:
+        print(f"{when(history.opened_at)}  {lines(history)[0]}")
     return 0
 
 
 def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    story = _story(ledger, arguments.episode)
+    history = _read_history(ledger, arguments.episode)
     if arguments.json:
-        print(json.dumps(asdict(story)))
+        print(json.dumps(asdict(history)))
         return 0
-    print("\n".join(lines(story)))
-    for kept in ledger.captures.of_episode(arguments.episode):
-        print("\n".join(render.in_short(kept, since=story.opened_at)))
+    print("\n".join(lines(history)))
+    for capture in ledger.captures.of_episode(arguments.episode):
+        print("\n".join(render.in_short(capture, since=history.opened_at)))
     return 0
 
 
 def _evidence(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    """What the processes were doing right before they were stopped, whole."""
-    story = _story(ledger, arguments.episode)
+    """Print the captures of an episode in full."""
+    history = _read_history(ledger, arguments.episode)
     captures = ledger.captures.of_episode(arguments.episode)
     if arguments.json:
-        for kept in captures:
-            print(json.dumps(asdict(kept)))
+        for capture in captures:
+            print(json.dumps(asdict(capture)))
         return 0
     if not captures:
-        print(f"nothing was captured of episode {story.episode_id}", file=sys.stderr)
-    for kept in captures:
-        print("\n".join(render.in_full(kept)))
+        print(f"no capture of episode {history.episode_id}", file=sys.stderr)
+    for capture in captures:
+        print("\n".join(render.in_full(capture)))
     return 0
 
 
-def _story(ledger: Ledger, episode_id: int) -> EpisodeHistory:
-    story = ledger.reports.get(episode_id)
-    if story is None:
-        raise GpuwardenError(f"the ledger has no episode {episode_id}: `gpuwarden ledger list` names them")
-    return story
+def _read_history(ledger: Ledger, episode_id: int) -> EpisodeHistory:
+    history = ledger.reports.get(episode_id)
+    if history is None:
+        raise GpuwardenError(f"no episode {episode_id} in the ledger: see `gpuwarden ledger list`")
+    return history
 
 
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
@@ -111,27 +109,27 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     now = time.time()
     since = now - arguments.since
-    told = summary.summarize(ledger.reports.since(since, host=arguments.host), since=since, now=now)
+    found = summary.summarize(ledger.reports.since(since, host=arguments.host), since=since, now=now)
     if arguments.json:
-        print(json.dumps(told.figures()))
+        print(json.dumps(found.figures()))
         return 0
-    print(f"since {when(since)}: {told.episodes} episodes")
-    for each in told.would:
+    print(f"since {when(since)}: {found.episodes} episodes")
+    for each in found.would:
         state = "still open" if each.outcome is None else each.outcome
         print(f"  would have acted on {plain(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
         print(f"    {when(each.at)}  {plain(each.message)}")
     for title, counts in (
-        ("done", told.did), ("failed", told.failed), ("closed", told.outcomes), ("open and waiting", told.waiting)
+        ("done", found.did), ("failed", found.failed), ("closed", found.outcomes), ("open", found.waiting)
     ):  # fmt: skip
         if counts:
             print(f"  {title}: {', '.join(f'{count} {name}' for name, count in sorted(counts.items()))}")
-    if not told.episodes:
-        print("  nothing wedged")
+    if not found.episodes:
+        print("  no failures")
     return 0
 
 
 def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    """Who armed, approved, paused or released, and when the brake latched."""
+    """Print orders of operators and openings of the circuit breaker."""
     for order in ledger.orders.given_since(since=time.time() - arguments.since):
         if arguments.json:
             print(json.dumps(asdict(order)))
@@ -149,28 +147,28 @@ _ACTS: Final = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="What was seen, decided and done.")
+    parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="Show what was observed, decided and done.")
     add_ledger(parser)
     what = parser.add_subparsers(dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|export")
     for name, help_text in (
-        ("list", "the newest episodes"),
-        ("show", "one episode"),
-        ("evidence", "what an episode's processes were doing right before they were stopped"),
-        ("refused", "refused alerts"),
-        ("summary", "what was done, and what a dry run would have done"),
-        ("orders", "who armed, disarmed, approved, paused and released, and when the brake latched"),
+        ("list", "list the newest episodes"),
+        ("show", "show one episode"),
+        ("evidence", "show stacks and logs saved before a stop"),
+        ("refused", "list refused alerts"),
+        ("summary", "count actions, and list what a dry run would have done"),
+        ("orders", "list orders of operators, and openings of the circuit breaker"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
-        each.add_argument("--json", action="store_true", help="one JSON object a line")
+        each.add_argument("--json", action="store_true", help="print JSON lines")
         if name in ("show", "evidence"):
-            each.add_argument("episode", type=int, help="its number, from `gpuwarden ledger list`")
+            each.add_argument("episode", type=int, help="number from `gpuwarden ledger list`")
         elif name in ("summary", "orders"):
             default = "24h" if name == "summary" else "30d"
-            help_since = f"how far to look back: 12h, 7d (default: {default})"
+            help_since = f"time range: 12h, 7d (default: {default})"
             each.add_argument("--since", type=duration_s, default=duration_s(default), help=help_since)
         else:
-            each.add_argument("--last", type=int, default=50, help="how many, newest (default: 50)")
+            each.add_argument("--last", type=int, default=50, help="number of rows (default: 50)")
         if name == "summary":
-            each.add_argument("--host", help="this host's episodes only")
+            each.add_argument("--host", help="only episodes of this host")
     add_export(what.add_parser("export", help=_EXPORT, description=_EXPORT))
     return parser

@@ -1,7 +1,7 @@
-"""Where a person's commands find ledger and queue: as told, in the environment, or as `gpuwarden up` keeps them.
+"""Find the ledger and queue of a command: from its option, the environment, or `gpuwarden up`.
 
-`gpuwarden up` keeps `ledger/ledger.db` and `queue/queue.db` in /var/lib/gpuwarden for root, and for anybody else in
-`gpuwarden` below $XDG_STATE_HOME (XDG Base Directory Specification; ~/.local/state where it is not set).
+`gpuwarden up` keeps `ledger/ledger.db` and `queue/queue.db` in /var/lib/gpuwarden for root, for other users in
+`gpuwarden` below $XDG_STATE_HOME (default ~/.local/state).
 """
 
 import argparse
@@ -22,57 +22,56 @@ QUEUE_ENVS: Final = ("GPUWARDEN_REMEDIATOR_QUEUE", "GPUWARDEN_STORE")
 
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:
-    """The option `--ledger`: wanted only where there is none to be found."""
+    """Add the option `--ledger`, required only if no ledger is found."""
     parser.add_argument(
         "--ledger",
         default=ledger_url(os.environ) or "",
-        type=_named,  # which is asked of a default, too
-        help=f"the ledger's database URL, or ${LEDGER_ENV}; else the one of `gpuwarden up`",
+        type=_check_named,  # argparse calls it for a default string too
+        help=f"database URL of the ledger; default ${LEDGER_ENV}, else the ledger of `gpuwarden up`",
     )
 
 
-def _named(url: str) -> str:
+def _check_named(url: str) -> str:
     if url:
         return url
     raise argparse.ArgumentTypeError(
-        "no ledger is named, and `gpuwarden up` keeps none for this user: give its database URL, or set "
-        f"${LEDGER_ENV} to it, as the services of `gpuwarden init` have it in their gpuwarden.env"
+        f"no ledger found: set --ledger or ${LEDGER_ENV} to its database URL, as in gpuwarden.env of `gpuwarden init`"
     )
 
 
 def existing(url: str, *, host: str | None = None) -> Ledger:
-    """Open a ledger that is there, as it is: who mistypes its name is told so, and is not shown a new and empty one.
+    """Open an existing ledger without migration. A mistyped name must not create a new one.
 
     Raises:
-        GpuwardenError: there is none, or it cannot be opened.
+        GpuwardenError: it does not exist or cannot be opened.
     """
     check_there(url)
     return Ledger.open(url, host=host, migrate=False)
 
 
 def check_there(url: str) -> None:
-    """Whether there is a ledger, as far as that can be told without asking its server.
+    """Check that an SQLite ledger exists.
 
     Raises:
-        GpuwardenError: there is none.
+        GpuwardenError: it does not.
     """
-    with suppress(ArgumentError):  # Ledger.open says it better
+    with suppress(ArgumentError):  # Ledger.open gives a better error
         database = make_url(url).database
         if make_url(url).get_backend_name() == "sqlite" and database and not Path(database).exists():
-            raise GpuwardenError(f"there is no ledger at {database}: is --ledger or ${LEDGER_ENV} right?")
+            raise GpuwardenError(f"no ledger at {database}: check --ledger or ${LEDGER_ENV}")
 
 
 def ledger_url(env: Mapping[str, str]) -> str | None:
-    """The ledger's URL, as far as it can be found."""
-    return env.get(LEDGER_ENV) or _kept(env, "ledger")
+    """Find the ledger's URL."""
+    return env.get(LEDGER_ENV) or _default_path(env, "ledger")
 
 
 def queue_url(env: Mapping[str, str]) -> str | None:
-    """The queue's URL, as far as it can be found."""
-    return next((env[name] for name in QUEUE_ENVS if env.get(name)), None) or _kept(env, "queue")
+    """Find the queue's URL."""
+    return next((env[name] for name in QUEUE_ENVS if env.get(name)), None) or _default_path(env, "queue")
 
 
-def _kept(env: Mapping[str, str], name: str) -> str | None:
+def _default_path(env: Mapping[str, str], name: str) -> str | None:
     state = env.get("XDG_STATE_HOME", "")
     users = (Path(state) if state.startswith("/") else Path.home() / ".local" / "state") / "gpuwarden"
     path = (Path("/var/lib/gpuwarden") if os.geteuid() == 0 else users) / name / f"{name}.db"

@@ -1,6 +1,6 @@
-"""`gpuwarden status`: is the chain alive, what does it do, what waits, and what needs a person. It only reads.
+"""`gpuwarden status`: health of the pipeline, held actions, and what needs an operator. Read only.
 
-Exit codes: 0 nothing needs a person; 1 something does, and each such thing says what to do; 2 it was called wrongly.
+Exit codes: 0 nothing needs an operator; 1 something does; 2 usage error.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from gpuwarden.format import ago, plain, when
 from gpuwarden.queue import JobStore, Quarantine
 from remediator.clients import exporter
 from remediator.clients import http as answers
-from remediator.clients.exporter import Access
+from remediator.clients.exporter import ExporterAuth
 from remediator.commands.open_ledger import add_ledger, existing, queue_url
 from remediator.commands.orders import span
 from remediator.ledger.executors import ExecutorHeartbeat
@@ -38,31 +38,31 @@ from remediator.remedies import REMEDIES
 from remediator.remedies.guards import Act, Order, Orders, Safeguards, begins_s
 
 TIMEOUT_S: Final = 3.0
-"""How long each part may take to answer, seconds."""
+"""Timeout of each part, seconds."""
 
 BEAT_MAX_S: Final = 15.0
-"""An executor whose last sign of life is older does not go round, seconds; it gives one every second."""
+"""Maximum age of a live executor's heartbeat, seconds. It writes one a second."""
 
 GONE_S: Final = 7 * 86400.0
-"""A host whose executor has shown no life for longer is taken for one that was given up, seconds."""
+"""A host whose executor has no heartbeat for longer counts as removed, seconds."""
 
 DISK_FREE_MIN: Final = 100 * 2**20
-"""Less room than this for a ledger or a queue in a file is too little, bytes."""
+"""Minimum free disk space for an SQLite ledger or queue, bytes."""
 
 LATELY_S: Final = 86400.0
-"""For how long an episode that ended without a mend asks for a person, seconds."""
+"""How long an episode that failed is shown, seconds."""
 
 LONG_S: Final = 900.0
-"""An episode that is open for longer asks for a person, unless it waits for what ends by itself, seconds."""
+"""An episode open for longer needs an operator, unless its wait ends without one, seconds."""
 
-_PASSES: Final = frozenset(
+_OTHER_WAITS: Final = frozenset(
     {
         *(Reason.DRY_RUN, Reason.PAUSED, Reason.CIRCUIT_BREAKER, Reason.COOLDOWN, Reason.APPROVAL, Reason.DECLINED),
         *(Reason.SILENCED, Reason.GRACE_PERIOD),
         *(Reason.EXECUTOR_ALIVE, Reason.OBSERVATION_TOO_SHORT, Reason.WORKERS_ALIVE, Reason.NO_JOBS),
     }
 )
-"""Waits that are told by themselves, or end by themselves."""
+"""Waits that are listed separately or end without an operator."""
 
 _DONE: Final = {Act.ARM: "armed", Act.ASK: "armed with approval", Act.DISARM: "disarmed"}
 
@@ -77,28 +77,28 @@ ADDRESSES: Final = {
 
 
 ACCESS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
-    "ca_file": ("authorities in PEM, where the exporter serves HTTPS", Path),
-    "server_name": ("the name in its certificate, where it is not the one in its URL", str),
-    "cert_file": ("our own certificate in PEM, where it wants one", Path),
-    "key_file": ("that certificate's key in PEM", Path),
-    "basic_auth_file": ("file with one line `user:password`, where it wants them", Path),
+    "ca_file": ("PEM file of the authorities for the exporter's certificate", Path),
+    "server_name": ("name in the exporter's certificate, if it differs from the URL", str),
+    "cert_file": ("PEM client certificate, if the exporter requires one", Path),
+    "key_file": ("PEM key of the client certificate", Path),
+    "basic_auth_file": ("file with one line `user:password`", Path),
 }
-"""What an exporter may want of who asks it (`witness.Access`), as `gpuwarden remediator execute` is told it too."""
+"""Options for `ExporterAuth`, as for `gpuwarden remediator execute`."""
 
 SOURCES: Final = {
-    "source_docker": "does the Docker engine run?",
-    "source_podman": "does Podman's service run (systemctl status podman.socket)?",
-    "source_kubernetes": "does the Kubernetes API answer, or are the kubelet's links in /var/log/containers?",
-    "source_pod_resources": "does the kubelet run?",
-    "source_gpu": "does the GPU's driver answer (`nvidia-smi`)?",
-    "source_drm": "can the exporter read /proc and /sys (docs/amd-intel.md)?",
+    "source_docker": "check that Docker runs",
+    "source_podman": "check Podman (systemctl status podman.socket)",
+    "source_kubernetes": "check the Kubernetes API and /var/log/containers",
+    "source_pod_resources": "check that the kubelet runs",
+    "source_gpu": "check the GPU driver (`nvidia-smi`)",
+    "source_drm": "check that the exporter can read /proc and /sys (docs/amd-intel.md)",
 }
-"""What to ask first where a source of the exporter's fails."""
+"""What to check first if a collector fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One part of the chain: `ok` is `None` where it was not asked. `todo` is for a person, where it is not well."""
+    """One part of the pipeline. `ok` is `None` if not checked. `todo` says what to do if it is down."""
 
     name: str
     ok: bool | None
@@ -108,7 +108,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Armed:
-    """Whether one remedy acts on one host, if only on what is approved, and by whose order."""
+    """Whether a remedy is armed on a host, and by whose order."""
 
     host: str
     remedy: str
@@ -119,7 +119,7 @@ class Armed:
 
 @dataclass(kw_only=True)
 class Report:
-    """The page. Times are Unix seconds."""
+    """The report. Times are Unix seconds."""
 
     at: float
     parts: list[Part] = field(default_factory=list)
@@ -129,40 +129,40 @@ class Report:
     pauses: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
-    unmended: list[tuple[int, str, str, str]] = field(default_factory=list)
+    not_fixed: list[tuple[int, str, str, str]] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
-    """Those whose executors are alive."""
+    """Hosts with a live executor."""
 
     def needs(self) -> list[str]:
-        """What a person is wanted for, a sentence each."""
+        """List what needs an operator, a sentence each."""
         found = [f"{part.name}: {part.says}; {part.todo}" for part in self.parts if part.ok is False]
         if self.brake is not None:
             found.append(
-                f"the brake is latched since {when(self.brake.at)}: {self.brake.because}; look for the one cause, then "
+                f"circuit breaker open since {when(self.brake.at)}: {self.brake.because}; find the cause, then run "
                 "`gpuwarden brake release`"
             )
         dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
         if dry:
-            found.append(f"{dry} wedged and not armed: `gpuwarden arm` shows them and asks")
+            found.append(f"{dry} failed and not armed: see `gpuwarden arm`")
         found += [
-            f"episode {each.episode_id} of {each.worker} on {each.host} wants a yes or a no: {each.message}"
+            f"episode {each.episode_id} of {each.worker} on {each.host} needs approval: {each.message}"
             for each in self.episodes
             if each.reason == Reason.APPROVAL
         ]
         found += [
-            f"GPU {each.gpu} of {each.host} is out of use: {each.because}; `gpuwarden gpu release {each.gpu}` once it "
-            "is well"
+            f"GPU {each.gpu} of {each.host} is quarantined: {each.because}; run `gpuwarden gpu release {each.gpu}` "
+            "once it works"
             for each in self.quarantined
         ]
         found += [
-            f"episode {number} of {worker} on {host} ended without a mend: {message}; `gpuwarden ledger show {number}`"
-            for number, worker, host, message in self.unmended
+            f"episode {number} of {worker} on {host} was not fixed: {message}; see `gpuwarden ledger show {number}`"
+            for number, worker, host, message in self.not_fixed
         ]
         found += [
-            f"episode {each.episode_id} of {each.worker} on {each.host} is open for {ago(self.at - each.opened_at)}: "
-            f"{each.message or 'at work'}; `gpuwarden ledger show {each.episode_id}`"
+            f"episode {each.episode_id} of {each.worker} on {each.host} open for {ago(self.at - each.opened_at)}: "
+            f"{each.message or 'running'}; see `gpuwarden ledger show {each.episode_id}`"
             for each in self.episodes
-            if each.reason not in _PASSES and self.at - each.opened_at > LONG_S
+            if each.reason not in _OTHER_WAITS and self.at - each.opened_at > LONG_S
         ]
         return found
 
@@ -180,14 +180,14 @@ def command(argv: list[str]) -> int:
 
 
 def look(wanted: argparse.Namespace, *, now: float) -> Report:
-    """Ask every part; what does not answer costs its own line only."""
+    """Check every part. A part that does not answer affects only its own line."""
     report = Report(at=now)
     try:
         with closing(existing(wanted.ledger)) as ledger:
             report.at = ledger.now()
             _read_ledger(report, ledger, wanted)
     except GpuwardenError as error:
-        report.parts.append(_unwell("ledger", wanted.ledger, error))
+        report.parts.append(_explain("ledger", wanted.ledger, error))
     for name, ask in (
         ("remediator", partial(_ready, "remediator")),
         ("exporter", _exporter),
@@ -195,21 +195,21 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         ("prometheus", partial(_prometheus, report.hosts)),
     ):
         url: str = getattr(wanted, name)
-        opened = partial(_exporters_client, wanted) if name == "exporter" else _client
-        report.parts.append(_not_asked(name) if url == NONE else _asked(name, url.rstrip("/"), ask, opened))
+        opened = partial(_exporter_client, wanted) if name == "exporter" else _client
+        report.parts.append(_not_checked(name) if url == NONE else _check_http(name, url.rstrip("/"), ask, opened))
     if wanted.queue not in (None, NONE):
         report.parts.append(_queue(report, wanted))
     return report
 
 
 def page(report: Report) -> Iterator[str]:
-    """The report for a person, a line at a time."""
+    """Format the report as lines."""
     for part in report.parts:
-        mark = {True: "ok", False: "NOT WELL", None: "-"}[part.ok]
+        mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
         yield f"{part.name:14}{mark:10}{plain(part.says)}"
     yield ""
     for each in report.armed:
-        by = f", {plain(each.by)}" if each.by else ", as nobody has armed it"
+        by = f", {plain(each.by)}" if each.by else ", no order yet"
         mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
         yield f"{mode:10}{each.remedy} on {each.host}{by}"
     for order in report.pauses:
@@ -218,12 +218,12 @@ def page(report: Report) -> Iterator[str]:
     for held in report.episodes:
         since = ago(report.at - held.since)
         why = f": {plain(held.message)}" if held.message else ""
-        yield f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'at work'} for {since}{why}"
+        yield f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'running'} for {since}{why}"
     for host, name, at in report.freed_lately:
-        yield f"  {plain(name)} on {host} was freed {ago(report.at - at)} ago"
+        yield f"  {plain(name)} on {host} restarted {ago(report.at - at)} ago"
     yield ""
     needs = report.needs()
-    yield "nothing needs a person" if not needs else "needs a person:"
+    yield "nothing needs an operator" if not needs else "needs an operator:"
     for need in needs:
         yield f"  - {plain(need)}"
 
@@ -234,22 +234,22 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         ledger.orders.current(),
         [each for each in ledger.executors.list_all() if wanted.host in (None, each.host)],
     )
-    report.episodes = ledger.reports.held(host=wanted.host)
+    report.episodes = ledger.reports.list_held(host=wanted.host)
     report.hosts = [each.host for each in executing if report.at - each.beat_at <= BEAT_MAX_S]
-    # What it still owes keeps a host from being taken for given up, and so does being the only one.
+    # A host with open episodes, or the only host, does not count as removed.
     owing = {each.host for each in report.episodes} if report.hosts else {each.host for each in executing}
     report.parts += [_executor(each, now=report.at, owing=each.host in owing) for each in executing]
     if not executing:
         host = f" of {wanted.host}" if wanted.host else ""
-        todo = "start `gpuwarden up`, or `gpuwarden remediator execute`"
-        report.parts.append(Part(name="executor", ok=False, says=f"none{host} has ever run", todo=todo))
+        todo = "start `gpuwarden up` or `gpuwarden remediator execute`"
+        report.parts.append(Part(name="executor", ok=False, says=f"no executor{host} ever ran", todo=todo))
     alert_at = ledger.inbox.last_alert_at()
-    told = "none yet" if alert_at is None else f"the last came {ago(report.at - alert_at)} ago"
-    report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=told))
+    says = "none yet" if alert_at is None else f"last one {ago(report.at - alert_at)} ago"
+    report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
-    report.freed_lately = ledger.orders.freed_since(report.at - Safeguards().cooldown_s, host=wanted.host)
-    report.unmended = [
+    report.freed_lately = ledger.orders.restarts_since(report.at - Safeguards().cooldown_s, host=wanted.host)
+    report.not_fixed = [
         (each.episode_id, each.worker, each.host, each.message or "")
         for each in ledger.reports.since(report.at - LATELY_S, host=wanted.host)
         if each.outcome in (Outcome.PARTLY, Outcome.REFUSED)
@@ -266,55 +266,55 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
 
 
 def _database(name: str, url: str, check: Callable[[], None]) -> Part:
-    """Whether there is room for it, and nobody keeps its write lock."""
+    """Check free disk space and the write lock."""
     path = _file(url)
     if path is not None:
         free = shutil.disk_usage(path.parent).free
         if free < DISK_FREE_MIN:
-            says = f"only {free / 2**20:.0f} MiB are free on the disk of {path}"
-            return Part(name=name, ok=False, says=says, todo="make room: without it nothing is recorded, so done")
+            says = f"only {free / 2**20:.0f} MiB free on the disk of {path}"
+            return Part(name=name, ok=False, says=says, todo="free some space: without it nothing is recorded or done")
     try:
         check()
     except DatabaseError as error:
-        return _unwell(name, url, error)
-    return Part(name=name, ok=True, says="can be read and written")
+        return _explain(name, url, error)
+    return Part(name=name, ok=True, says="readable and writable")
 
 
-def _unwell(name: str, url: str, error: GpuwardenError) -> Part:
-    """What the database of ledger or queue says in its own words, and what to do about it."""
+def _explain(name: str, url: str, error: GpuwardenError) -> Part:
+    """Explain a database error and what to do about it."""
     says, path = str(error), _file(url)
     for words, meaning, todo in (
         (
             "locked",
-            "another process holds its write lock and does not let go: nothing is recorded, so nothing is done",
-            f"find it (`fuser {path}`): a stopped or hung process of ours, or a tool that has the file open",
+            "another process holds the write lock: nothing is recorded or done",
+            f"find that process with `fuser {path}`",
         ),
-        ("full", "the disk is full: nothing is recorded, so nothing is done", "make room; all goes on by itself then"),
-        ("readonly", "this account may only read it", "ask as the user that the executor runs as"),
+        ("full", "disk full: nothing is recorded or done", "free some space"),
+        ("readonly", "this user may only read it", "run the command as the executor's user"),
         (
             "unable to open",
             "it cannot be opened",
-            f"is --{name} right? If so, ask as the user that the executor runs as",
+            f"check --{name}, or run the command as the executor's user",
         ),
     ):
         if words in says:
             return Part(name=name, ok=False, says=f"{meaning} ({says})", todo=todo)
-    return Part(name=name, ok=False, says=says, todo=f"is --{name} right, and does its database run?")
+    return Part(name=name, ok=False, says=says, todo=f"check --{name} and its database")
 
 
 def _file(url: str) -> Path | None:
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # whoever opens it says it better
+    except (ArgumentError, ValueError):  # opening it gives a better error
         return None
     return Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
 
 
 def _queue(report: Report, wanted: argparse.Namespace) -> Part:
     path = _file(wanted.queue)
-    if path is not None and not path.exists():  # opened, it would be made
-        todo = "is --queue right, and does its database run?"
-        return Part(name="queue", ok=False, says=f"there is none at {path}", todo=todo)
+    if path is not None and not path.exists():  # opening would create it
+        todo = "check --queue and its database"
+        return Part(name="queue", ok=False, says=f"no queue database at {path}", todo=todo)
     try:
         with closing(JobStore.open(wanted.queue, migrate=False)) as store:
             report.quarantined = [
@@ -322,46 +322,48 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
             ]
             return _database("queue", wanted.queue, store.check_writable)
     except GpuwardenError as error:
-        return _unwell("queue", wanted.queue, error)
+        return _explain("queue", wanted.queue, error)
 
 
 def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
     name, silent_s = f"executor {executing.host}", now - executing.beat_at
     if silent_s > GONE_S and not owing:
-        return Part(name=name, ok=None, says=f"silent for {ago(silent_s)}: taken for given up")
+        return Part(name=name, ok=None, says=f"silent for {ago(silent_s)}: counts as removed")
     if silent_s > BEAT_MAX_S:
-        todo = "does it run, can it write the ledger, is it stopped? Its log says; start it again"
-        return Part(name=name, ok=False, says=f"no sign of life for {ago(silent_s)}", todo=todo)
-    errors = f", {executing.errors} unexpected errors since its start" if executing.errors else ""
+        todo = "check its log, then restart it"
+        return Part(name=name, ok=False, says=f"no heartbeat for {ago(silent_s)}", todo=todo)
+    errors = f", {executing.errors} unexpected errors since the start" if executing.errors else ""
     workers = "" if executing.workers is None else f", sees {executing.workers} workers"
     return Part(name=name, ok=True, says=f"alive, pid {executing.pid}{workers}{errors}")
 
 
-def _asked(name: str, url: str, ask: Callable[[httpx.Client, str], Part], opened: Callable[[], httpx.Client]) -> Part:
+def _check_http(
+    name: str, url: str, ask: Callable[[httpx.Client, str], Part], opened: Callable[[], httpx.Client]
+) -> Part:
     _, title = ADDRESSES[name]
     try:
         with opened() as client:
             return ask(client, url)
     except (GpuwardenError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        elsewhere = f"start it, or say where it is with --{name} (--{name} none where there is none)"
-        return Part(name=name, ok=False, says=f"{title} does not answer at {url}: {error}", todo=elsewhere)
+        todo = f"start it, or set --{name} to its URL, or to 'none' without one"
+        return Part(name=name, ok=False, says=f"{title} is unreachable at {url}: {error}", todo=todo)
 
 
 def _client() -> httpx.Client:
     return httpx.Client(timeout=TIMEOUT_S, trust_env=False, verify=answers.authorities())
 
 
-def _exporters_client(wanted: argparse.Namespace) -> httpx.Client:
-    access = Access(**{name: getattr(wanted, f"exporter_{name}") for name in ACCESS})
+def _exporter_client(wanted: argparse.Namespace) -> httpx.Client:
+    access = ExporterAuth(**{name: getattr(wanted, f"exporter_{name}") for name in ACCESS})
     return exporter.client(access, timeout_s=TIMEOUT_S)
 
 
-def _not_asked(name: str) -> Part:
-    return Part(name=name, ok=None, says="not asked")
+def _not_checked(name: str) -> Part:
+    return Part(name=name, ok=None, says="not checked")
 
 
 def _exporter(client: httpx.Client, url: str) -> Part:
-    """Well, and every source and collector did its work: what one failed to tell is unknown, and never acted on."""
+    """Check the exporter and its collectors. What a failed one reads is unknown and is not acted on."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("exporter", url, answer)
@@ -376,10 +378,10 @@ def _exporter(client: httpx.Client, url: str) -> Part:
         if sample.name == "gpuwarden_collector_success" and sample.value == 0
     ]
     if not failed:
-        return Part(name="exporter", ok=True, says=f"well at {url}")
-    says = f"{', '.join(failed)} failed at {url}: what is told by it is unknown, so nothing is done on its account"
+        return Part(name="exporter", ok=True, says=f"ready at {url}")
+    says = f"{', '.join(failed)} failed at {url}: their metrics are unknown and are not acted on"
     asked = [SOURCES[name] for name in failed if name in SOURCES]
-    return Part(name="exporter", ok=False, says=says, todo="; ".join([*asked, "its log says why"]))
+    return Part(name="exporter", ok=False, says=says, todo="; ".join([*asked, "see its log"]))
 
 
 def _ready(name: str, client: httpx.Client, url: str) -> Part:
@@ -388,32 +390,32 @@ def _ready(name: str, client: httpx.Client, url: str) -> Part:
 
 
 def _unready(name: str, url: str, answer: httpx.Response) -> Part:
-    says = f"says {answer.status_code} at {url}: {answer.text.strip()[:200]}"
-    return Part(name=name, ok=False, says=says, todo="its log says why")
+    says = f"status {answer.status_code} at {url}: {answer.text.strip()[:200]}"
+    return Part(name=name, ok=False, says=says, todo="see its log")
 
 
 def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
-    """Ready, has our rules, evaluates them, has somebody to tell, and something to tell of: each host's exporter."""
+    """Check that Prometheus evaluates our rules, knows an Alertmanager, and scrapes each host's exporter."""
     answer = client.get(f"{url}/-/ready")
     if not answer.is_success:
         return _unready("prometheus", url, answer)
     rules = _acting_rules(client.get(f"{url}/api/v1/rules", params={"type": "alert"}).json())
     if not rules:
-        says = f"at {url} has no rule that calls the remediator"
+        says = f"no rule at {url} calls the remediator"
         return Part(name="prometheus", ok=False, says=says, todo="add alerts/*.rules.yaml to its rule_files")
     broken = [rule for rule in rules if rule.get("health") == "err"]
     if broken:
         says = f"cannot evaluate {broken[0]['name']}: {broken[0].get('lastError', '')}"
         return Part(name="prometheus", ok=False, says=says, todo="compare its rules with those of this version")
-    told = client.get(f"{url}/api/v1/alertmanagers").json()["data"]["activeAlertmanagers"]
-    if not told:
-        says = f"at {url} has no Alertmanager to tell"
-        return Part(name="prometheus", ok=False, says=says, todo="add one under alerting: in its configuration")
+    targets = client.get(f"{url}/api/v1/alertmanagers").json()["data"]["activeAlertmanagers"]
+    if not targets:
+        says = f"no Alertmanager configured at {url}"
+        return Part(name="prometheus", ok=False, says=says, todo="add one under `alerting:` in its configuration")
     answer = client.get(f"{url}/api/v1/query", params={"query": "group by (host) (gpuwarden_collector_success)"})
     scraped = {each["metric"].get("host") for each in answer.json()["data"]["result"]}
     if unseen := sorted(set(hosts) - scraped):
-        says = f"at {url} has no series of {', '.join(unseen)}, so no rule speaks of it"
-        todo = "does it scrape that host's exporter, with the label `host` as its key? See its targets"
+        says = f"no series of {', '.join(unseen)} at {url}: no alert fires for it"
+        todo = "check its targets: it must scrape that host's exporter with the host's key as label `host`"
         return Part(name="prometheus", ok=False, says=says, todo=todo)
     return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {len(rules)} acting rules")
 
@@ -426,16 +428,16 @@ def _acting_rules(answer: Any) -> list[dict[str, Any]]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuwarden status",
-        description="Whether the chain is alive, what it does, what waits, and what needs a person.",
-        epilog="exit codes: 0 nothing needs a person; 1 something does; 2 called wrongly",
+        description="Show the health of the pipeline, held actions, and what needs an operator.",
+        epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",
     )
     add_ledger(parser)
-    parser.add_argument("--host", help="this host only; every host of the ledger when not given")
+    parser.add_argument("--host", help="only this host; default: every host of the ledger")
     parser.add_argument(
         "--queue",
         default=queue_url(os.environ),
-        help="the queue's database URL, or $GPUWARDEN_STORE, for GPUs in quarantine; 'none' where there is none; else "
-        "the one of `gpuwarden up`",
+        help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_STORE, else the "
+        "queue of `gpuwarden up`",
     )
     for name, (default, title) in ADDRESSES.items():
         env = f"GPUWARDEN_{name.upper()}_URL"
@@ -443,11 +445,11 @@ def _parser() -> argparse.ArgumentParser:
             f"--{name}",
             metavar="URL",
             default=os.environ.get(env) or default,
-            help=f"{title}, or ${env}; 'none' where there is none to ask (default: %(default)s)",
+            help=f"{title}, or ${env}; 'none' to skip (default: %(default)s)",
         )
     for name, (title, of) in ACCESS.items():
         env = f"GPUWARDEN_REMEDIATOR_EXPORTER_{name.upper()}"
         option = f"--exporter-{name.replace('_', '-')}"
         parser.add_argument(option, type=of, default=os.environ.get(env) or None, help=f"{title}, or ${env}")
-    parser.add_argument("--json", action="store_true", help="one JSON object; times are Unix seconds")
+    parser.add_argument("--json", action="store_true", help="print JSON; times are Unix seconds")
     return parser

@@ -1,4 +1,4 @@
-"""A time in figures, for `gpuwarden ledger summary`: what was done, what a dry run would have done, what is held."""
+"""Counts for `gpuwarden ledger summary`."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from remediator.ledger.reports import EpisodeHistory
 
 @dataclass(frozen=True, kw_only=True)
 class Would:
-    """One thing that a dry run would have done, when it first said so, and what became of it."""
+    """An action that a dry run recorded: first time and outcome."""
 
     episode_id: int
     at: float
@@ -22,7 +22,7 @@ class Would:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What happened between two times, Unix seconds. `waiting` are the open episodes by what they wait for."""
+    """Counts between two times, Unix seconds. `waiting` counts open episodes by reason."""
 
     since: float
     until: float
@@ -34,39 +34,39 @@ class Summary:
     waiting: Mapping[str, int] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
-        """The whole of it, as JSON."""
+        """As a JSON object."""
         return asdict(self)
 
 
-def summarize(stories: Sequence[EpisodeHistory], *, since: float, now: float) -> Summary:
-    """The summary of the episodes that were open since then, each with its whole account."""
+def summarize(histories: Sequence[EpisodeHistory], *, since: float, now: float) -> Summary:
+    """Summarize episodes with their journals."""
     did, failed, waiting = Counter[str](), Counter[str](), Counter[str]()
     would: list[Would] = []
-    for story in stories:
-        lately = [entry for entry in story.entries if entry.at >= since]
+    for history in histories:
+        lately = [entry for entry in history.entries if entry.at >= since]
         did.update(entry.step for entry in lately if entry.act == "did")
         failed.update(entry.step for entry in lately if entry.act == "failed")
-        wished = [entry for entry in story.entries if entry.act == "would"]
-        # One that was wished for before and is open still is what a person has yet to decide on.
-        if wished and (wished[0].at >= since or story.closed_at is None):
+        dry = [entry for entry in history.entries if entry.act == "would"]
+        # An older action of an open episode still needs a decision.
+        if dry and (dry[0].at >= since or history.closed_at is None):
             would.append(
                 Would(
-                    episode_id=story.episode_id,
-                    at=wished[0].at,
-                    host=story.host,
-                    worker=story.worker,
-                    message=wished[0].message,
-                    outcome=story.outcome,
+                    episode_id=history.episode_id,
+                    at=dry[0].at,
+                    host=history.host,
+                    worker=history.worker,
+                    message=dry[0].message,
+                    outcome=history.outcome,
                 )
             )
-        if story.closed_at is None:
-            waiting[story.wait_reason or "at work"] += 1
+        if history.closed_at is None:
+            waiting[history.wait_reason or "at work"] += 1
     return Summary(
         since=since,
         until=now,
-        episodes=len(stories),
+        episodes=len(histories),
         would=would,
-        outcomes=dict(Counter(story.outcome for story in stories if story.outcome is not None)),
+        outcomes=dict(Counter(history.outcome for history in histories if history.outcome is not None)),
         did=dict(did),
         failed=dict(failed),
         waiting=dict(waiting),

@@ -1,7 +1,7 @@
-"""`gpuwarden wrangle`: what is found of runs whose items fail, and of the workers that fail them; a person has it done.
+"""`gpuwarden wrangle`: find faulty workers and jobs from failed items, and act on them by command.
 
-What an executor does by itself where it is armed (`remediator.remedies.wrangle`): `list` says what would be done, and
-`do` does it for one run, decided anew in the transaction that acts, and in the name of the person who said so.
+`list` shows what an armed executor would do (`remediator.remedies.wrangle`). `do` does it for one run. The transaction
+that acts decides again, in the operator's name.
 """
 
 import argparse
@@ -38,14 +38,14 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     for run_id in store.item_failures.wrangled_runs():
         run = store.item_failures.tally(run_id, now=store.now())
         if run is None:
-            continue  # taken away since it was listed
+            continue  # deleted since the listing
         verdict = judge(run, rules)
         if arguments.json:
-            told = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
-            print(json.dumps(told))
+            row = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
+            print(json.dumps(row))
         else:
-            besides = f"{_tell(verdict)}{_cap(run, verdict, rules)}"
-            print(f"{plain(run_id)}: {_would(verdict)}: {plain(verdict.message)}{besides}")
+            notes = f"{_whom_to_inform(verdict)}{_cap(run, verdict, rules)}"
+            print(f"{plain(run_id)}: {_describe_verdict(verdict)}: {plain(verdict.message)}{notes}")
     return 0
 
 
@@ -53,32 +53,32 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
     rules, run_id = _rules(arguments), arguments.run
     run = store.item_failures.tally(run_id, now=store.now())
     if run is None:
-        raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
+        raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden run list`")
     verdict = judge(run, rules)
     if isinstance(verdict, Leave | Wait):
-        print(f"gpuwarden wrangle: nothing is done: {plain(verdict.message)}", file=sys.stderr)
+        print(f"gpuwarden wrangle: no action: {plain(verdict.message)}", file=sys.stderr)
         return 1
     if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=who(), now=store.now()):
-        print("gpuwarden wrangle: nothing is done: it has just changed; look again", file=sys.stderr)
+        print("gpuwarden wrangle: no action: the run has changed; retry", file=sys.stderr)
         return 1
-    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.message)}{_tell(verdict)}")
+    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.message)}{_whom_to_inform(verdict)}")
     return 0
 
 
-def _ask(store: JobStore, arguments: argparse.Namespace) -> int:
+def _set_wrangled(store: JobStore, arguments: argparse.Namespace) -> int:
     if not store.item_failures.ask_wrangling(arguments.run, wrangled=arguments.wrangled):
-        raise GpuwardenError(f"the queue has no run {arguments.run!r}: `gpuwarden run list` names them")
+        raise GpuwardenError(f"no run {arguments.run!r} in the queue: see `gpuwarden run list`")
     return 0
 
 
-def _forgive(store: JobStore, arguments: argparse.Namespace) -> int:
+def _clear_failures(store: JobStore, arguments: argparse.Namespace) -> int:
     by, now = who(), store.now()
     count = store.item_failures.forgive_run(arguments.run, who=by, because=f"forgiven by {by}, {stamp(now)}", now=now)
-    print(f"{plain(arguments.run)}: {count} jobs unblocked, its failures forgotten, its workers free to claim it")
+    print(f"{plain(arguments.run)}: {count} jobs unblocked, failures cleared, workers may claim it again")
     return 0
 
 
-def _would(verdict: Verdict) -> str:
+def _describe_verdict(verdict: Verdict) -> str:
     match verdict:
         case Wait():
             return "waits"
@@ -90,15 +90,15 @@ def _would(verdict: Verdict) -> str:
 _DID: Final = {LockWorker: "worker locked", Migrate: "moved", BlockRun: "blocked"}
 
 
-def _tell(verdict: Verdict) -> str:
-    return f"; the {verdict.tell} is to be told" if isinstance(verdict, LockWorker | BlockRun) else ""
+def _whom_to_inform(verdict: Verdict) -> str:
+    return f"; inform the {verdict.tell}" if isinstance(verdict, LockWorker | BlockRun) else ""
 
 
 def _cap(run: RunTally, verdict: Verdict, rules: Rules) -> str:
-    """That a run has been moved as often as it may be, where the verdict does not say so itself."""
+    """A note that the run has used its moves, unless the verdict says so."""
     if run.migrations < max(rules.migrations_max, 1) or not isinstance(verdict, Leave | Wait):
         return ""
-    return f"; moved {run.migrations} times of at most {rules.migrations_max}: instead of the next move it is blocked"
+    return f"; moved {run.migrations} of {rules.migrations_max} times: it is blocked next"
 
 
 def _rules(arguments: argparse.Namespace) -> Rules:
@@ -109,25 +109,25 @@ def _rules(arguments: argparse.Namespace) -> Rules:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gpuwarden wrangle", description="Is it the worker that is faulty, or the job? See docs/wrangling.md."
+        prog="gpuwarden wrangle", description="Find faulty workers and jobs from failed items. See docs/wrangling.md."
     )
     acts = parser.add_subparsers(required=True, metavar="ACT")
-    listing = add_act(acts, "list", _list, "what is found of each run that asked for it; nothing is done")
-    add_json(listing, "one JSON object a line, with the counts")
-    do = add_act(acts, "do", _do, "do what is found for one run, if it is still so")
+    listing = add_act(acts, "list", _list, "list the verdict for each wrangled run")
+    add_json(listing, "print JSON lines, with the counts")
+    do = add_act(acts, "do", _do, "apply the verdict for one run, if it still holds")
     for each in (listing, do):
         _add_rules(each)
     do.add_argument("run", metavar="RUN")
-    for name, wrangled, what in (("on", True, "have a run judged"), ("off", False, "have a run judged no more")):
-        asking = add_act(acts, name, _ask, what)
+    for name, wrangled, what in (("on", True, "wrangle a run"), ("off", False, "stop wrangling a run")):
+        asking = add_act(acts, name, _set_wrangled, what)
         asking.set_defaults(wrangled=wrangled)
         asking.add_argument("run", metavar="RUN")
     forgive = add_act(
         acts,
         "forgive",
-        _forgive,
-        "undo what was done to a run: all its blocked jobs may be claimed, by every worker, and its failures count no "
-        "more; a locked worker is unlocked with `gpuwarden worker unlock`",
+        _clear_failures,
+        "undo actions on a run: unblock its jobs for every worker and clear its failures; unlock a worker with "
+        "`gpuwarden worker unlock`",
     )
     forgive.add_argument("run", metavar="RUN")
     return parser
@@ -136,22 +136,22 @@ def _parser() -> argparse.ArgumentParser:
 def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--activation", type=_count, default=ACTIVATION, metavar="N",
-        help="so many items of a run may fail on a worker before anything is judged (default: %(default)s)",
+        help="failed items on a worker before it is judged (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--migrations-max", type=_count, default=MIGRATIONS_MAX, metavar="N",
-        help="so often a run is moved to another worker before it is blocked (default: %(default)s)",
+        help="moves of a run to another worker before it is blocked (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--patience-s", type=_seconds, default=PATIENCE_S, metavar="S",
-        help="who has run it for so long and neither finished nor failed an item does not fail, seconds "
+        help="ignore a worker after this time without an item result, seconds "
         "(default: %(default)s)",
     )  # fmt: skip
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} will not do: a whole number from 0 to 999999")
+        raise argparse.ArgumentTypeError(f"invalid count {text!r}: use 0 to 999999")
     return int(text)
 
 
@@ -161,5 +161,5 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value <= 604800:
-        raise argparse.ArgumentTypeError(f"{text!r} will not do: seconds, from 0 to 604800")
+        raise argparse.ArgumentTypeError(f"invalid duration {text!r}: use 0 to 604800 seconds")
     return value

@@ -1,4 +1,4 @@
-"""Clocks of the executor. Time in which its loop stood still does not count."""
+"""Clocks of the executor."""
 
 import time
 from typing import Final
@@ -8,14 +8,14 @@ import structlog
 log: Final = structlog.get_logger("executor")
 
 PAUSE_MAX_S: Final = 10.0
-"""A loop that has not gone round for longer was stopped, or had no ledger, and has seen nothing, seconds."""
+"""A longer gap between ticks means the loop was suspended or had no ledger, seconds."""
 
 
 class SuspendAwareClock:
-    """Counts time only while the loop goes round. Other threads read it."""
+    """Counts time only while the loop ticks. Other threads read it."""
 
     def __init__(self) -> None:
-        self._looking_since_s = self._went_round_s = self.now_s()
+        self._ticking_since_s = self._last_tick_s = self.now_s()
 
     @staticmethod
     def now_s() -> float:
@@ -28,21 +28,21 @@ class SuspendAwareClock:
         return time.time()
 
     def tick(self) -> None:
-        """The loop goes round, the ledger answers, and this is the host's only executor: time counts.
+        """Count time until now: the loop runs, the ledger answers and this executor holds the lock.
 
-        The order matters to the threads that read both: see `since`.
+        The order of the assignments matters to threads in `since`.
         """
         now_s = self.now_s()
-        if now_s - self._went_round_s > PAUSE_MAX_S:
-            log.warning("the loop stood still: waiting times start again", for_s=round(now_s - self._went_round_s))
-            self._looking_since_s = now_s
-        self._went_round_s = now_s
+        if now_s - self._last_tick_s > PAUSE_MAX_S:
+            log.warning("executor was suspended, timers restarted", for_s=round(now_s - self._last_tick_s))
+            self._ticking_since_s = now_s
+        self._last_tick_s = now_s
 
     def since(self, since_s: float, now_s: float) -> float:
-        """Since when a state has held while the loop went round; `now_s` where the loop has just stood still.
+        """Since when a state has held while the loop ticked; `now_s` if the loop is suspended.
 
         A thread may wake before the loop does.
         """
-        if now_s - self._went_round_s > PAUSE_MAX_S:
+        if now_s - self._last_tick_s > PAUSE_MAX_S:
             return now_s
-        return max(since_s, self._looking_since_s)
+        return max(since_s, self._ticking_since_s)

@@ -1,8 +1,7 @@
-"""The executor: the only loop that acts. Open episodes, facts, decide, record, act, record; again on a timer.
+"""The executor: the loop that acts. It reads facts of each open episode, decides, records and acts.
 
-One per host, in a process of its own, under a lock. It holds nothing in memory that matters but its patience: killed
-anywhere, the next one reads the ledger and the world, and goes on. On a shared ledger it also holds the jobs of a host
-that is lost. A run whose items fail on one of this host's workers it judges by what the queue has counted.
+One process per host, under a lock. All state that matters is in the ledger: after a crash the next executor continues.
+Only timers are lost, and they restart. With a shared ledger, executors also hold the jobs of a lost host.
 """
 
 import threading
@@ -18,9 +17,9 @@ from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.migrate import NewerTablesError
 from remediator.actuators import Actuator
-from remediator.capture.capture import Captor
+from remediator.capture.capture import CaptureRunner
 from remediator.clients.alertmanager import Silences
-from remediator.clients.exporter import Witness
+from remediator.clients.exporter import ExporterClient
 from remediator.clients.job_queue import Queue
 from remediator.executor.clock import SuspendAwareClock
 from remediator.executor.gather_facts import FactsReader
@@ -30,7 +29,7 @@ from remediator.executor.limits import RemedyLimits
 from remediator.executor.lock import ExecutorLock
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import EpisodeProcessor
-from remediator.executor.stages import Capture, CheckSilences, Hold, RecordWait
+from remediator.executor.stages import CaptureBeforeStop, CheckSilences, Hold, RecordWait
 from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
@@ -41,38 +40,35 @@ from remediator.settings.policy_file import PolicyFile
 log: Final = structlog.get_logger("executor")
 
 POLL_S: Final = 0.1
-"""How often the loop looks whether the ledger has changed, seconds."""
+"""Interval between checks for a changed ledger, seconds."""
 
-AT_ONCE: Final = 8
-"""Episodes worked on at the same time."""
+MAX_CONCURRENT: Final = 8
+"""Episodes processed at the same time."""
 
-LOOK_FOR_S: Final = 10.0
-"""How often an executor looks at the hosts that are said to be silent, seconds: each does, for as long as they are.
-
-And how often it counts how the items of a run went that is to be judged.
-"""
+SLOW_CHECK_S: Final = 10.0
+"""Interval between checks of a silent host, and between counts of the items of a failing run, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hands:
-    """What the executor works with."""
+class Clients:
+    """Clients that the executor acts through."""
 
-    witness: Witness
+    exporter: ExporterClient
     queue: Queue
     actuators: Mapping[str, Actuator]
-    captor: Captor | None = None
-    """`None`: nothing is captured before a stop."""
+    capture_runner: CaptureRunner | None = None
+    """`None`: no capture before a stop."""
 
     silences: Silences | None = None
-    """`None`: no Alertmanager is asked what it silences."""
+    """`None`: silences are not checked."""
 
     policy: PolicyFile | None = None
-    """`None`: every remedy is as the pace has it."""
+    """`None`: the settings apply to every remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """How it goes about it; seconds."""
+class LoopSettings:
+    """Intervals and limits of the loop, seconds."""
 
     limits: Limits
     safeguards: Safeguards
@@ -80,26 +76,18 @@ class Pace:
     tend_s: float
     stop_grace_s: float
     keep_s: float = 0.0
-    """For how long what is over is kept; 0 is for ever."""
+    """Retention of closed episodes; 0 keeps all."""
 
 
 class Executor:
-    """Works the ledger's open episodes on one host.
-
-    Args:
-        ledger: what is owed.
-        host: this host's key.
-        hands: what to look and act with.
-        pace: how to go about it.
-        lock: what says that this is the host's one executor; `None` where there can be no other.
-    """
+    """Processes the open episodes of one host."""
 
     def __init__(
-        self, ledger: Ledger, *, host: str, hands: Hands, pace: Pace, lock: ExecutorLock | None = None
+        self, ledger: Ledger, *, host: str, clients: Clients, settings: LoopSettings, lock: ExecutorLock | None = None
     ) -> None:
         self._ledger = ledger
         self._host = host
-        self._pace = pace
+        self._settings = settings
         self._lock = lock
         self._closing = threading.Event()
         self._timers = Timers()
@@ -108,26 +96,26 @@ class Executor:
         self.housekeeping = Housekeeping(
             ledger,
             host=host,
-            witness=hands.witness,
-            queue=hands.queue,
+            exporter=clients.exporter,
+            queue=clients.queue,
             suspend_aware=self.clock,
-            keep_s=pace.keep_s,
+            keep_s=settings.keep_s,
             is_closing=self._closing.is_set,
         )
-        self.processor = self._processor(hands)
-        self._at_work: dict[int, Future[None]] = {}
-        self._next_look_s = self._next_tend_s = self._next_look_for_s = 0.0
+        self.processor = self._processor(clients)
+        self._running: dict[int, Future[None]] = {}
+        self._next_tick_s = self._next_sweep_s = self._next_slow_check_s = 0.0
 
-    def _processor(self, hands: Hands) -> EpisodeProcessor:
-        ledger, host, pace, timers = self._ledger, self._host, self._pace, self._timers
-        limits = RemedyLimits(hands.policy, limits=pace.limits, safeguards=pace.safeguards)
+    def _processor(self, clients: Clients) -> EpisodeProcessor:
+        ledger, host, settings, timers = self._ledger, self._host, self._settings, self._timers
+        limits = RemedyLimits(clients.policy, limits=settings.limits, safeguards=settings.safeguards)
         waits = WaitRecorder(ledger, timers)
         facts = FactsReader(
             ledger,
             host=host,
-            witness=hands.witness,
-            queue=hands.queue,
-            actuators=hands.actuators,
+            exporter=clients.exporter,
+            queue=clients.queue,
+            actuators=clients.actuators,
             limits=limits,
             timers=timers,
             liveness=self.liveness,
@@ -136,17 +124,18 @@ class Executor:
         performer = Performer(
             ledger,
             host=host,
-            queue=hands.queue,
-            actuators=hands.actuators,
+            queue=clients.queue,
+            actuators=clients.actuators,
             limits=limits,
             timers=timers,
             waits=waits,
             clock=self.clock,
-            stop_grace_s=pace.stop_grace_s,
+            stop_grace_s=settings.stop_grace_s,
             pause=self._pause,
         )
         hold = Hold(ledger, host=host, limits=limits)
-        silences = CheckSilences(hands.silences, limits=limits)
+        silences = CheckSilences(clients.silences, limits=limits)
+        capture = CaptureBeforeStop(ledger, clients.capture_runner, timers)
         return EpisodeProcessor(
             ledger,
             lock=self._lock,
@@ -154,113 +143,113 @@ class Executor:
             performer=performer,
             waits=waits,
             hold=hold,
-            stages=(hold, silences, RecordWait(waits, timers), Capture(ledger, hands.captor, timers)),
+            stages=(hold, silences, RecordWait(waits, timers), capture),
             is_closing=self._closing.is_set,
             pause=self._pause,
         )
 
     def _pause(self) -> None:
-        self._closing.wait(self._pace.look_again_s)
+        self._closing.wait(self._settings.look_again_s)
 
     def close(self) -> None:
-        """End the loop after the step at hand."""
+        """End the loop after the current step."""
         self._closing.set()
 
     def run(self) -> None:
-        """Go on until `close`.
+        """Run until `close`.
 
         Raises:
-            DatabaseError: the ledger cannot be watched; once it is, it may come and go.
-            NewerTablesError: a newer gpuwarden has taken the ledger over; what is at work is done, and nothing begun.
+            DatabaseError: the ledger cannot be watched at the start. Later outages are retried.
+            NewerTablesError: a newer gpuwarden migrated the ledger. Running steps end and no new one begins.
         """
         with (
             closing(self._ledger.changes()) as changes,
-            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="episode") as pool,
-            # What is wedged waits for no run's items, and no sweep of the queue does.
+            ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="episode") as pool,
+            # Restarts must not wait for the counts of a run or for a sweep of the queue.
             ThreadPoolExecutor(1, thread_name_prefix="run") as counting,
-            ThreadPoolExecutor(1, thread_name_prefix="sweep") as tending,
+            ThreadPoolExecutor(1, thread_name_prefix="sweep") as sweeping,
         ):
             while not self._closing.is_set():
                 try:
-                    self._go_round(changes, pool, counting, tending)
+                    self._tick(changes, pool, counting, sweeping)
                 except NewerTablesError:
                     self._closing.set()
                     raise
                 except DatabaseError as error:
-                    log.warning("the ledger does not answer; nothing is done until it does", because=str(error))
+                    log.warning("ledger unreachable, no action until it answers", because=str(error))
                     self._pause()
-                except Exception:  # the loop outlives a defect in one round; it is counted, and published
+                except Exception:  # the loop survives a defect
                     self.housekeeping.errors += 1
                     log.exception("unexpected error")
                     self._pause()
 
-    def _go_round(
-        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, tending: ThreadPoolExecutor
+    def _tick(
+        self, changes: Changes, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor, sweeping: ThreadPoolExecutor
     ) -> None:
         if changes.wait(POLL_S):
-            self._next_look_s = 0.0
+            self._next_tick_s = 0.0
         now_s = self.clock.now_s()
-        if now_s >= self._next_look_s:
+        if now_s >= self._next_tick_s:
             if self._lock is not None and not self._lock.held():
                 self._pause()
                 return
-            self._next_look_s = now_s + self._pace.look_again_s
+            self._next_tick_s = now_s + self._settings.look_again_s
             self.housekeeping.beat()
-            changes.any()  # our own beat is no news; whatever came before it is read now
-            self.look(pool, counting)
+            changes.any()  # skip our own heartbeat
+            self.reconcile(pool, counting)
         else:
             self.clock.tick()
-        if now_s >= self._next_tend_s:
-            self._next_tend_s = now_s + self._pace.tend_s
-            self.housekeeping.tend_beside(tending)
-            self.housekeeping.forget()
+        if now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + self._settings.tend_s
+            self.housekeeping.sweep_in_background(sweeping)
+            self.housekeeping.delete_old()
 
-    def look(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
-        """Take the new alerts, and give every open episode that is not at work its turn; runs in `counting`.
+    def reconcile(self, pool: ThreadPoolExecutor, counting: ThreadPoolExecutor) -> None:
+        """Take new alerts, and submit every open episode that is due and not yet running.
 
-        A container that is slow to stop holds up its own episode only.
+        Episodes about a run use `counting`, others `pool`. A slow stop delays only its own episode.
         """
         self.clock.tick()
-        self._collect()
+        self._forget_finished()
         while self._ledger.inbox.take_new(self._host, now=self._ledger.now()):
             pass
         episodes = [each for each in self._ledger.episodes.list_open(self._host) if each.subject is not Subject.HOST]
-        looks_for = self.clock.now_s() >= self._next_look_for_s
-        if looks_for:
-            self.liveness.accuse(self._ledger.episodes.about_silent_hosts())
-            self._next_look_for_s = self.clock.now_s() + LOOK_FOR_S
+        checks_slow = self.clock.now_s() >= self._next_slow_check_s
+        if checks_slow:
+            self.liveness.set_silent(self._ledger.episodes.about_silent_hosts())
+            self._next_slow_check_s = self.clock.now_s() + SLOW_CHECK_S
         if self._ledger.shared:
             self.liveness.observe()
-        self.housekeeping.keep_fences(episodes)
-        known = {each.episode_id for each in (*episodes, *self.liveness.accused)}
+        self.housekeeping.renew_fences(episodes)
+        known = {each.episode_id for each in (*episodes, *self.liveness.silent_episodes)}
         self._timers.forget(known)
         for episode in episodes:
-            if episode.episode_id not in self._at_work and self._is_due(episode):
+            if episode.episode_id not in self._running and self._is_due(episode):
                 threads = counting if episode.subject is Subject.RUN else pool
-                self._at_work[episode.episode_id] = threads.submit(self.process_episode, episode)
-        for episode in self.liveness.accused:
-            if looks_for and episode.episode_id not in self._at_work:
-                self._at_work[episode.episode_id] = pool.submit(self.process_episode, episode)
+                self._running[episode.episode_id] = threads.submit(self.process_episode, episode)
+        for episode in self.liveness.silent_episodes:
+            if checks_slow and episode.episode_id not in self._running:
+                self._running[episode.episode_id] = pool.submit(self.process_episode, episode)
 
     def process_episode(self, episode: Episode) -> None:
-        """Give one episode its turn; several threads do, each with another one."""
+        """Process one episode. Threads process different episodes at the same time."""
         self.processor.process(episode)
 
     def _is_due(self, episode: Episode) -> bool:
-        """Whether an episode has its turn at this look; what a run costs to count grows with its items."""
+        """Whether to process an episode now. Counting a run costs more with more items, so it is due less often."""
         if episode.subject is not Subject.RUN:
             return True
         now_s, timers = self.clock.now_s(), self._timers.of(episode.episode_id)
-        if timers.counted_at_s is not None and now_s - timers.counted_at_s < LOOK_FOR_S:
+        if timers.counted_at_s is not None and now_s - timers.counted_at_s < SLOW_CHECK_S:
             return False
         timers.counted_at_s = now_s
         return True
 
-    def _collect(self) -> None:
-        """Let go of what has finished, before the ledger is read: an episode read earlier may be out of date."""
-        for episode_id, work in list(self._at_work.items()):
+    def _forget_finished(self) -> None:
+        """Forget finished work. Call before reading the ledger: an episode read earlier may be stale."""
+        for episode_id, work in list(self._running.items()):
             if work.done():
-                del self._at_work[episode_id]
+                del self._running[episode_id]
                 if (error := work.exception()) is not None:
                     self.housekeeping.errors += 1
                     log.error("unexpected error", episode=episode_id, exc_info=error)

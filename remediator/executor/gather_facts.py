@@ -1,4 +1,4 @@
-"""Reads what an episode is decided by: the exporter, the engine, the queue, the ledger, and the timers."""
+"""Read the facts for a decision: from the exporter, the engine, the queue, the ledger and the timers."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
 from gpuwarden.procfs import ProcessId
 from remediator.actuators import ENGINES, Actuator
-from remediator.clients.exporter import Witness, WorkerUnseenError
+from remediator.clients.exporter import ExporterClient, WorkerUnseenError
 from remediator.clients.job_queue import Queue
 from remediator.executor import signal_worker
 from remediator.executor.clock import SuspendAwareClock
@@ -20,13 +20,13 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Facts, HostFacts, JobFacts, Limits, RunFacts, Stage, Subject
 
 FACTS_S: Final = 30.0
-"""Facts that are older, suspended time included, are read again before anything is done on their account, seconds."""
+"""Older facts are read again before any action, seconds. Suspended time counts."""
 
 
 class FactsReader:
     """Reads the facts of an episode.
 
-    What does not answer is named in `unknown` and raises nothing, except the ledger.
+    Sources that fail are listed in `Facts.unknown`. Only an unreachable ledger raises.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class FactsReader:
         ledger: Ledger,
         *,
         host: str,
-        witness: Witness,
+        exporter: ExporterClient,
         queue: Queue,
         actuators: Mapping[str, Actuator],
         limits: RemedyLimits,
@@ -44,7 +44,7 @@ class FactsReader:
     ) -> None:
         self._ledger = ledger
         self._host = host
-        self._witness = witness
+        self._exporter = exporter
         self._queue = queue
         self._actuators = actuators
         self._limits = limits
@@ -53,7 +53,7 @@ class FactsReader:
         self._clock = clock
 
     def of_container(self, episode: Episode) -> Facts:
-        """Facts of a worker, a server or a tenant."""
+        """Facts of a worker, a server or a container with a VRAM budget."""
         unknown: list[str] = []
         evidence, worker_ended = self._evidence(episode, unknown)
         server = self._server(episode, unknown)
@@ -62,9 +62,9 @@ class FactsReader:
         now_s = self._clock.now_s()
         timers = self._timers.of(episode.episode_id)
         if len(unknown) > worker_ended or timers.quiet_since_s is None:
-            timers.quiet_since_s = now_s  # a source did not answer: a worker that is not seen is an answer
+            timers.quiet_since_s = now_s  # a source failed; a missing worker is an answer, not a failure
         refused_s_ago = None if timers.refused_at_s is None else now_s - timers.refused_at_s
-        # Where nothing is stopped yet, what was refused long ago is asked for again: the queue may be well since.
+        # Before a stop, retry a write that was refused long ago: the queue may work again.
         untouched = episode.free is None or episode.free.stage is Stage.PLANNED
         if job_known and (refused_s_ago is None or (untouched and refused_s_ago > FACTS_S)):
             timers.stuck_since_s = None
@@ -74,9 +74,9 @@ class FactsReader:
         free_since_s = timers.stage_since_s(episode.free, now_s)
         settle_since_s = timers.stage_since_s(episode.settle, now_s)
         up_since_s = timers.up_since_s(container, now_s)
-        warned_since_s = timers.knows_warned_since_s(episode.free, now_s)
+        warned_since_s = timers.warned_at_s(episode.free, now_s)
         limits = self._limits.limits_of(episode.remedy)
-        listener, deaf = _listener(limits, episode, evidence, container)
+        listener, deaf = _find_signal_target(limits, episode, evidence, container)
         return Facts(
             armed=self._armed(episode.remedy),
             limits=limits,
@@ -102,7 +102,7 @@ class FactsReader:
         )
 
     def of_run(self, episode: Episode) -> Facts:
-        """Facts of a run whose items fail."""
+        """Facts of a run with failing items."""
         queue, unknown, run = self._queue, "", None
         try:
             decided, done = self._ledger.run_decisions.state_of(episode)
@@ -112,19 +112,16 @@ class FactsReader:
         return self._without_container(episode, armed=self._armed(episode.remedy), unknown=unknown, run=run)
 
     def of_host(self, episode: Episode) -> Facts:
-        """Facts of a host that is said to be silent.
-
-        A host acts for another only where both are armed for it.
-        """
+        """Facts of a silent host. A host acts for another host only if both are armed."""
         orders, queue, unknown, host = self._ledger.orders.current(), self._queue, "", None
         now_s = self._clock.now_s()
         try:
             host = HostFacts(
                 jobs=queue.jobs_on(episode.host, now=queue.now()),
-                shows_life=self._liveness.shows_life(episode.host, now_s),
+                shows_life=self._liveness.is_alive(episode.host, now_s),
                 silent_for_s=self._liveness.silent_s(episode.host, now_s),
-                accused=self._liveness.accused_with(episode),
-                alive=self._liveness.alive(now_s),
+                accused=self._liveness.count_silent_with(episode),
+                alive=self._liveness.count_alive(now_s),
                 taken=self._ledger.journal.has_decided(episode.episode_id, LOSE),
             )
         except GpuwardenError as error:
@@ -141,7 +138,7 @@ class FactsReader:
         run: RunFacts | None = None,
         host: HostFacts | None = None,
     ) -> Facts:
-        """Facts of what only the queue knows: a run, or a host's jobs."""
+        """Facts of a target that only the queue knows: a run, or the jobs of a host."""
         return Facts(
             armed=armed,
             limits=self._limits.limits,
@@ -157,14 +154,14 @@ class FactsReader:
         )
 
     def _armed(self, remedy: str) -> bool:
-        """Whether a remedy acts on this host, as the ledger has it now: no order waits for a restart."""
+        """Whether a remedy is armed on this host, by the ledger's current orders."""
         return self._ledger.orders.current().armed(host=self._host, remedy=remedy)
 
     def _evidence(self, episode: Episode, unknown: list[str]) -> tuple[WorkerFacts | None, bool]:
         if episode.subject is not Subject.WORKER:
             return None, False
         try:
-            return self._witness.about(episode.worker, host=self._host), False
+            return self._exporter.worker_evidence(episode.worker, host=self._host), False
         except WorkerUnseenError as error:
             unknown.append(str(error))
             return None, True
@@ -176,7 +173,7 @@ class FactsReader:
         if episode.subject is Subject.WORKER:
             return None
         try:
-            return self._witness.about_server(episode.worker, host=self._host)
+            return self._exporter.container_evidence(episode.worker, host=self._host)
         except GpuwardenError as error:
             unknown.append(str(error))
             return None
@@ -184,10 +181,9 @@ class FactsReader:
     def _container(
         self, episode: Episode, evidence: ContainerFacts | None, unknown: list[str]
     ) -> tuple[ContainerState | None, bool]:
-        """The container promised to, once an intent names it; before that the one the evidence points at.
+        """Read the container of the intent, or without an intent the one in the evidence.
 
-        A container that the exporter does not list may only be missing from one listing: its engine is asked about the
-        container that was accused.
+        The exporter may miss a container in one listing. Then the engines are queried for the container of the alert.
         """
         if episode.free is not None:
             kind, handle = episode.free.data["kind"], episode.free.data["handle"]
@@ -195,13 +191,13 @@ class FactsReader:
         elif evidence is not None and evidence.container_kind and evidence.container_id and evidence.container:
             kind, group = evidence.container_kind, None
             handle = evidence.container if kind == "process" else evidence.container_id
-        elif evidence is not None and (accused := _accused(episode)) is not None:
-            return self._accused_container(accused, unknown)
+        elif evidence is not None and (accused := _container_id_in_alert(episode)) is not None:
+            return self._find_container(accused, unknown)
         else:
             return None, False
         actuator = self._actuators.get(kind)
         if actuator is None:
-            unknown.append(f"this remediator has no hands for containers of kind {kind}")
+            unknown.append(f"no actuator for containers of kind {kind}")
             return None, False
         try:
             return actuator.look(handle, cgroup=group), True
@@ -209,8 +205,8 @@ class FactsReader:
             unknown.append(str(error))
             return None, False
 
-    def _accused_container(self, handle: str, unknown: list[str]) -> tuple[ContainerState | None, bool]:
-        """A container by its id alone, from whichever engine has it; gone is only what every engine says is gone."""
+    def _find_container(self, handle: str, unknown: list[str]) -> tuple[ContainerState | None, bool]:
+        """Read a container by its id from any engine. It is gone only if no engine has it."""
         known = False
         for kind in ENGINES:
             actuator = self._actuators.get(kind)
@@ -225,7 +221,7 @@ class FactsReader:
                 return found, True
             known = True
         if not known:
-            unknown.append("this remediator has no hands for containers")
+            unknown.append("no actuator for containers")
         return None, known
 
     def _job(self, episode: Episode, unknown: list[str]) -> tuple[JobFacts | None, bool]:
@@ -238,13 +234,13 @@ class FactsReader:
             return None, False
 
 
-def _listener(
+def _find_signal_target(
     limits: Limits, episode: Episode, evidence: WorkerFacts | None, container: ContainerState | None
 ) -> tuple[ProcessId | None, str]:
-    """The process that a warning would reach, or why it would reach none; read only while one may be wanted."""
+    """The process to warn, or why there is none. Read only while a warning may be sent."""
     free, signal = episode.free, limits.warn_signal
     if signal is None or free is None or free.stage is not Stage.PLANNED or evidence is None or container is None:
-        return None, "nothing is known of its process"
+        return None, "process unknown"
     try:
         seen_s_ago = evidence.sample_age_s
         return signal_worker.find(evidence.worker_pid, signal, among=container.pids, seen_s_ago=seen_s_ago), ""
@@ -252,8 +248,8 @@ def _listener(
         return None, str(error)
 
 
-def _accused(episode: Episode) -> str | None:
-    """The full id of the container that an episode without a worker is about, where its alert named one."""
+def _container_id_in_alert(episode: Episode) -> str | None:
+    """The full container id in the alert of an episode without a worker, if any."""
     if episode.subject is Subject.WORKER:
         return None
     found = _FULL_ID.match(episode.incarnation or "")
@@ -261,4 +257,4 @@ def _accused(episode: Episode) -> str | None:
 
 
 _FULL_ID: Final = re.compile(r"([0-9a-z]{64})@")
-"""How a container's incarnation begins. An alert's label is data: nothing else of it reaches an engine."""
+"""Start of a container's incarnation. Only this part of the alert's label is sent to an engine."""

@@ -1,4 +1,4 @@
-"""The bounds of each remedy: the settings, and where the policy file says otherwise, the policy."""
+"""The limits of each remedy: the settings, with the changes of the policy file."""
 
 from dataclasses import replace
 
@@ -8,13 +8,7 @@ from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFil
 
 
 class RemedyLimits:
-    """What bounds each remedy.
-
-    Args:
-        policy: the policy file; `None`: every remedy is as the settings say.
-        limits: those of the settings.
-        safeguards: those of the settings.
-    """
+    """The limits of each remedy."""
 
     def __init__(self, policy: PolicyFile | None, *, limits: Limits, safeguards: Safeguards) -> None:
         self._policy = policy
@@ -22,7 +16,7 @@ class RemedyLimits:
         self.safeguards = safeguards
 
     def limits_of(self, remedy: str) -> Limits:
-        """What bounds a remedy that the policy file may name."""
+        """The limits of a remedy."""
         policy = self._policies().of(remedy)
         if not isinstance(policy, JobRemedyPolicy):
             return self.limits
@@ -36,7 +30,7 @@ class RemedyLimits:
         )
 
     def safeguards_of(self, remedy: str) -> Safeguards:
-        """What holds a remedy that the policy file may name."""
+        """The safety limits of a remedy."""
         cooldown_s = self._policies().of(remedy).cooldown_s
         return self.safeguards if cooldown_s is None else replace(self.safeguards, cooldown_s=cooldown_s)
 

@@ -1,4 +1,4 @@
-"""The lock that makes an executor the only one of its host."""
+"""The lock that allows one executor per host."""
 
 from typing import Final
 
@@ -12,35 +12,33 @@ log: Final = structlog.get_logger("executor")
 
 
 class AlreadyExecutingError(GpuwardenError):
-    """Another executor holds this ledger's lock."""
+    """Another executor holds the lock."""
 
 
 class ExecutorLock:
-    """That this is the host's one executor. One that a broken connection lost is asked for again.
+    """The executor lock of a host. If the database connection breaks, it is acquired again.
 
     Raises:
-        AlreadyExecutingError: another one is; the message says which process.
-        DatabaseError: the ledger does not answer.
+        AlreadyExecutingError: another process holds the lock; the message names it.
+        DatabaseError: the ledger is unreachable.
     """
 
     def __init__(self, ledger: Ledger, *, host: str) -> None:
         self._ledger = ledger
         self._host = host
-        self._told = False
+        self._takeover_logged = False
         self.lost = False
-        """Whether it was lost when it was last asked for. Read by the threads that act."""
+        """Whether the last check failed. Read by the threads that act."""
         try:
             self._lock: ProcessLock | None = ledger.lock_executor(host)
         except LockHeldElsewhereError as error:
-            raise AlreadyExecutingError(
-                f"another executor works this ledger ({error}): one acts, the other must not"
-            ) from None
+            raise AlreadyExecutingError(f"another executor holds this ledger's lock ({error}): stop it first") from None
 
     def held(self) -> bool:
-        """Whether we may act now.
+        """Check the lock, and acquire it again if it was lost. Returns whether this process may act.
 
         Raises:
-            DatabaseError: the ledger does not answer; then we may not.
+            DatabaseError: the ledger is unreachable; then this process may not act.
         """
         if self._lock is not None and self._lock.held():
             return True
@@ -49,16 +47,16 @@ class ExecutorLock:
         try:
             self._lock = self._ledger.lock_executor(self._host)
         except LockHeldElsewhereError as error:
-            if not self._told:
-                log.warning("another executor took over; nothing is done here meanwhile", because=str(error))
-            self._told = True
+            if not self._takeover_logged:
+                log.warning("executor lock held by another process, standing by", because=str(error))
+            self._takeover_logged = True
             return False
-        self._told = self.lost = False
-        log.warning("the lock was lost with its connection, and is ours again")
+        self._takeover_logged = self.lost = False
+        log.warning("executor lock reacquired after a lost database connection")
         return True
 
     def close(self) -> None:
-        """Let another one execute."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None

@@ -1,4 +1,4 @@
-"""`gpuwarden remediator execute`: settings in, parts wired, a clean end on SIGTERM."""
+"""`gpuwarden remediator execute`: build the executor from settings, run it, stop on SIGTERM."""
 
 import signal
 from contextlib import ExitStack, closing
@@ -15,12 +15,12 @@ from remediator.actuators import Actuator
 from remediator.actuators.docker import DockerActuator
 from remediator.actuators.process import ProcessActuator
 from remediator.actuators.systemd import SystemdActuator
-from remediator.capture.capture import Captor, find_py_spy
+from remediator.capture.capture import CaptureRunner, find_py_spy
 from remediator.clients.alertmanager import Silences
-from remediator.clients.exporter import Access, Witness
+from remediator.clients.exporter import ExporterAuth, ExporterClient
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.clients.prometheus_range import Curves
-from remediator.executor.executor import Executor, Hands, Pace
+from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Limits
@@ -32,10 +32,10 @@ log: Final = structlog.get_logger("remediator")
 
 
 def execute(settings: ExecuteSettings) -> None:
-    """Work the open episodes until SIGTERM or SIGINT.
+    """Process open episodes until SIGTERM or SIGINT.
 
     Raises:
-        GpuwardenError: it cannot start, and why.
+        GpuwardenError: the executor cannot start; the message says why.
     """
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
@@ -45,10 +45,10 @@ def execute(settings: ExecuteSettings) -> None:
         store = parts.enter_context(closing(JobStore.open(settings.queue)))
         if ledger.shared and not store.shared:
             raise GpuwardenError(
-                "the ledger is shared by hosts and the queue is this host's own: job 7 here would be taken for job 7 "
-                "there. Give --queue the PostgreSQL URL too, or each host a ledger of its own"
+                "the ledger is shared but the queue is local, so job ids would mix: "
+                "set --queue to a PostgreSQL URL, or give each host its own --ledger"
             )
-        witness = parts.enter_context(closing(Witness(settings.exporter, _access(settings))))
+        exporter = parts.enter_context(closing(ExporterClient(settings.exporter, _access(settings))))
         actuators: dict[str, Actuator] = {
             kind: DockerActuator(base_url, kind=kind) for kind, base_url in _engines(settings).items()
         }
@@ -62,26 +62,28 @@ def execute(settings: ExecuteSettings) -> None:
         curves = None
         if settings.prometheus and settings.curves_s:
             curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.curves_s)))
-        hands = Hands(
-            witness=witness,
+        clients = Clients(
+            exporter=exporter,
             queue=BuiltinQueue(store),
             actuators=actuators,
-            captor=_captor(settings, curves),
+            capture_runner=_capture_runner(settings, curves),
             silences=silences,
             policy=None if settings.policy is None else PolicyFile(settings.policy),
         )
-        executor = Executor(ledger, host=host, hands=hands, pace=_pace(settings), lock=lock)
+        executor = Executor(ledger, host=host, clients=clients, settings=_loop_settings(settings), lock=lock)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: executor.close())
         if settings.armed:
-            ledger.orders.arm_at_first(host=host, who=f"the executor of {host}, started with --armed", now=ledger.now())
-        log.info("executor ready", host=host, hands=sorted(actuators), version=__version__)
+            ledger.orders.arm_by_default(
+                host=host, who=f"the executor of {host}, started with --armed", now=ledger.now()
+            )
+        log.info("executor ready", host=host, actuators=sorted(actuators), version=__version__)
         executor.run()
     log.info("executor stopped")
 
 
-def _access(settings: ExecuteSettings) -> Access:
-    return Access(
+def _access(settings: ExecuteSettings) -> ExporterAuth:
+    return ExporterAuth(
         ca_file=settings.exporter_ca_file,
         server_name=settings.exporter_server_name,
         cert_file=settings.exporter_cert_file,
@@ -91,18 +93,18 @@ def _access(settings: ExecuteSettings) -> Access:
 
 
 def _engines(settings: ExecuteSettings) -> dict[str, str]:
-    """The sockets of this host's engines, by kind."""
+    """Sockets of the container engines, by kind."""
     named = {"docker": settings.docker, "podman": settings.podman}
     return {kind: base_url for kind, base_url in named.items() if base_url != "none"}
 
 
-def _captor(settings: ExecuteSettings, curves: Curves | None) -> Captor | None:
+def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> CaptureRunner | None:
     if not settings.capture_s:
         return None
     py_spy = find_py_spy()
     if py_spy is None:
-        log.info("no Python stacks are kept before a stop", hint="pip install 'gpuwarden[evidence]'")
-    return Captor(
+        log.info("py-spy not found, captures have no Python stacks", hint="pip install 'gpuwarden[evidence]'")
+    return CaptureRunner(
         for_s=settings.capture_s,
         max_bytes=settings.capture_max_bytes,
         engines=_engines(settings),
@@ -112,9 +114,9 @@ def _captor(settings: ExecuteSettings, curves: Curves | None) -> Captor | None:
     )
 
 
-def _pace(settings: ExecuteSettings) -> Pace:
-    return Pace(
-        limits=made_from(settings, Limits),
+def _loop_settings(settings: ExecuteSettings) -> LoopSettings:
+    return LoopSettings(
+        limits=made_from(settings, Limits, wrangle_timeout_s=settings.wrangle_patience_s),
         safeguards=made_from(settings, Safeguards, unknown_holds=settings.silences_unknown == "hold"),
         look_again_s=settings.look_again_s,
         tend_s=settings.tend_s,

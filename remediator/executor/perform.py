@@ -1,4 +1,4 @@
-"""Does what was decided, with each act on record before and after it."""
+"""Performs decided steps. Each action is in the journal before and after it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -26,27 +26,14 @@ from remediator.remedies import wrangle
 log: Final = structlog.get_logger("executor")
 
 ANNOUNCED_S: Final = 10.0
-"""How long another host leaves a silent host's jobs to the executor that has announced to move them, seconds."""
+"""Time that an executor has to move a silent host's jobs before another host tries, seconds."""
 
 LOSE: Final = "lose"
-"""The step that takes a host's jobs for lost, as the ledger names it."""
+"""Journal name of the step that marks the jobs of a host as lost."""
 
 
 class Performer:
-    """Does single steps.
-
-    Args:
-        ledger: where each act is recorded.
-        host: this host's key.
-        queue: the job queue.
-        actuators: what stops and starts containers, by kind.
-        limits: what bounds each remedy.
-        timers: what this process has seen of each episode.
-        waits: what records a wait where a step may not begin.
-        clock: the executor's clock.
-        stop_grace_s: how long a container has to stop by itself, seconds.
-        pause: waits for a moment after an act that failed.
-    """
+    """Performs single steps."""
 
     def __init__(
         self,
@@ -74,15 +61,15 @@ class Performer:
         self._pause = pause
 
     def perform(self, episode: Episode, step: plan.Step) -> None:
-        """Do one step. It decides nothing: that was done, and facts are read again after it."""
+        """Perform one step. It makes no decision; the caller reads the facts again."""
         if isinstance(step, plan.Lose | plan.Return):
             self._move_jobs(episode, step)
         elif isinstance(step, plan.Wrangle):
-            self._carry_out(episode, step)
+            self._perform_run_action(episode, step)
         else:
-            self._do(episode, step)
+            self._perform_step(episode, step)
 
-    def _do(self, episode: Episode, step: plan.Step) -> None:
+    def _perform_step(self, episode: Episode, step: plan.Step) -> None:
         name = type(step).__name__.lower()
         log.info("step", episode=episode.episode_id, worker=episode.worker, step=name, because=step.message)
         match step:
@@ -104,29 +91,31 @@ class Performer:
             case plan.Fence() | plan.Requeue() | plan.Fail():
                 self._settle(episode, step)
             case plan.Stop() | plan.Start():
-                self._free(episode, step)
+                self._restart(episode, step)
             case plan.Quarantine():
                 self._quarantine(episode, step)
             case plan.Wait() | plan.Lose() | plan.Return() | plan.LockWorker() | plan.Migrate() | plan.BlockRun():
-                raise AssertionError("it is not performed here")
+                raise AssertionError("this step is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
         safeguards = self._limits.safeguards_of(episode.remedy)
-        self._instead(episode, self._ledger.intents.begin(episode, step, safeguards=safeguards, now=self._ledger.now()))
+        self._perform_instead(
+            episode, self._ledger.intents.begin(episode, step, safeguards=safeguards, now=self._ledger.now())
+        )
 
-    def _instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
-        """What is done instead of what may not be begun."""
+    def _perform_instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
+        """Perform what the ledger returned instead of the step."""
         if isinstance(instead, plan.Close):
             self.perform(episode, instead)
         elif isinstance(instead, plan.Wait):
             if instead.reason is Reason.CIRCUIT_BREAKER:
-                log.error("the brake is latched: nothing is begun until a person releases it", because=instead.message)
+                log.error("circuit breaker open, an operator must release it", because=instead.message)
             self._waits.record(episode, instead)
 
     def _settle(self, episode: Episode, step: plan.Fence | plan.Requeue | plan.Fail) -> None:
         intent, job_id, attempt = episode.settle, episode.job_id, episode.attempt
         if intent is None or job_id is None or attempt is None:
-            raise AssertionError("a settle without a job was decided")
+            raise AssertionError("decided to settle an episode without a job")
         match step:
             case plan.Fence():
                 self._fence(episode, step, intent, job_id, attempt)
@@ -141,13 +130,13 @@ class Performer:
         def write() -> bool:
             return queue.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=queue.now())
 
-        fenced = self._taken(episode, "fence", write)
+        fenced = self._write_to_queue(episode, "fence", write)
         if fenced is None:
             return
         if not fenced:
             job = queue.job(job_id)
             if job is None or job.state is not State.FENCING or job.attempt != attempt:
-                return  # the job moved meanwhile; the next look decides again
+                return  # the job changed; the next tick decides again
         self._advance(episode, intent, Stage.FENCED, "fence", step.message)
 
     def _requeue(self, episode: Episode, step: plan.Requeue, intent: Intent, job_id: int, attempt: int) -> None:
@@ -158,7 +147,7 @@ class Performer:
         def write() -> bool:
             return queue.requeue(job_id, attempt=attempt, trip=trip, avoid=avoid, avoid_s=avoid_s, now=queue.now())
 
-        if self._taken(episode, "requeue", write):
+        if self._write_to_queue(episode, "requeue", write):
             self._advance(episode, intent, Stage.DONE, "requeue", step.message)
 
     def _fail(self, episode: Episode, step: plan.Fail, intent: Intent, job_id: int, attempt: int) -> None:
@@ -167,65 +156,64 @@ class Performer:
         def write() -> bool:
             return queue.fail(job_id, attempt=attempt, because=because, now=queue.now())
 
-        if self._taken(episode, "fail", write):
+        if self._write_to_queue(episode, "fail", write):
             self._advance(episode, intent, Stage.DONE, "fail", step.message, reason=step.reason)
-            queue.tend(now=queue.now())
+            queue.sweep(now=queue.now())
 
-    def _taken(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
-        """Have the queue write what becomes of a job or of GPUs; what it says to it, `None` where it refused.
+    def _write_to_queue(self, episode: Episode, step: str, write: Callable[[], bool | None]) -> bool | None:
+        """Write to the queue. Returns its answer, or `None` if it refused.
 
-        Each refusal is on record once, of a quarantine once a stage: the step is tried again for as long as it takes,
-        and the free has its turn.
+        Each refusal is recorded once; for a quarantine, once per stage. The step is retried.
         """
         timers = self._timers.of(episode.episode_id)
-        timers.refused_at_s = self._clock.now_s()  # also where a defect ends it: no stop waits for that for ever
+        timers.refused_at_s = self._clock.now_s()  # also if a defect raises: a stop must not wait forever for the queue
         try:
             taken = write()
         except GpuwardenError as error:
             timers.refused_at_s = self._clock.now_s()
-            log.warning("the queue refused", episode=episode.episode_id, step=step, because=str(error))
+            log.warning("queue refused a write", episode=episode.episode_id, step=step, because=str(error))
             if step not in timers.refusals:
-                message = f"the queue takes nothing, and it is tried again: {error}"
+                message = f"the queue refused and will be retried: {error}"
                 self._ledger.journal.record(episode.episode_id, "failed", step, message, now=self._ledger.now())
                 timers.refusals.add(step)
             else:
-                timers.waits_for = timers.waited  # nothing is on record that it would be told again after
+                timers.current_wait = timers.last_wait  # no new entry was written, so do not repeat the wait
             return None
         timers.refused_at_s = None
         timers.refusals.clear()
         return taken is not False
 
     def _warn(self, episode: Episode, step: plan.Warn) -> None:
-        """Warn a worker, on record before and after: whoever comes after a death in between warns once more."""
+        """Send a worker its warning signal. If the executor dies between the two records, the next one warns again."""
         intent = episode.free
         if intent is None:
-            raise AssertionError("a warning without a free was decided")
+            raise AssertionError("decided to warn without an intent")
         tries = 1 + int(intent.data.get("warned", {}).get("tries", 0))
         decided = {"warned": {"signal": step.signal, "pid": step.listener.pid, "tries": tries, "done": False}}
         if not self._advance(episode, intent, intent.stage, "warn", step.message, act="decided", data=decided):
             return
         act, message = self._try(lambda: signal_worker.send(step.listener, step.signal))
         intent = replace(intent, data={**intent.data, **decided})
-        # Whom no signal reached has no grace to wait for.
+        # A worker that got no signal has no grace period.
         done = {"warned": {**decided["warned"], "done": True, "before": act == "failed"}}
         self._advance(episode, intent, intent.stage, "warn", message, act=act, data=done)
 
-    def _free(self, episode: Episode, step: plan.Stop | plan.Start) -> None:
+    def _restart(self, episode: Episode, step: plan.Stop | plan.Start) -> None:
         intent = episode.free
         if intent is None:
-            raise AssertionError("a free without an intent was decided")
+            raise AssertionError("decided to restart without an intent")
         actuator = self._actuators[intent.data["kind"]]
         handle: str = intent.data["handle"]
         stage = Stage.STARTING if isinstance(step, plan.Start) else Stage.STOPPING
         tries = 1 + (int(intent.data.get("tries", 0)) if intent.stage is stage else 0)
         if isinstance(step, plan.Start):
             if self._advance(episode, intent, stage, "start", step.message, act="decided", data={"tries": tries}):
-                self._tell(episode, "start", *self._try(lambda: actuator.start(handle)))
+                self._record(episode, "start", *self._try(lambda: actuator.start(handle)))
             return
         before = actuator.look(handle)
         if before is None or before.incarnation != intent.key:
-            return  # it ended or was restarted since the facts were read: that incarnation is over
-        # What it had at the first try counts too: a process may leave its cgroup before the driver lets go of it.
+            return  # it stopped or restarted since the facts were read
+        # Keep the pids of earlier tries: a process may leave its cgroup before the driver frees its memory.
         had = intent.data.get("pids", [])
         data = {
             "pids": sorted(before.pids.union(had)),
@@ -233,58 +221,62 @@ class Performer:
             "tries": tries,
         }
         if self._advance(episode, intent, stage, "stop", step.message, act="decided", data=data):
-            # The commit may have taken its time, and an engine stops whatever bears the handle by now.
+            # Check again: the commit may have been slow, and the engine stops any incarnation of the handle.
             still = actuator.look(handle)
             if still is None or still.incarnation != intent.key:
                 return
             how = self._try(lambda: actuator.stop(handle, grace_s=self._stop_grace_s))
             self._timers.of(episode.episode_id).stopped_at_s = self._clock.now_s()
             self._retire(episode)
-            self._tell(episode, "stop", *how)
+            self._record(episode, "stop", *how)
 
     def _quarantine(self, episode: Episode, step: plan.Quarantine) -> None:
         intent, message = episode.free, step.message
         if intent is None:
-            raise AssertionError("a quarantine without a free was decided")
+            raise AssertionError("decided to quarantine without an intent")
         gpus: list[str] = list(step.lost) or intent.data["gpus"]
         queue = self._queue
         slot = episode.worker if episode.subject is Subject.WORKER else ""
         its = {"host": self._host, "worker": slot, "because": message}
-        if not self._taken(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
+        if not self._write_to_queue(episode, "quarantine", lambda: queue.quarantine(gpus, now=queue.now(), **its)):
             return
-        log.error("GPUs in quarantine: a person must look", gpus=gpus, worker=episode.worker, because=message)
+        log.error("GPUs quarantined, an operator must check them", gpus=gpus, worker=episode.worker, because=message)
         data = {"lost": [*intent.data.get("lost", []), *step.lost]} if step.lost else {"quarantined": True}
         self._advance(episode, intent, intent.stage, "quarantine", message, data=data, reason=step.reason)
 
     def _move_jobs(self, episode: Episode, step: plan.Lose | plan.Return) -> None:
-        """Move a silent host's jobs, on record before; each is a compare-and-set that one host alone gets done."""
+        """Mark a silent host's jobs lost or returned. Each is a compare-and-set, so only one host succeeds."""
         losing, queue = isinstance(step, plan.Lose), self._queue
-        name, move = (LOSE, queue.lose) if losing else ("return", queue.find)
-        if not self._ledger.journal.announce(
+        name, move = (LOSE, queue.mark_lost) if losing else ("return", queue.mark_returned)
+        if not self._ledger.journal.record_once_per(
             episode.episode_id, name, step.message, now=self._ledger.now(), for_s=ANNOUNCED_S
         ):
-            return  # another host is at it
+            return  # another host does it
         for job in step.jobs:
             if move(job.job_id, attempt=job.attempt, now=queue.now()):
                 message = f"job {job.job_id}, attempt {job.attempt}, of {episode.host}"
                 self._ledger.journal.record(episode.episode_id, "did", name, message, now=self._ledger.now())
                 if losing:
-                    log.error("node lost: a person must look", host=episode.host, job_id=job.job_id)
+                    log.error(
+                        "host lost, job held: an operator must check the host", host=episode.host, job_id=job.job_id
+                    )
 
-    def _carry_out(self, episode: Episode, step: plan.Wrangle) -> None:
-        """Do it, on record before. Decided anew in the transaction that does it: what is so no more is not done."""
+    def _perform_run_action(self, episode: Episode, step: plan.Wrangle) -> None:
+        """Lock a worker, or move or block a run. The transaction decides again and skips what no longer holds."""
         instead = self._ledger.run_decisions.begin(
             episode, step, safeguards=self._limits.safeguards, now=self._ledger.now()
         )
         if instead is not None:
-            self._instead(episode, instead)
+            self._perform_instead(episode, instead)
             return
         queue, name, rules = self._queue, WRANGLING[type(step)], wrangle.rules(self._limits.limits)
         who = f"the executor of {self._host}, episode {episode.episode_id}"
         if queue.wrangle(episode.worker, step, rules=rules, who=who, now=queue.now()):
-            tell = f"; the {step.tell} is to be told" if step.tell else ""
+            tell = f"; inform the {step.tell}" if step.tell else ""
             self._ledger.run_decisions.finish(episode, step, f"{step.deed}{tell}", now=self._ledger.now())
-            log.warning("wrangled", episode=episode.episode_id, run=episode.worker, step=name, because=step.message)
+            log.warning(
+                "run action done", episode=episode.episode_id, run=episode.worker, step=name, because=step.message
+            )
 
     def _advance(
         self,
@@ -301,7 +293,7 @@ class Performer:
         reason: Reason | None = None,
     ) -> bool:
         if stage is not intent.stage:
-            # One that is wanted at this stage too is recorded for it.
+            # A quarantine refused at the new stage gets its own record.
             self._timers.of(episode.episode_id).refusals.discard("quarantine")
         return self._ledger.intents.advance(
             intent,
@@ -318,7 +310,7 @@ class Performer:
         )
 
     def _try(self, act: Callable[[], None]) -> tuple[str, str]:
-        """Act after the decision is on record; how it went, in the ledger's words."""
+        """Perform an action. Returns the journal's entry type and message."""
         started_s = self._clock.now_s()
         try:
             act()
@@ -326,14 +318,14 @@ class Performer:
             return "failed", str(error)
         return "did", f"took {self._clock.now_s() - started_s:.1f} s"
 
-    def _tell(self, episode: Episode, step: str, act: str, message: str) -> None:
+    def _record(self, episode: Episode, step: str, act: str, message: str) -> None:
         self._ledger.journal.record(episode.episode_id, act, step, message, now=self._ledger.now())
         if act == "failed":
-            log.warning("act failed", episode=episode.episode_id, step=step, because=message)
+            log.warning("action failed", episode=episode.episode_id, step=step, because=message)
             self._pause()
 
     def _retire(self, episode: Episode) -> None:
-        """Best effort: it never holds up the stop."""
+        """Mark the worker retired. Best effort: a failure does not delay the stop."""
         if episode.incarnation is None or episode.subject is not Subject.WORKER:
             return
         queue = self._queue
@@ -342,4 +334,4 @@ class Performer:
                 host=self._host, worker=episode.worker, incarnation=episode.incarnation, now=queue.now()
             )
         except GpuwardenError as error:
-            log.warning("the worker's row could not be aged", worker=episode.worker, because=str(error))
+            log.warning("worker not marked retired", worker=episode.worker, because=str(error))

@@ -1,4 +1,4 @@
-"""One turn of one episode: read facts, decide, pass the stages, perform. The same way for every subject."""
+"""Process one episode: read facts, decide, pass the stages, perform. The same for every kind of target."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,37 +21,25 @@ from remediator.remedies import REMEDIES
 log: Final = structlog.get_logger("executor")
 
 STEPS_MAX: Final = 20
-"""Steps of one episode before the others get their turn."""
+"""Steps of one episode before other episodes are processed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How episodes about one subject are processed."""
+class Pipeline:
+    """How to process episodes about one kind of target."""
 
     read: Callable[[Episode], Facts]
     stages: Sequence[Gate]
     steps_max: int = STEPS_MAX
     holds: Callable[[Episode], plan.Wait | None] = lambda _: None
-    """What holds it whatever its facts are, so that they are not read."""
+    """A wait that applies before the facts are read."""
 
     reread: bool = False
-    """Whether the episode may be out of date by its turn, and is read again."""
+    """Whether to read the episode again first: it may have waited in a queue."""
 
 
 class EpisodeProcessor:
-    """Gives single episodes their turn. Threads process different episodes at the same time.
-
-    Args:
-        ledger: what is owed.
-        lock: what says that this is the host's one executor; `None` where there can be no other.
-        facts: what reads facts.
-        performer: what does steps.
-        waits: what records waits.
-        hold: the stage of orders and safeguards.
-        stages: the stages that a step of any subject passes, in this order.
-        is_closing: whether the loop is to end.
-        pause: waits for a moment.
-    """
+    """Processes single episodes. Threads process different episodes at the same time."""
 
     def __init__(
         self,
@@ -73,24 +61,26 @@ class EpisodeProcessor:
         self._waits = waits
         self._is_closing = is_closing
         self._pause = pause
-        container = Way(read=facts.of_container, stages=stages)
-        self._ways: Mapping[Subject, Way] = {
+        container = Pipeline(read=facts.of_container, stages=stages)
+        self._pipelines: Mapping[Subject, Pipeline] = {
             Subject.WORKER: container,
             Subject.SERVER: container,
             Subject.TENANT: container,
-            Subject.HOST: Way(read=facts.of_host, stages=stages, steps_max=1),
-            Subject.RUN: Way(read=facts.of_run, stages=stages, steps_max=1, holds=hold.before_counting, reread=True),
+            Subject.HOST: Pipeline(read=facts.of_host, stages=stages, steps_max=1),
+            Subject.RUN: Pipeline(
+                read=facts.of_run, stages=stages, steps_max=1, holds=hold.before_counting, reread=True
+            ),
         }
 
     def process(self, episode: Episode) -> None:
-        """Step one episode until it waits, closes, or has had its share."""
+        """Process one episode until it waits, closes or reaches `STEPS_MAX`."""
         try:
-            self._step(episode, self._ways[episode.subject])
+            self._step(episode, self._pipelines[episode.subject])
         except GpuwardenError as error:
-            log.warning("step failed; looking again", episode=episode.episode_id, because=str(error))
+            log.warning("step failed, will retry", episode=episode.episode_id, because=str(error))
 
-    def _step(self, begun: Episode, way: Way) -> None:
-        """An act that is decided twice in a row had no effect: it is tried again at the loop's pace, not at once."""
+    def _step(self, begun: Episode, way: Pipeline) -> None:
+        """A step that is decided twice in a row had no effect. It is retried after a loop interval."""
         episode: Episode | None = begun
         acted: type[plan.Step] | None = None
         for number in range(way.steps_max):
@@ -112,8 +102,8 @@ class EpisodeProcessor:
             if self._may_act(read_at_s):
                 self.performer.perform(episode, step)
 
-    def _decide(self, episode: Episode, way: Way) -> plan.Step | Again:
-        """The step that passed every stage, or the wait or `Again` of one of them."""
+    def _decide(self, episode: Episode, way: Pipeline) -> plan.Step | Again:
+        """Return the decided step, or what a stage returned instead."""
         held = way.holds(episode)
         if held is not None:
             self._waits.record(episode, held)
@@ -127,6 +117,6 @@ class EpisodeProcessor:
         return step
 
     def _may_act(self, read_at_s: float) -> bool:
-        """Whether facts are fresh enough to act on, and no other executor of this host may act on the same target."""
+        """Whether the facts are fresh and this process still holds the executor lock."""
         lost = self._lock is not None and self._lock.lost
         return clock.boottime_s() - read_at_s <= FACTS_S and not lost

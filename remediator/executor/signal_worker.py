@@ -1,9 +1,8 @@
-"""A warning before the stop: one signal to a worker's own process, which can use its last seconds for a checkpoint.
+"""Warn a worker before the stop: one signal to its process, which can write a checkpoint.
 
-A process asks for it by catching the signal (a handler for SIGUSR1, say): to any other the signal would be the end, or
-nothing. It is known by its pid and the time it was started, is in the container that is to be stopped, and has been
-there since before it was seen to hold its worker's lock. The signal goes through a pidfd, which names one process even
-where its pid is given to another (pidfd_open(2), proc_pid_status(5)).
+Only a process that catches the signal is warned; the signal would end any other. The process is known by pid and start
+time, runs in the container to stop, and is older than the reading of its worker lock. The signal goes through a pidfd,
+which names one process even if its pid is reused (pidfd_open(2), proc_pid_status(5)).
 """
 
 import signal
@@ -15,17 +14,23 @@ from gpuwarden.procfs import ProcessId
 
 
 class WarningError(GpuwardenError):
-    """A process cannot be warned, and why."""
+    """A process cannot be warned; the message says why."""
 
 
 def find(pid: int | None, name: str, *, among: AbstractSet[int], seen_s_ago: float) -> ProcessId:
-    """The process that held a worker's lock `seen_s_ago` seconds ago, if it can be warned by the signal of that name.
+    """Find the process that held a worker's lock, if it can be warned.
+
+    Args:
+        pid: the process in the exporter's evidence.
+        name: name of the signal.
+        among: the pids of its container.
+        seen_s_ago: age of the evidence, seconds.
 
     Raises:
-        WarningError: it is not known or gone, not among those of its container, or does not catch the signal.
+        WarningError: the process is unknown, gone, outside the container, or does not catch the signal.
     """
     if pid is None:
-        raise WarningError("the exporter sees no process of it")
+        raise WarningError("the exporter knows no process of the worker")
     if pid not in among:
         raise WarningError(f"process {pid} is not in its container")
     try:
@@ -33,16 +38,16 @@ def find(pid: int | None, name: str, *, among: AbstractSet[int], seen_s_ago: flo
     except OSError:
         raise WarningError(f"process {pid} is gone") from None
     if clock.boottime_s() - listener.start_ticks / procfs.TICKS_PER_S <= seen_s_ago:
-        raise WarningError(f"process {pid} is younger than what was seen to hold its lock")
+        raise WarningError(f"process {pid} started after the lock was read")
     _check_catches(pid, name)
     return listener
 
 
 def send(listener: ProcessId, name: str) -> None:
-    """Send the signal, to that very process and only while it catches it.
+    """Send the signal to that process, only while it catches it.
 
     Raises:
-        WarningError: it is gone, or does not catch the signal any more.
+        WarningError: the process is gone, or does not catch the signal now.
     """
     try:
         with listener.opened() as descriptor:

@@ -1,4 +1,4 @@
-"""What a decided step passes before it is done: orders and safeguards, silences, the record of a wait, a capture."""
+"""The stages between a decision and its action: hold, silences, record of a wait, capture."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from remediator import plan
-from remediator.capture.capture import Captor
+from remediator.capture.capture import CaptureRunner
 from remediator.clients.alertmanager import Silences
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.timers import Timers
@@ -21,21 +21,15 @@ log: Final = structlog.get_logger("executor")
 
 @dataclass(frozen=True)
 class Again:
-    """The stage took its time: facts are read and the step is decided again."""
+    """The stage took time: read the facts and decide again."""
 
 
 Gate = Callable[[Facts, plan.Step], plan.Step | Again]
-"""One stage: the step that it was given, a wait instead of it, or `Again`."""
+"""One stage. It returns the given step, a wait instead of it, or `Again`."""
 
 
 class Hold:
-    """The wait that an order or a safeguard puts before a step.
-
-    Args:
-        ledger: where orders and what was done lately are.
-        host: this host's key.
-        limits: what bounds each remedy.
-    """
+    """Replaces a step by a wait while an order or a safety limit forbids it."""
 
     def __init__(self, ledger: Ledger, *, host: str, limits: RemedyLimits) -> None:
         self._ledger = ledger
@@ -43,14 +37,14 @@ class Hold:
         self._limits = limits
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """What latches the circuit breaker passes: it is recorded by the transaction that would begin it."""
+        """Apply orders and limits. A step that trips the circuit breaker passes: its transaction records that."""
         here = isinstance(step, plan.Begin) or guards.is_first(step)
         if not (here or isinstance(step, plan.Wrangle | plan.Lose)):
             return step
         episode, now = facts.episode, self._ledger.now()
         safeguards = self._limits.safeguards_of(episode.remedy) if here else self._limits.safeguards
         wish = guards.wish(episode, step)
-        orders, recent = self._ledger.orders.standing(wish, safeguards, now=now)
+        orders, recent = self._ledger.orders.with_activity(wish, safeguards, now=now)
         held: plan.Step | guards.Latch | None
         if isinstance(step, plan.Wrangle):
             held = guards.may_wrangle(wish, orders, recent, safeguards, now=now)
@@ -61,9 +55,9 @@ class Hold:
         return held if isinstance(held, plan.Wait) else step
 
     def before_counting(self, episode: Episode) -> plan.Wait | None:
-        """What holds a run whatever the count of its items would show, so that they are not counted.
+        """Return the wait that applies before the items are counted.
 
-        Not in a dry run, which records what it would do, nor where the alert has ended: then it may be over.
+        `None` in a dry run, which records its action, and once the alert has ended: the episode may be over.
         """
         orders = self._ledger.orders.current()
         if not (episode.firing and orders.armed(host=self._host, remedy=episode.remedy)):
@@ -72,11 +66,11 @@ class Hold:
 
 
 class CheckSilences:
-    """The wait that a silence in Alertmanager puts before a step. No person is asked to approve what is silenced.
+    """Replaces a step by a wait while Alertmanager silences its alert. Silenced actions ask for no approval.
 
     Args:
-        silences: the Alertmanagers; `None`: no one is asked.
-        limits: what bounds each remedy.
+        silences: client of the Alertmanagers; `None` turns the check off.
+        limits: limits of each remedy.
     """
 
     def __init__(self, silences: Silences | None, *, limits: RemedyLimits) -> None:
@@ -84,7 +78,7 @@ class CheckSilences:
         self._limits = limits
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """Ask only about what would begin now, or what a person is asked about."""
+        """Check only steps that would begin now, and requests for approval."""
         episode = facts.episode
         asks = isinstance(step, plan.Wait) and step.asks is not None
         begins = isinstance(step, plan.Begin | plan.Wrangle | plan.Lose) or (
@@ -92,66 +86,66 @@ class CheckSilences:
         )
         if self._silences is None or not (begins or asks):
             return step
-        heard = self._silences.of(episode.fingerprints, host=episode.host)
-        silenced = guards.heed(heard.silences, heard.unknown, self._limits.safeguards)
-        if silenced is None and begins and heard.unknown:
-            log.warning("whether it is silenced is unknown; it goes on", because=heard.unknown)
+        result = self._silences.of(episode.fingerprints, host=episode.host)
+        silenced = guards.heed(result.silences, result.unknown, self._limits.safeguards)
+        if silenced is None and begins and result.unknown:
+            log.warning("silences unknown, action continues", because=result.unknown)
         return silenced or step
 
 
 class RecordWait:
-    """Records a wait; any other step ends the wait before it."""
+    """Records a wait. Any other step ends the previous wait."""
 
     def __init__(self, waits: WaitRecorder, timers: Timers) -> None:
         self._waits = waits
         self._timers = timers
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step:
-        """Pass the step on."""
+        """Record the wait, if it is one, and return the step."""
         if isinstance(step, plan.Wait):
             self._waits.record(facts.episode, step)
         else:
-            self._timers.of(facts.episode.episode_id).waits_for = ""
+            self._timers.of(facts.episode.episode_id).current_wait = ""
         return step
 
 
-class Capture:
-    """Keeps what the processes do that a step is about to end.
+class CaptureBeforeStop:
+    """Saves stacks and logs of processes before a step ends them.
 
     Args:
-        ledger: where it is kept.
-        captor: what captures; `None`: nothing is captured.
-        timers: what this process has tried for each episode.
+        ledger: stores the capture.
+        capture_runner: takes the capture; `None` turns captures off.
+        timers: the captures that this process already tried.
     """
 
-    def __init__(self, ledger: Ledger, captor: Captor | None, timers: Timers) -> None:
+    def __init__(self, ledger: Ledger, capture_runner: CaptureRunner | None, timers: Timers) -> None:
         self._ledger = ledger
-        self._captor = captor
+        self._capture_runner = capture_runner
         self._timers = timers
 
     def __call__(self, facts: Facts, step: plan.Step) -> plan.Step | Again:
-        """`Again` where something was captured only now.
+        """Capture once per restart, before its first destructive step. Returns `Again` after a new capture.
 
-        Once for each free, before its fence or, where there is none to come, its stop: a worker that is fenced may end
-        itself within the second. In a dry run once for each episode, and without so much as stopping a process.
+        The first such step is the warning or the fence: a fenced worker may exit within a second. A dry run captures
+        once per episode and pauses no process.
         """
-        captor, container, episode = self._captor, facts.container, facts.episode
-        if captor is None or container is None or not container.running or not _ends_it(facts, step):
+        capture_runner, container, episode = self._capture_runner, facts.container, facts.episode
+        if capture_runner is None or container is None or not container.running or not _ends_it(facts, step):
             return step
         intent_id = None if episode.free is None else episode.free.intent_id
         tried = self._timers.of(episode.episode_id).captured
         if intent_id in tried or self._ledger.captures.has(episode):
             return step
-        tried.add(intent_id)  # also where it cannot be kept: no stop waits for it twice
+        tried.add(intent_id)  # also if saving fails: do not delay the stop twice
         armed = not isinstance(step, plan.WouldAct)
-        captured = captor.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
-        log.info("captured", episode=episode.episode_id, worker=episode.worker, because=captured.message)
+        captured = capture_runner.capture(episode, container, facts.place, armed=armed, now=self._ledger.now())
+        log.info("capture saved", episode=episode.episode_id, worker=episode.worker, because=captured.message)
         self._ledger.captures.save(episode, captured, now=self._ledger.now())
         return Again()
 
 
 def _ends_it(facts: Facts, step: plan.Step) -> bool:
-    """Whether a step is the first of those that end what runs, or says in a dry run that it would be."""
+    """Whether a step is the first destructive step of a restart, or its dry run."""
     free = facts.episode.free
     if free is None:
         return isinstance(step, plan.WouldAct)

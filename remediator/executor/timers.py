@@ -1,4 +1,4 @@
-"""What this process has seen of each open episode, and since when."""
+"""Timers of each open episode: since when this process has seen its current state."""
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -8,41 +8,37 @@ from remediator.plan import ContainerState, Intent, Kind, Stage
 
 @dataclass(kw_only=True)
 class EpisodeTimers:
-    """Since when this process has seen an episode as it is, by the monotonic clock."""
+    """Timers of one episode, monotonic clock seconds."""
 
     stages_since_s: dict[Kind, tuple[int, Stage, float]] = field(default_factory=dict)
     quiet_since_s: float | None = None
     runs_since_s: tuple[str, float] | None = None
-    """Which incarnation of the container runs, and since when it was seen to."""
+    """The running incarnation of the container, and when it was first seen running."""
     stuck_since_s: float | None = None
-    """Since when the queue has answered nothing, or taken nothing."""
+    """Since when the queue has not answered or has refused writes."""
 
     refused_at_s: float | None = None
-    """When the queue refused what was to be written there for this episode; `None`: it has taken something since."""
+    """When the queue last refused a write for this episode; `None` after a successful one."""
 
     refusals: set[str] = field(default_factory=set)
-    """What it has refused since then, and is on record."""
+    """The steps refused since then and recorded."""
 
     stopped_at_s: float | None = None
-    """When the newest stop came to an end, however it went."""
-
     counted_at_s: float | None = None
-    """When the items of its run were last counted."""
+    last_wait: str = ""
+    """The last recorded wait."""
 
-    waited: str = ""
-    """What it was recorded to wait for last."""
-
-    waits_for: str = ""
-    """What it waits for, as recorded; empty once a step was taken."""
+    current_wait: str = ""
+    """The current wait; empty after a step."""
 
     captured: set[int | None] = field(default_factory=set)
-    """The frees, and as `None` the dry run, for which a capture was made, whether it could be kept or not."""
+    """Intents with a capture tried; `None` is the dry run."""
 
     warned_since_s: tuple[int, float] | None = None
-    """Which free's worker is known to have been warned, and since when."""
+    """The intent whose worker was warned, and since when."""
 
-    def knows_warned_since_s(self, free: Intent | None, now_s: float) -> float:
-        """Since when a free's worker is known to have been warned."""
+    def warned_at_s(self, free: Intent | None, now_s: float) -> float:
+        """When this process first saw that the worker was warned."""
         if free is None or not free.data.get("warned"):
             return now_s
         if self.warned_since_s is None or self.warned_since_s[0] != free.intent_id:
@@ -50,7 +46,7 @@ class EpisodeTimers:
         return self.warned_since_s[1]
 
     def stage_since_s(self, intent: Intent | None, now_s: float) -> float:
-        """Since when an intent has been at its stage; one that was promised anew begins anew."""
+        """When this process first saw the intent at its stage. A new intent starts a new timer."""
         if intent is None:
             return now_s
         known = self.stages_since_s.get(intent.kind)
@@ -58,12 +54,12 @@ class EpisodeTimers:
             known = self.stages_since_s[intent.kind] = (intent.intent_id, intent.stage, now_s)
         return known[2]
 
-    def forget_promises(self) -> None:
-        """Let the time at the stage of what is only promised begin anew."""
+    def restart_planned(self) -> None:
+        """Restart the stage timers of planned intents."""
         self.stages_since_s = {kind: known for kind, known in self.stages_since_s.items() if known[1] != Stage.PLANNED}
 
     def up_since_s(self, container: ContainerState | None, now_s: float) -> float:
-        """Since when the container has been seen to run as it is; a look that did not see it run begins anew."""
+        """When this incarnation was first seen running. The timer restarts if a read finds it not running."""
         if container is None or not container.running:
             self.runs_since_s = None
             return now_s
@@ -73,7 +69,7 @@ class EpisodeTimers:
 
 
 class Timers:
-    """The timers of the open episodes. Threads ask for those of different episodes at the same time."""
+    """The timers of all open episodes. Threads use those of different episodes at the same time."""
 
     def __init__(self) -> None:
         self._by_episode: dict[int, EpisodeTimers] = {}
@@ -83,6 +79,6 @@ class Timers:
         return self._by_episode.setdefault(episode_id, EpisodeTimers())
 
     def forget(self, known_ids: AbstractSet[int]) -> None:
-        """Drop those of every other episode."""
+        """Drop the timers of every other episode."""
         for closed in set(self._by_episode) - known_ids:
             self._by_episode.pop(closed, None)

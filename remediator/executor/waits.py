@@ -18,28 +18,28 @@ _HELD: Final = frozenset(
         *(Reason.PAUSED, Reason.SILENCED, Reason.SILENCES_UNKNOWN, Reason.GRACE_PERIOD),
     }
 )
-"""Waits that do not show whether the fault is still confirmed."""
+"""Waits during which the fault may be unconfirmed."""
 
 
 class WaitRecorder:
-    """Records each wait once, and not at each look."""
+    """Records each wait once."""
 
     def __init__(self, ledger: Ledger, timers: Timers) -> None:
         self._ledger = ledger
         self._timers = timers
 
     def record(self, episode: Episode, step: plan.Wait) -> None:
-        """Record a wait once for each reason; a person is asked once about each incarnation.
+        """Record a wait once for each reason, and a request for approval once for each incarnation.
 
-        For a run it is recorded once for each worker or run that it waits for; for a silent host once in all, whichever
-        executor sees it. The bound of a free that is only promised does not run while the promise is held.
+        A run records one wait for each cause, a silent host one for all executors.
+        The timeout of a planned intent does not run while it is held.
         """
         timers = self._timers.of(episode.episode_id)
         if step.reason in _HELD:
-            timers.forget_promises()
+            timers.restart_planned()
         recorded = f"{step.reason} {step.asks or ''} {step.about}"
-        if timers.waits_for != recorded:
-            timers.waits_for = timers.waited = recorded
+        if timers.current_wait != recorded:
+            timers.current_wait = timers.last_wait = recorded
             log.info("waiting", episode=episode.episode_id, worker=episode.worker, because=step.message)
             once = episode.subject is Subject.HOST
             self._ledger.journal.wait(episode.episode_id, step, now=self._ledger.now(), once=once)

@@ -1,4 +1,4 @@
-"""What the processes of a target did right before its stop."""
+"""Captures of processes before their stop."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from remediator.ledger.schema import CAPTURES, EPISODES
 from remediator.plan import Episode
 
 CAPTURES_MAX: Final = 1000
-"""So many captures are kept, the newest; at 256 KiB each that is 250 MiB."""
+"""Maximum captures kept; at 256 KiB each, 250 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captured:
-    """What was seen before one stop, or before one that a dry run would have made. `document` is as the module says."""
+class Capture:
+    """A new capture. `document` is described in `remediator.capture.capture`."""
 
     armed: bool
     took_s: float
@@ -26,7 +26,7 @@ class Captured:
 
     @property
     def message(self) -> str:
-        """In one sentence."""
+        """A summary in one sentence."""
         of = self.document
         threads = [thread for process in of["processes"] for thread in process["seen"]]
         stacks = sum("python" in thread for thread in threads)
@@ -39,7 +39,7 @@ class Captured:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCapture:
-    """What was captured before one stop; `document` is as `remediator.capture.capture` has it. `at` is Unix seconds."""
+    """A stored capture. `at` is Unix seconds."""
 
     at: float
     host: str | None
@@ -47,22 +47,22 @@ class SavedCapture:
 
 
 class Captures(LedgerPart):
-    """What the processes of a target did right before its stop."""
+    """Captures of processes before their stop."""
 
     def has(self, episode: Episode) -> bool:
-        """Whether something was captured for its free, or while nothing is promised, for what a dry run would do."""
+        """Whether the restart of an episode, or its dry run, has a capture."""
         with reading(self._engine) as connection:
-            return connection.scalar(select(CAPTURES.c.capture_id).where(*_captured_for(episode))) is not None
+            return connection.scalar(select(CAPTURES.c.capture_id).where(*_for_restart(episode))) is not None
 
-    def save(self, episode: Episode, captured: Captured, *, now: float) -> bool:
-        """Keep what was captured with its episode; false, and nothing of it, where something is kept already."""
+    def save(self, episode: Episode, captured: Capture, *, now: float) -> bool:
+        """Save a capture; false if one is already stored."""
         row = {"episode_id": episode.episode_id, "at": now, "host": self._host, "document": captured.document}
         row["intent_id"] = None if episode.free is None else episode.free.intent_id
         with writing(self._engine) as connection:
             keep = upsert(connection, CAPTURES).values(**row).on_conflict_do_nothing()
             if connection.scalar(keep.returning(CAPTURES.c.capture_id)) is None:
                 return False
-            # Of an episode that is open none goes: it is what keeps another from being taken.
+            # Keep those of open episodes: they prevent a second capture.
             closed = exists().where(EPISODES.c.episode_id == CAPTURES.c.episode_id, EPISODES.c.closed_at.is_not(None))
             newest = select(CAPTURES.c.capture_id).order_by(CAPTURES.c.capture_id.desc()).limit(CAPTURES_MAX)
             connection.execute(delete(CAPTURES).where(CAPTURES.c.capture_id.not_in(newest), closed))
@@ -70,14 +70,14 @@ class Captures(LedgerPart):
             return True
 
     def of_episode(self, episode_id: int) -> list[SavedCapture]:
-        """What was captured of an episode, oldest first."""
+        """List the captures of an episode, oldest first."""
         found = select(CAPTURES.c.at, CAPTURES.c.host, CAPTURES.c.document).where(CAPTURES.c.episode_id == episode_id)
         with reading(self._engine) as connection:
             rows = connection.execute(found.order_by(CAPTURES.c.capture_id))
             return [SavedCapture(at=row.at, host=row.host, document=row.document) for row in rows]
 
 
-def _captured_for(episode: Episode) -> list[ColumnElement[bool]]:
+def _for_restart(episode: Episode) -> list[ColumnElement[bool]]:
     if episode.free is not None:
         return [CAPTURES.c.intent_id == episode.free.intent_id]
     return [CAPTURES.c.episode_id == episode.episode_id, CAPTURES.c.intent_id.is_(None)]

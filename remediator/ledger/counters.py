@@ -1,7 +1,7 @@
-"""What one host's share of the ledger comes to, for the metrics page, at a cost that does not grow with its history.
+"""Counts of one host's part of the ledger for the metrics page, at a cost independent of its history.
 
-What is over never changes, so it is counted as it ends: each transaction that ends something adds to `counts` last of
-all, and nothing is ever taken away there when old rows are. What is open is counted as it is asked for.
+Each transaction that ends something adds to `counts` as its last statement. Open episodes and intents are counted on
+request.
 """
 
 from collections import defaultdict
@@ -16,19 +16,19 @@ from remediator.ledger.schema import ALERTS, COUNTS, EPISODES, EXECUTORS, INTENT
 from remediator.plan import OVER, Kind, Outcome, Stage
 from remediator.remedies.guards import Orders
 
-TOOK_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
-"""The upper bounds of the histogram of how long episodes took, seconds."""
+DURATION_BOUNDS_S: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+"""Upper bounds of the histogram of episode durations, seconds."""
 
 LONGER: Final = "longer"
-"""Where an episode is counted that took longer than all of them."""
+"""The bucket of longer episodes."""
 
 COUNTED_ACTS: Final = frozenset({"did", "failed", "would"})
-"""The acts of the journal whose steps are counted."""
+"""Journal entry types that are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Took:
-    """How long episodes took: how many within each bound of `TOOK_S`, how many in all, and the sum, seconds."""
+class DurationHistogram:
+    """Histogram of episode durations: counts within each bound of `DURATION_BOUNDS_S`, total count and sum, seconds."""
 
     within: tuple[int, ...]
     count: int
@@ -37,13 +37,14 @@ class Took:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Counts for the metrics page. `executor` is (armed, beat_at, errors), `None` before one ever ran.
+    """Counts for the metrics page.
 
-    `took` is by outcome, from the arrival of an episode's first alert to its close. `oldest_new_at` is when the oldest
-    alert arrived that no executor has taken yet, Unix seconds. `duplicates` are alerts that came while the episode of
-    their subject was open already. `owed_since` is when the oldest intent of each kind and stage was promised, of those
-    of which anything is owed, Unix seconds. `quarantines_refused` are open episodes that were to put GPUs out of use,
-    and the queue has refused that since it last took it; less those whose remedy is disarmed.
+    Args:
+        duplicates: alerts that came while the episode of their target was open.
+        oldest_new_at: arrival of the oldest alert that no executor has taken.
+        took: durations by outcome.
+        owed_since: creation of the oldest open intent by kind and stage.
+        executor: (armed, beat_at, errors); `None` before the first heartbeat.
     """
 
     alerts: Mapping[tuple[str, str], int]
@@ -52,55 +53,54 @@ class Totals:
     episodes_open: int
     held: Mapping[str, int]
     outcomes: Mapping[tuple[str, str], int]
-    took: Mapping[str, Took]
+    took: Mapping[str, DurationHistogram]
     intents: Mapping[tuple[str, str], int]
     owed_since: Mapping[tuple[str, str], float]
     quarantines_refused: int
     steps: Mapping[tuple[str, str], int]
     executor: tuple[bool, float, int] | None
     orders: Orders
-    now: float = field(compare=False)  # when it was counted, by the clock that the ledger goes by
+    now: float = field(compare=False)  # ledger time of the count
 
 
-class Tally:
-    """What one transaction has ended."""
+class CounterDelta:
+    """Counter changes of one transaction."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str, str, str], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
 
-    def taken(self, host: str, count: int) -> None:
-        """So many new alerts were taken; less than none: given back."""
+    def add_taken(self, host: str, count: int) -> None:
+        """Count taken alerts; negative if they were returned."""
         self._add(host, "alerts", "accepted", "", count)
 
-    def refused(self, host: str, reason: str) -> None:
-        """An alert was refused."""
+    def add_refused(self, host: str, reason: str) -> None:
+        """Count a refused alert."""
         self._add(host, "alerts", "refused", reason)
 
-    def duplicate(self, host: str) -> None:
-        """An alert came while the episode of its subject was open already."""
+    def add_duplicate(self, host: str) -> None:
+        """Count an alert of an open episode."""
         self._add(host, "duplicates", "", "")
 
-    def closed(self, host: str, outcome: Outcome, *, trip: str, took_s: float) -> None:
-        """An episode was closed; one that a clock was set back under took no time."""
+    def add_closed(self, host: str, outcome: Outcome, *, trip: str, took_s: float) -> None:
+        """Count a closed episode."""
         took_s = max(0.0, took_s)
         self._add(host, "episodes", outcome, trip)
-        bound = next((f"{each}" for each in TOOK_S if took_s <= each), LONGER)
+        bound = next((f"{each}" for each in DURATION_BOUNDS_S if took_s <= each), LONGER)
         self._add(host, "took", outcome, bound, sum_s=took_s)
 
-    def over(self, host: str, kind: Kind, stage: Stage, count: int = 1) -> None:
-        """Of so many intents nothing is owed any more."""
+    def add_closed_intents(self, host: str, kind: Kind, stage: Stage, count: int = 1) -> None:
+        """Count closed intents."""
         self._add(host, "intents", kind, stage, count)
 
-    def step(self, host: str, act: str, step: str) -> None:
-        """A line of the journal; most acts are not counted."""
+    def add_step(self, host: str, act: str, step: str) -> None:
+        """Count a journal entry."""
         if act in COUNTED_ACTS:
             self._add(host, "steps", act, step)
 
-    def keep(self, connection: Connection) -> None:
-        """Add it to what was counted before.
+    def save(self, connection: Connection) -> None:
+        """Add the changes to the stored counters.
 
-        The last statement of its transaction, its rows in one order for everyone: on PostgreSQL each stays locked until
-        the commit, and so nobody who has one waits for anything but the next.
+        Must be the last statement of its transaction. Rows are locked in one order, so that no two deadlock.
         """
         if not self._found:
             return
@@ -119,11 +119,11 @@ class Tally:
         self._found[host, what, one, two] = (before[0] + count, before[1] + sum_s)
 
 
-def count_up(connection: Connection, host: str, *, orders: Orders, now: float) -> Totals:
-    """Count what is open, and read what is over."""
-    over = _over(connection, host)
-    its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # what anybody may take up waits for this host too
-    # It counts those that have a host: of the others only whoever takes them.
+def count_totals(connection: Connection, host: str, *, orders: Orders, now: float) -> Totals:
+    """Read the counters and count open episodes and intents."""
+    over = _read_counters(connection, host)
+    its = or_(ALERTS.c.host == host, ALERTS.c.host.is_(None))  # alerts without a host wait for every host
+    # Alerts without a host are counted by the host that takes them.
     new = select(func.count(ALERTS.c.host), func.min(ALERTS.c.received_at)).where(ALERTS.c.state == "new", its)
     waiting, oldest_new_at = connection.execute(new).one()
     alerts = {pair: count for pair, (count, _) in over["alerts"].items()}
@@ -132,7 +132,7 @@ def count_up(connection: Connection, host: str, *, orders: Orders, now: float) -
 
     is_open = select(func.count()).select_from(EPISODES).where(EPISODES.c.host == host, EPISODES.c.closed_at.is_(None))
     is_owed = INTENTS.c.kind.in_(Kind), INTENTS.c.stage.in_(set(Stage) - OVER), INTENTS.c.host == host
-    # By when they were promised: one that goes from stage to stage and comes to no end grows old, too.
+    # By creation, so that an intent that changes stages without end ages too.
     owed = select(INTENTS.c.kind, INTENTS.c.stage, func.count(), func.min(INTENTS.c.created_at)).where(*is_owed)
     owing = connection.execute(owed.group_by(INTENTS.c.kind, INTENTS.c.stage)).all()
     intents = {pair: count for pair, (count, _) in over["intents"].items()}
@@ -143,9 +143,9 @@ def count_up(connection: Connection, host: str, *, orders: Orders, now: float) -
         duplicates=over["duplicates"].get(("", ""), (0, 0.0))[0],
         oldest_new_at=oldest_new_at,
         episodes_open=connection.scalar(is_open) or 0,
-        held=_held(connection, host),
+        held=_count_held(connection, host),
         outcomes={pair: count for pair, (count, _) in over["episodes"].items()},
-        took=_took(over["took"]),
+        took=_duration_histograms(over["took"]),
         intents=intents,
         owed_since={(kind, stage): since for kind, stage, _, since in owing},
         quarantines_refused=_quarantines_refused(connection, host, orders),
@@ -156,20 +156,17 @@ def count_up(connection: Connection, host: str, *, orders: Orders, now: float) -
     )
 
 
-def _held(connection: Connection, host: str) -> dict[str, int]:
-    """Open episodes that wait, by what they wait for."""
+def _count_held(connection: Connection, host: str) -> dict[str, int]:
+
     its = EPISODES.c.host == host, EPISODES.c.closed_at.is_(None), EPISODES.c.wait_reason.is_not(None)
     found = select(EPISODES.c.wait_reason, func.count()).where(*its).group_by(EPISODES.c.wait_reason)
     return {row.wait_reason: row[1] for row in connection.execute(found)}
 
 
 def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> int:
-    """Open episodes whose last word about a quarantine is that the queue refused it: each refusal is told once a stage.
+    """Count the open episodes whose last quarantine entry is a refusal by the queue.
 
-    One whose free has come to another stage since is not meant by that: what was wanted then may be wanted no more, as
-    where the process died after all, or the GPU came back. Nor is one whose remedy is disarmed: nobody asks the queue
-    for it then, and whoever disarmed it knows. Armed again it is asked for again. A pause holds up nothing that
-    was begun.
+    Not counted: a restart that has changed its stage since, and disarmed remedies, which retry nothing.
     """
     its = JOURNAL.c.episode_id == EPISODES.c.episode_id, JOURNAL.c.step == "quarantine"
     newest = select(func.max(JOURNAL.c.entry_id)).where(*its).correlate(EPISODES).scalar_subquery()
@@ -187,9 +184,9 @@ def _quarantines_refused(connection: Connection, host: str, orders: Orders) -> i
 _Counted = Mapping[tuple[str, str], tuple[int, float]]
 
 
-def _over(connection: Connection, host: str) -> Mapping[str, _Counted]:
-    """What is over, by what it is and the two words that tell it from its like."""
-    # Under no name stand the alerts that were refused before it was noted who had received them.
+def _read_counters(connection: Connection, host: str) -> Mapping[str, _Counted]:
+
+    # An empty host has the alerts refused before the host was recorded.
     counted = select(COUNTS).where(COUNTS.c.host.in_((host, "")))
     found: dict[str, dict[tuple[str, str], tuple[int, float]]] = defaultdict(dict)
     for row in connection.execute(counted):
@@ -198,13 +195,13 @@ def _over(connection: Connection, host: str) -> Mapping[str, _Counted]:
     return found
 
 
-def _took(counted: _Counted) -> dict[str, Took]:
+def _duration_histograms(counted: _Counted) -> dict[str, DurationHistogram]:
     took = {}
     for outcome in {each for each, _ in counted}:
         its = {float(bound) if bound != LONGER else float("inf"): of for (each, bound), of in counted.items()
                if each == outcome}  # fmt: skip
-        took[outcome] = Took(
-            within=tuple(sum(count for at, (count, _) in its.items() if at <= bound) for bound in TOOK_S),
+        took[outcome] = DurationHistogram(
+            within=tuple(sum(count for at, (count, _) in its.items() if at <= bound) for bound in DURATION_BOUNDS_S),
             count=sum(count for count, _ in its.values()),
             sum_s=sum(sum_s for _, sum_s in its.values()),
         )

@@ -1,4 +1,4 @@
-"""The ledger's database, and what each group of its tables is built on."""
+"""The ledger's database, and the base class of its parts."""
 
 from sqlalchemy import Engine
 
@@ -7,19 +7,14 @@ from gpuwarden.db.engine import is_shared
 
 
 class LedgerDatabase:
-    """One database with the ledger's tables.
-
-    Args:
-        engine: the database.
-        host: whose remediator writes; `None` for a reader.
-    """
+    """One database with the ledger's tables. `host` is the writing host, `None` for a reader."""
 
     def __init__(self, engine: Engine, *, host: str | None = None) -> None:
         self.engine = engine
         self.host = host
         self.clock = DatabaseClock(engine)
         self.shared = is_shared(engine)
-        """Whether remediators of several hosts may work on it."""
+        """Whether several hosts share it."""
 
 
 class LedgerPart:

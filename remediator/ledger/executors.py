@@ -1,4 +1,4 @@
-"""The executors of all hosts, and their newest heartbeat."""
+"""The executors of all hosts and their heartbeats."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from remediator.ledger.schema import EXECUTORS, LEDGER
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorHeartbeat:
-    """One host's executor: its process, its newest sign of life, what it counts. Times are Unix seconds."""
+    """One host's executor. Times are Unix seconds."""
 
     host: str
     pid: int
@@ -24,7 +24,7 @@ class ExecutorHeartbeat:
 
 
 class Executors(LedgerPart):
-    """The executors of all hosts, and their newest heartbeat."""
+    """The executors of all hosts and their heartbeats."""
 
     def beat(
         self,
@@ -37,10 +37,10 @@ class Executors(LedgerPart):
         now: float,
         workers: int | None = None,
     ) -> None:
-        """The executor lives, and sees so many workers.
+        """Write the heartbeat of an executor, with the number of containers it watches.
 
         Raises:
-            NewerTablesError: a newer gpuwarden has taken the tables over.
+            NewerTablesError: a newer gpuwarden migrated the tables.
             DatabaseError: it could not be written.
         """
         row: dict[str, float | None] = {"pid": pid, "armed": armed, "started_at": started_at, "beat_at": now}
@@ -54,11 +54,11 @@ class Executors(LedgerPart):
             )
 
     def last_beats(self) -> dict[str, float]:
-        """Every host whose executor has ever worked this ledger, and when it last said so, Unix seconds."""
+        """The last heartbeat of each host's executor, Unix seconds."""
         return {each.host: each.beat_at for each in self.list_all()}
 
     def list_all(self) -> list[ExecutorHeartbeat]:
-        """The newest sign of life of every host's executor, by host."""
+        """List the executors by host."""
         names = [EXECUTORS.c[name] for name in ExecutorHeartbeat.__dataclass_fields__]
         with reading(self._engine) as connection:
             rows = connection.execute(select(*names).order_by(EXECUTORS.c.host)).mappings()

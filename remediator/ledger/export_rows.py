@@ -1,7 +1,7 @@
-"""Episodes with everything that the ledger holds of them, a page at a time, for whoever takes them away.
+"""Export episodes with all their rows, in pages.
 
-An episode is its columns, and `alerts`, `journal`, `intents`, `run_decisions` and, if wanted, `captures`: lists of
-their rows, oldest first, without the numbers that say to whom a row belongs. Times are Unix seconds.
+An episode is its columns, and `alerts`, `journal`, `intents`, `run_decisions` and optionally `captures`: lists of rows,
+oldest first, without ids.
 """
 
 from typing import Any, Final
@@ -11,19 +11,18 @@ from sqlalchemy import Connection, Table, or_, select
 from remediator.ledger.schema import ALERTS, CAPTURES, EPISODES, INTENTS, JOURNAL, RUN_DECISIONS
 
 PAGE: Final = 20
-"""Episodes read in one transaction, at most: what is in memory at a time."""
+"""Maximum episodes in one transaction and in memory."""
 
 _LEFT_OUT: Final = frozenset({"episode_id", "alert_id", "entry_id", "intent_id", "capture_id", "decision_id"})
-"""What only the ledger itself goes by."""
 
 _KNOWN_OF_ALERTS: Final = frozenset({"state", "reason"})
-"""What is the same of every alert of an episode."""
+"""Columns that are equal for every alert of an episode."""
 
 
 def page(
     connection: Connection, *, after: int, since: float, until: float | None, captures: bool
 ) -> list[dict[str, Any]]:
-    """The next episodes behind number `after` that were open at any time between the two, oldest first."""
+    """Read the next episodes after id `after` that were open between two times, oldest first."""
     its = [EPISODES.c.episode_id > after, or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
     if until is not None:
         its.append(EPISODES.c.opened_at <= until)

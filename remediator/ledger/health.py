@@ -12,24 +12,19 @@ from remediator.ledger.database import LedgerPart
 from remediator.ledger.schema import EXECUTORS, LEDGER
 
 ROOM_MIN_BYTES: Final = 2**20
-"""With less room on the ledger's disk, nothing more is expected to be kept there; a payload's usual need."""
+"""Minimum free space on the ledger's disk: the usual size of one payload."""
 
 
 class Health(LedgerPart):
     """Whether the ledger can be read and written."""
 
     def check_usable(self) -> None:
-        """Read of every table, be a writer for a moment, see that its disk has room, and change nothing.
-
-        Raises:
-            DatabaseError: it cannot be read, or not written: another process holds the write lock, it is read-only, or
-                its disk is full.
-        """
+        """Read every table, lock for writing, and check free disk space. Raises DatabaseError."""
         with reading(self._engine) as connection:
             for table in LEDGER.tables.sorted_tables:
                 connection.execute(select(table).limit(1))
         with writing(self._engine) as connection:
-            # Of no row: a server that only reads, a standby for one, refuses it all the same.
+            # Updates no row, but a standby refuses it.
             connection.execute(update(EXECUTORS).where(false()).values(errors=EXECUTORS.c.errors))
         if self.shared:
             self._check_servers_room()
@@ -37,10 +32,7 @@ class Health(LedgerPart):
             self._check_room()
 
     def _check_servers_room(self) -> None:
-        """Have the server write so much to a file of its own, beside its tables, and remove it.
-
-        It does not tell how much room it has, and what is written to the tables and taken back would be left in them.
-        """
+        """Make the server write a temporary file of that size: PostgreSQL does not report free disk space."""
         with reading(self._engine) as connection:
             connection.execute(text("SET LOCAL work_mem = '64kB'"))
             connection.execute(text("SET LOCAL temp_tablespaces = ''"))
@@ -52,15 +44,11 @@ class Health(LedgerPart):
         try:
             free_bytes = shutil.disk_usage(Path(file).parent).free
         except OSError as error:
-            raise DatabaseError(f"the room on the disk of {file} is not known: {error.strerror}") from None
+            raise DatabaseError(f"free space on the disk of {file} unknown: {error.strerror}") from None
         if free_bytes < ROOM_MIN_BYTES:
-            raise DatabaseError(f"only {free_bytes // 1024} KiB are free on the disk of {file}: make room")
+            raise DatabaseError(f"only {free_bytes // 1024} KiB free on the disk of {file}: free some space")
 
     def check_writable(self) -> None:
-        """Be the one writer for a moment, and write nothing.
-
-        Raises:
-            DatabaseError: another process holds the write lock, or the database cannot be written.
-        """
+        """Acquire the write lock and write nothing. Raises DatabaseError."""
         with writing(self._engine):
             pass

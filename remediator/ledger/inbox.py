@@ -1,4 +1,4 @@
-"""The inbox: every alert that was accepted or refused, as it came, until an episode takes it."""
+"""The inbox: all accepted and refused alerts, until an episode takes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -26,50 +26,49 @@ from gpuwarden.db.locks import advisory_lock, try_advisory_lock
 from gpuwarden.db.transactions import autocommit, reading, upsert, writing
 from remediator.alert import Alert, Refusal, subject
 from remediator.ledger import retention
-from remediator.ledger.counters import Tally
+from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import write
 from remediator.ledger.schema import ALERTS, EPISODES, LEDGER
 from remediator.plan import Subject
 
 TAKE_MAX: Final = 500
-"""Alerts taken from the inbox in one go."""
+"""Maximum alerts taken in one transaction."""
 
 
 class Inbox(LedgerPart):
-    """The inbox: every alert that was accepted or refused, as it came, until an episode takes it."""
+    """The inbox: all accepted and refused alerts, until an episode takes them."""
 
     def accept(self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, now: float) -> None:
-        """Make them durable: all of them, or DatabaseError and none."""
+        """Store all of them, or raise DatabaseError and store none."""
         rows = [*(_row(alert, now) for alert in alerts), *self._refused(refusals, now)]
         if not rows:
             return
-        # One row that nothing else is written with needs no transaction around it: two round trips less.
+        # A single row needs no transaction: two round trips fewer.
         with autocommit(self._engine) if len(rows) == 1 and not refusals else writing(self._engine) as connection:
             self._insert(connection, rows)
 
     def newest_alert(self) -> int:
-        """The number of the newest alert that is durable; 0 before the first."""
+        """The id of the newest stored alert; 0 if there is none."""
         with reading(self._engine) as connection:
             return connection.scalar(select(func.max(ALERTS.c.alert_id))) or 0
 
     def accept_listed(
         self, alerts: Sequence[Alert], refusals: Sequence[Refusal], *, asked_after: int, now: float
     ) -> Sequence[Alert]:
-        """Make durable what an Alertmanager has listed, but for what was resolved since it was asked; those are told.
+        """Store the alerts that an Alertmanager listed, except those resolved since the request. Returns the latter.
 
-        A list is from before its arrival, and no order of arrival tells which is newer: a firing one that is written
-        behind its own resolved would never be resolved again. One that fires anew is delivered.
+        A list is older than its arrival. A firing alert stored after its own resolution would never be resolved.
 
         Args:
-            alerts: which fire.
-            refusals: which cannot be taken up.
-            asked_after: the newest alert that was durable before it was asked.
+            alerts: firing alerts.
+            refusals: alerts that cannot be processed.
+            asked_after: the newest alert stored before the request.
             now: Unix seconds.
         """
         resolved = select(ALERTS.c.fingerprint).where(ALERTS.c.alert_id > asked_after, ALERTS.c.firing == false())
         with writing(self._engine) as connection:
-            if is_shared(self._engine):  # whoever is writing alerts has written them; writers of SQLite take turns
+            if is_shared(self._engine):  # wait for concurrent writers; SQLite has one writer
                 connection.execute(text(f"LOCK TABLE {ALERTS.name} IN SHARE ROW EXCLUSIVE MODE"))
             over = set(connection.scalars(resolved.where(ALERTS.c.state != "refused")))
             listed = [_row(alert, now) for alert in alerts if alert.fingerprint not in over]
@@ -95,27 +94,26 @@ class Inbox(LedgerPart):
         ]
 
     def _insert(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-        tally, refused = Tally(), [row["reason"] for row in rows if row["state"] == "refused"]
+        delta, refused = CounterDelta(), [row["reason"] for row in rows if row["state"] == "refused"]
         for reason in refused:
-            tally.refused(self._host or "", reason)
+            delta.add_refused(self._host or "", reason)
         connection.execute(insert(ALERTS), rows)
         if refused:
             retention.keep_newest(connection, "refused")
-        tally.keep(connection)
+        delta.save(connection)
         notify_after_commit(connection, LEDGER.channel)
 
     def take_new(self, host: str, *, now: float) -> int:
-        """Tie each new alert for `host` to its subject's open episode, or open one; how many were taken.
+        """Link each new alert for `host` to the open episode of its target, or open one. Returns the number taken.
 
-        A resolved alert opens nothing. In one transaction, so that an alert is tied once; whoever else takes for this
-        host waits, for two that open the same episodes in different orders would wait for one another. Those about
-        hosts that are silent are taken up by whoever comes first, one at a time: to another, one that is being taken up
-        is not there, and what resolves it would find nothing open.
+        A resolved alert opens no episode. A lock per host avoids deadlocks between transactions that open the same
+        episodes in another order. Alerts about silent hosts have no owner: one executor at a time takes them, so that a
+        resolution is never processed before its alert.
         """
-        tally = Tally()
+        delta = CounterDelta()
         with writing(self._engine) as connection:
             advisory_lock(connection, f"alerts of {host}")
-            new = _NEW_OF_ANYBODY if try_advisory_lock(connection, "alerts about hosts") else _NEW
+            new = _NEW_OF_ANY_HOST if try_advisory_lock(connection, "alerts about hosts") else _NEW
             rows = connection.execute(new, {"of": host, "at_most": TAKE_MAX}).all()
             taken: list[Row[Any]] = []
             for row in rows:
@@ -123,16 +121,14 @@ class Inbox(LedgerPart):
                 if row.firing and episode_id is None:
                     episode_id = _open_episode(connection, row.labels, alerted_at=row.received_at, now=now)
                     if episode_id is None:
-                        break  # another's was open, and is closed by now: the next look opens one, before what follows
+                        break  # another host's episode closed now: the next tick opens one
                 elif row.firing:
-                    tally.duplicate(host)
+                    delta.add_duplicate(host)
                 state = "idle" if episode_id is None else "linked"
                 connection.execute(
                     update(ALERTS)
                     .where(ALERTS.c.alert_id == row.alert_id)
-                    .values(
-                        state=state, episode_id=episode_id, message=None if episode_id else "nothing was open for it"
-                    )
+                    .values(state=state, episode_id=episode_id, message=None if episode_id else "no open episode")
                 )
                 if episode_id is not None:
                     state = "firing" if row.firing else "resolved"
@@ -142,35 +138,35 @@ class Inbox(LedgerPart):
             if any(not row.firing for row in taken):
                 retention.keep_newest(connection, "idle")
             if taken:
-                tally.taken(host, len(taken))
-                tally.keep(connection)
+                delta.add_taken(host, len(taken))
+                delta.save(connection)
             return len(taken)
 
     def abandon(self, *, before: float, now: float) -> Mapping[str, int]:
-        """Give up a bite of the alerts that were accepted before then, Unix seconds, and taken up by nobody since.
+        """Abandon a batch of alerts that were accepted before a time, Unix seconds, and not taken. Counts by host.
 
-        How many of each host. Each stays on record with that as its reason (`retention.ABANDONED_S`).
+        Each is kept with that reason for `retention.ABANDONED_S`.
         """
         with reading(self._engine) as connection:
-            if not retention.untaken(connection, before=before):
+            if not retention.untaken_alerts(connection, before=before):
                 return {}
         with writing(self._engine) as connection:
-            gone = retention.abandon_some(connection, before=before, now=now)
-            tally = Tally()
+            gone = retention.abandon_batch(connection, before=before, now=now)
+            delta = CounterDelta()
             for host, count in gone.items():
-                tally.taken(host, count)
-            tally.keep(connection)
+                delta.add_taken(host, count)
+            delta.save(connection)
             return gone
 
     def refused(self, *, last: int = 50) -> list[tuple[float, str, str, Mapping[str, str]]]:
-        """The newest alerts that were refused or abandoned: when, the reason's word, the reason, the labels."""
+        """The newest refused or abandoned alerts: time, reason, message and labels."""
         its = ALERTS.c.state.in_(("refused", "abandoned"))
         with reading(self._engine) as connection:
             rows = connection.execute(select(ALERTS).where(its).order_by(ALERTS.c.alert_id.desc()).limit(last))
             return [(row.received_at, row.reason, row.message, row.labels) for row in rows]
 
     def last_alert_at(self) -> float | None:
-        """When the webhook last took or refused an alert, Unix seconds."""
+        """When the last alert arrived, Unix seconds."""
         with reading(self._engine) as connection:
             newest = select(ALERTS.c.received_at).order_by(ALERTS.c.alert_id.desc()).limit(1)
             at: float | None = connection.scalar(newest)
@@ -198,7 +194,7 @@ def _new(its: ColumnElement[bool]) -> Select[Any]:
 
 
 def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int | None:
-    """The open episode of a subject, kept open until this is committed: what is tied to a closed one would be lost."""
+    """The open episode of a target, locked until the commit: an alert linked to a closed one would be lost."""
     kind, name = subject(labels)
     about = and_(EPISODES.c.subject == kind, EPISODES.c.worker == name)
     its = and_(EPISODES.c.host == labels["host"], about, EPISODES.c.closed_at.is_(None))
@@ -206,7 +202,7 @@ def _open_episode_of(connection: Connection, labels: Mapping[str, str]) -> int |
 
 
 def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_at: float, now: float) -> int | None:
-    """The episode that is opened, or that another host has opened at this moment."""
+    """Open an episode, or return the one that another host opened now."""
     kind, name = subject(labels)
     opened: int | None = connection.scalar(
         upsert(connection, EPISODES)
@@ -216,7 +212,7 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_
             host=labels["host"],
             subject=kind,
             worker=name,
-            **accused(labels),
+            **attempt_in(labels),
             alerted_at=alerted_at,
             opened_at=now,
             would_act=False,
@@ -227,8 +223,8 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_
     return opened if opened is not None else _open_episode_of(connection, labels)
 
 
-def accused(labels: Mapping[str, str]) -> dict[str, str | int | None]:
-    """Which incarnation and attempt an alert speaks of; the names are those of the columns."""
+def attempt_in(labels: Mapping[str, str]) -> dict[str, str | int | None]:
+    """The incarnation and attempt in an alert's labels, by column name."""
     return {
         "incarnation": labels.get("incarnation") or None,
         "job_id": _number(labels.get("job_id")),
@@ -243,4 +239,4 @@ def _number(text: str | None) -> int | None:
 _NEW: Final = _new(ALERTS.c.host == bindparam("of"))
 
 
-_NEW_OF_ANYBODY: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))
+_NEW_OF_ANY_HOST: Final = _new(or_(ALERTS.c.host == bindparam("of"), ALERTS.c.host.is_(None)))

@@ -1,4 +1,4 @@
-"""What is owed: at most one restart for each container incarnation and one settle for each job attempt."""
+"""Intents: at most one restart per container incarnation and one settle per job attempt."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from sqlalchemy import Connection, and_, select, update
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import upsert, writing
 from remediator.ledger import retention
-from remediator.ledger.counters import Tally
+from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
@@ -19,22 +19,21 @@ from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, 
 from remediator.reasons import Reason
 from remediator.remedies.guards import Latch, Safeguards, may_begin, wish
 
-_FREED_ALREADY: Final = Close(
+_RESTARTED_ALREADY: Final = Close(
     outcome=Outcome.SUPERSEDED,
     reason=Reason.RESTARTED_ALREADY,
-    message="that incarnation of the container was freed already",
+    message="this incarnation of the container was already restarted",
 )
 
 
 class Intents(LedgerPart):
-    """What is owed: at most one restart for each container incarnation and one settle for each job attempt."""
+    """Intents: at most one restart per container incarnation and one settle per job attempt."""
 
     def begin(self, episode: Episode, step: Begin, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
-        """Write the two intents. What is to be done instead when that may not be, and then nothing is written.
+        """Write the restart and settle intents. If not allowed, write nothing and return a wait or close.
 
-        Whether it may is decided here too, in the transaction that begins: of many episodes at once, and hosts at
-        once, none begins what the one before it has made one too many, or an order has just forbidden. A storm latches
-        the brake. A settle that another episode already owes stays with it: the free stands on its own.
+        The guards run again in this transaction, so that concurrent episodes and hosts cannot exceed a limit together.
+        Too many restarts trip the breaker. A settle that another episode already has stays with that episode.
         """
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
@@ -42,12 +41,12 @@ class Intents(LedgerPart):
             this = EPISODES.c.episode_id == episode.episode_id
             if not is_open(connection, episode.episode_id):
                 return CLOSED_MEANWHILE
-            if retention.is_spent(connection, Kind.FREE, step.free_key):
-                return _FREED_ALREADY
+            if retention.is_used(connection, Kind.FREE, step.free_key):
+                return _RESTARTED_ALREADY
             orders = orders_in_force(connection, now)
-            wanted = wish(episode, step)
-            recent = recent_activity(connection, wanted, orders, safeguards, now=now)
-            verdict = may_begin(wanted, orders, recent, safeguards, now=now)
+            action = wish(episode, step)
+            recent = recent_activity(connection, action, orders, safeguards, now=now)
+            verdict = may_begin(action, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
                 return trip_breaker(connection, self._host, verdict, now)
             if verdict is not None:
@@ -62,11 +61,11 @@ class Intents(LedgerPart):
             }
             if (warned := _warned_before(connection, episode, step.free_key)) is not None:
                 data["warned"] = {**warned, "done": True, "before": True}
-            if not _promise(connection, episode, Kind.FREE, step.free_key, data, now):
-                return _FREED_ALREADY
-            if step.settle_key is not None and not retention.is_spent(connection, Kind.SETTLE, step.settle_key):
+            if not _insert_intent(connection, episode, Kind.FREE, step.free_key, data, now):
+                return _RESTARTED_ALREADY
+            if step.settle_key is not None and not retention.is_used(connection, Kind.SETTLE, step.settle_key):
                 claimed = {"incarnation": step.worker_incarnation}
-                _promise(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
+                _insert_intent(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
             connection.execute(update(EPISODES).where(this).values(trip=step.trip))
             write(connection, self._host, episode.episode_id, "decided", "begin", step.message, now)
             return None
@@ -86,10 +85,9 @@ class Intents(LedgerPart):
         state: str | None = None,
         reason: Reason | None = None,
     ) -> bool:
-        """Move an intent from the stage it was read at; false when another process moved it first.
+        """Move an intent from the stage at which it was read; false if another process moved it first.
 
-        One that is abandoned while it was only planned, or of which nothing has come (`unspent`), gives its key back:
-        the same target may come to need it after all.
+        An intent that is abandoned before any effect (`unspent`) releases its key: the target may need one later.
         """
         unused = stage is Stage.ABANDONED and (unspent or intent.stage is Stage.PLANNED)
         move = (
@@ -102,19 +100,19 @@ class Intents(LedgerPart):
                 data={**intent.data, **(data or {})},
             )
         )
-        tally = Tally()
+        delta = CounterDelta()
         with writing(self._engine) as connection:
             if connection.execute(move).rowcount != 1:
                 return False
-            write(connection, self._host, episode_id, act, step, message, now, tally, state=state, reason=reason)
+            write(connection, self._host, episode_id, act, step, message, now, delta, state=state, reason=reason)
             if stage in OVER and intent.stage not in OVER:
                 whose = select(INTENTS.c.host).where(INTENTS.c.intent_id == intent.intent_id)
-                tally.over(connection.scalars(whose).one(), intent.kind, stage)
-            tally.keep(connection)
+                delta.add_closed_intents(connection.scalars(whose).one(), intent.kind, stage)
+            delta.save(connection)
             return True
 
     def withdraw(self, episode_id: int, reason: Reason, message: str, *, now: float) -> None:
-        """Take back an episode's intents that are only planned: the keys are free, and the episode has neither."""
+        """Withdraw the planned intents of an episode. Their keys become free."""
         planned = and_(INTENTS.c.episode_id == episode_id, INTENTS.c.stage == Stage.PLANNED)
         found = select(INTENTS.c.host, INTENTS.c.kind).where(planned)
         with writing(self._engine) as connection:
@@ -124,14 +122,14 @@ class Intents(LedgerPart):
             retire = update(INTENTS).where(planned).values(stage=Stage.WITHDRAWN, retired="withdrawn", entered_at=now)
             connection.execute(retire)
             write(connection, self._host, episode_id, "decided", "withdraw", message, now, reason=reason)
-            tally = Tally()
+            delta = CounterDelta()
             for row in taken:
-                tally.over(row.host, Kind(row.kind), Stage.WITHDRAWN)
-            tally.keep(connection)
+                delta.add_closed_intents(row.host, Kind(row.kind), Stage.WITHDRAWN)
+            delta.save(connection)
 
 
 def _warned_before(connection: Connection, episode: Episode, key: str) -> Mapping[str, Any] | None:
-    """How this attempt of a job was warned under the newest promise for its container that was taken back."""
+    """How this job attempt was warned under its last withdrawn intent."""
     if episode.job_id is None:
         return None
     found = (
@@ -150,10 +148,10 @@ def _warned_before(connection: Connection, episode: Episode, key: str) -> Mappin
     return warned
 
 
-def _promise(
+def _insert_intent(
     connection: Connection, episode: Episode, kind: Kind, key: str, data: Mapping[str, Any], now: float
 ) -> bool:
-    promised = (
+    inserted = (
         upsert(connection, INTENTS)
         .values(
             episode_id=episode.episode_id,
@@ -166,6 +164,6 @@ def _promise(
             data=dict(data),
         )
         .on_conflict_do_nothing()
-        .returning(INTENTS.c.intent_id)  # not its row count, which PostgreSQL's driver does not tell of such an INSERT
+        .returning(INTENTS.c.intent_id)  # PostgreSQL's driver gives no row count for this INSERT
     )
-    return connection.scalar(promised) is not None
+    return connection.scalar(inserted) is not None

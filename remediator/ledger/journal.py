@@ -1,4 +1,4 @@
-"""The journal: one line for each thing that was seen, decided or done."""
+"""The journal: one entry for each observation, decision and action."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,17 +8,17 @@ from sqlalchemy import Connection, Row, and_, bindparam, insert, or_, select, up
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.fields import made_from
-from remediator.ledger.counters import Tally
+from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.schema import EPISODES, JOURNAL, LEDGER
 from remediator.plan import Wait
 from remediator.reasons import Reason
 
 MESSAGE_MAX: Final = 2000
-"""Characters kept of a sentence in the journal, or of what an episode waits for."""
+"""Maximum length of a message, characters."""
 
 WAIT: Final = "wait"
-"""What the journal calls it that an episode waits."""
+"""Journal name of a wait."""
 
 _WAITS_NO_MORE: Final = (
     update(EPISODES)
@@ -29,10 +29,10 @@ _WAITS_NO_MORE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One line of an episode's account. `host` is whose remediator wrote it.
+    """One journal entry. `host` is the writing host.
 
-    `state` is what a step came to: the stage of an intent, the outcome of a close, whether an alert fires. `reason` is
-    why, as `remediator.reasons` has it.
+    `state` is the result: stage of an intent, outcome of a close, or whether an alert fires. `reason` is from
+    `remediator.reasons`.
     """
 
     at: float
@@ -45,25 +45,25 @@ class Entry:
 
     @property
     def what(self) -> str:
-        """The step, with what it came to or waits for."""
+        """The step with its state or reason."""
         more = self.reason if self.step == WAIT else self.state
         return self.step if more is None else f"{self.step}: {more}"
 
 
 class Journal(LedgerPart):
-    """The journal: one line for each thing that was seen, decided or done."""
+    """The journal: one entry for each observation, decision and action."""
 
     def record(self, episode_id: int, act: str, step: str, message: str, *, now: float) -> None:
-        """Add a line to an episode's account."""
-        tally = Tally()
+        """Add an entry."""
+        delta = CounterDelta()
         with writing(self._engine) as connection:
-            write(connection, self._host, episode_id, act, step, message, now, tally)
-            tally.keep(connection)
+            write(connection, self._host, episode_id, act, step, message, now, delta)
+            delta.save(connection)
 
-    def announce(self, episode_id: int, step: str, message: str, *, now: float, for_s: float) -> bool:
-        """Write ahead what is to be done for an episode that any host may work on, as whoever comes first.
+    def record_once_per(self, episode_id: int, step: str, message: str, *, now: float, for_s: float) -> bool:
+        """Record a decision that any host may carry out, unless another host did within `for_s` seconds.
 
-        False, and nothing is written, where another host announced the same within `for_s` seconds, or it is closed.
+        Returns whether it was recorded; false also if the episode is closed.
         """
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
@@ -83,15 +83,15 @@ class Journal(LedgerPart):
             return True
 
     def has_decided(self, episode_id: int, step: str) -> bool:
-        """Whether an episode's account says that this step was decided."""
+        """Whether the journal has a decision for this step."""
         its = JOURNAL.c.episode_id == episode_id, JOURNAL.c.act == "decided", JOURNAL.c.step == step
         with reading(self._engine) as connection:
             return connection.scalar(select(JOURNAL.c.entry_id).where(*its).limit(1)) is not None
 
     def wait(self, episode_id: int, step: Wait, *, now: float, once: bool = False) -> None:
-        """What an episode waits for; where a person is asked, also about which incarnation.
+        """Record what an episode waits for, and the incarnation that approval is asked for.
 
-        With `once` nothing is told where it waits for that already: each of the hosts that look at it would tell it.
+        With `once`, nothing is recorded if another host recorded the same reason.
         """
         its = update(EPISODES).where(EPISODES.c.episode_id == episode_id)
         if once:
@@ -105,21 +105,21 @@ class Journal(LedgerPart):
                 write(connection, self._host, episode_id, "decided", WAIT, step.message, now, reason=step.reason)
 
     def would_act(self, episode_id: int, message: str, *, now: float) -> None:
-        """A dry run's record: the only thing that a dry run does."""
-        tally = Tally()
+        """Record what a dry run would do."""
+        delta = CounterDelta()
         with writing(self._engine) as connection:
             connection.execute(update(EPISODES).where(EPISODES.c.episode_id == episode_id).values(would_act=True))
-            write(connection, self._host, episode_id, "would", "act", message, now, tally)
-            tally.keep(connection)
+            write(connection, self._host, episode_id, "would", "act", message, now, delta)
+            delta.save(connection)
 
 
 def storable(text: str) -> str:
-    """What errors and answers say may hold half a surrogate pair, or a NUL, which no database takes."""
+    """Escape lone surrogates and NUL, which databases refuse."""
     return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 
 def read_entry(line: Row[Any]) -> Entry:
-    """An entry of a row."""
+    """Build an entry from its row."""
     return made_from(line, Entry)
 
 
@@ -131,15 +131,15 @@ def write(
     step: str,
     message: str,
     now: float,
-    tally: Tally | None = None,
+    delta: CounterDelta | None = None,
     *,
     state: str | None = None,
     reason: Reason | None = None,
 ) -> None:
-    """Add a line to the journal. All but waits, alerts and orders end what the episode waits for."""
+    """Add an entry. Any entry except a wait, an alert or an order ends the episode's wait."""
     entry = {"at": now, "episode_id": episode_id, "act": act, "step": step, "state": state, "reason": reason}
     connection.execute(insert(JOURNAL).values(**entry, message=storable(message[:MESSAGE_MAX]), host=host))
     if act != "ordered" and step not in (WAIT, "alert"):
         connection.execute(_WAITS_NO_MORE, {"of": episode_id})
-    if tally is not None and host is not None:
-        tally.step(host, act, step)
+    if delta is not None and host is not None:
+        delta.add_step(host, act, step)

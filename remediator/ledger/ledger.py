@@ -1,8 +1,6 @@
-"""What was seen, decided and done, and what is still owed. Write ahead, then act.
+"""The ledger: what was observed, decided and done, and which intents are open. Write first, then act.
 
-An accepted alert is here before Alertmanager hears 202. An intent is here before anything is done for it, at most one
-per container incarnation and one per job attempt, and stays until it is done or abandoned with a reason. Who works on
-an intent holds it: a lease, taken and lengthened with each change of it, keeps every other executor's hands off.
+An alert is stored before Alertmanager gets 202, an intent before any action for it.
 """
 
 from typing import Self
@@ -27,19 +25,14 @@ from remediator.ledger.schema import LEDGER
 
 
 class Ledger:
-    """The ledger in one database: a part for each group of its tables. Safe to share between threads.
-
-    Args:
-        engine: the database.
-        host: whose remediator writes; `None` for a reader.
-    """
+    """The ledger in one database. Safe to share between threads. `host` is the writing host, `None` for a reader."""
 
     def __init__(self, engine: Engine, *, host: str | None = None) -> None:
         database = LedgerDatabase(engine, host=host)
         self._engine = engine
         self._clock = database.clock
         self.shared = database.shared
-        """Whether remediators of several hosts may work on it."""
+        """Whether several hosts share it."""
         self.inbox = Inbox(database)
         self.episodes = Episodes(database)
         self.intents = Intents(database)
@@ -53,34 +46,26 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str, *, host: str | None = None, migrate: bool = True) -> Self:
-        """Open the ledger at an SQLAlchemy URL; `migrate` as `open_database` has it.
-
-        Raises:
-            DatabaseError: it cannot be opened.
-        """
+        """Open the ledger at an SQLAlchemy URL. Raises DatabaseError."""
         return cls(open_database(url, LEDGER, migrate=migrate), host=host)
 
     def now(self) -> float:
-        """The time that the ledger goes by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
-
-        Raises:
-            DatabaseError: the server's time is not known.
-        """
+        """The ledger's time, Unix seconds: the server's on PostgreSQL. Raises DatabaseError."""
         return self._clock.now()
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self._engine.dispose()
 
     def changes(self) -> Changes:
-        """A cheap watch on the ledger, for one thread."""
+        """Watch the ledger for changes, in one thread."""
         return watch(self._engine, LEDGER.channel)
 
     def lock_executor(self, host: str) -> ProcessLock:
-        """Be the one executor of a host, and on SQLite of the whole ledger.
+        """Acquire the executor lock of a host; on SQLite, of the whole ledger.
 
         Raises:
-            LockHeldElsewhereError: another one is; the message says which process.
-            DatabaseError: the lock cannot be asked for.
+            LockHeldElsewhereError: another process holds it.
+            DatabaseError: the ledger is unreachable.
         """
         return lock_for_one(self._engine, f"executor of {host}")

@@ -1,4 +1,4 @@
-"""Orders of operators, and the circuit breaker: given, standing, answered."""
+"""Orders of operators, and the circuit breaker."""
 
 from sqlalchemy import ColumnElement, Connection, insert, or_, select, text
 
@@ -8,7 +8,7 @@ from gpuwarden.errors import GpuwardenError
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import read_episode
 from remediator.ledger.journal import storable, write
-from remediator.ledger.recent import NOT_FREED, frees_since, orders_in_force, read_order, recent_activity
+from remediator.ledger.recent import NOT_RESTARTED, orders_in_force, read_order, recent_activity, restart_intents_since
 from remediator.ledger.reports import held_episodes
 from remediator.ledger.schema import EPISODES, LEDGER, ORDERS
 from remediator.plan import Stage, Wait
@@ -16,64 +16,64 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, Wish
 
 
-class NotAskedError(GpuwardenError):
-    """A person answered what an episode does not ask, or not any more; the message says which."""
+class NoApprovalAskedError(GpuwardenError):
+    """An answer to an episode that asks for no approval; the message says why."""
 
 
 class OrderBook(LedgerPart):
-    """Orders of operators, and the circuit breaker: given, standing, answered."""
+    """Orders of operators, and the circuit breaker."""
 
     def give(self, order: Order) -> int:
-        """Keep an order; every open episode that it is about tells of it. Its number."""
+        """Store an order, and note it in the journal of each open episode in its scope. Returns its id."""
         with writing(self._engine) as connection:
             return give(connection, self._host, order)
 
-    def arm_at_first(self, *, host: str, who: str, now: float) -> bool:
-        """Arm every remedy of a host about which nobody has ordered anything yet; whether that was so."""
+    def arm_by_default(self, *, host: str, who: str, now: float) -> bool:
+        """Arm every remedy of a host that has no arming order yet. Returns whether it did."""
         with writing(self._engine) as connection:
             wait_for_others(connection)
             about = ORDERS.c.topic == TOPIC[Act.ARM], or_(ORDERS.c.host.is_(None), ORDERS.c.host == host)
             if connection.scalar(select(ORDERS.c.order_id).where(*about).limit(1)) is not None:
                 return False
-            because = "as it was started, before anybody ordered otherwise"
+            because = "started with --armed"
             give(connection, self._host, Order(act=Act.ARM, at=now, who=who, because=because, host=host))
             return True
 
     def current(self) -> Orders:
-        """The orders that may still matter."""
+        """Read the orders that may still apply."""
         now = self._clock.now()
         with reading(self._engine) as connection:
             return orders_in_force(connection, now)
 
-    def standing(self, wanted: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
-        """What decides whether a free may be begun."""
+    def with_activity(self, action: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
+        """Read the orders and recent activity that limit an action."""
         with reading(self._engine) as connection:
             orders = orders_in_force(connection, now)
-            return orders, recent_activity(connection, wanted, orders, safeguards, now=now)
+            return orders, recent_activity(connection, action, orders, safeguards, now=now)
 
     def answer(
         self, episode_id: int, act: Act, *, who: str, because: str, now: float, until: float | None = None
     ) -> tuple[Order, str]:
-        """Keep a person's yes or no to what an open episode asks, for the incarnation that it asks about.
-
-        With it comes what was asked.
+        """Store an operator's yes or no for the incarnation an episode asks about. Returns the order and the question.
 
         Raises:
-            NotAskedError: it asks nothing, and why.
+            NoApprovalAskedError: the episode asks for no approval.
         """
         with writing(self._engine) as connection:
             wait_for_others(connection)
             found = select(EPISODES).where(EPISODES.c.episode_id == episode_id).with_for_update()
             row = connection.execute(found).one_or_none()
             if row is None:
-                raise NotAskedError(f"the ledger has no episode {episode_id}: `gpuwarden status` names those that ask")
+                raise NoApprovalAskedError(
+                    f"no episode {episode_id} in the ledger: `gpuwarden status` lists episodes that ask"
+                )
             if row.closed_at is not None:
-                raise NotAskedError(f"episode {episode_id} is over ({row.outcome}: {row.message}): nothing is asked")
+                raise NoApprovalAskedError(f"episode {episode_id} is closed ({row.outcome}: {row.message})")
             (held,) = (each for each in held_episodes(connection, row.host) if each.episode_id == episode_id)
             free = read_episode(connection, row).free
             if row.asked is None or (free is not None and free.stage is not Stage.PLANNED):
-                waits = f"waits for something else ({held.reason}): {held.message}" if held.reason else "is at work"
-                raise NotAskedError(f"episode {episode_id} asks nobody: it {waits}")
+                waits = f"waits for something else ({held.reason}): {held.message}" if held.reason else "acts now"
+                raise NoApprovalAskedError(f"episode {episode_id} asks for no approval: it {waits}")
             order = Order(
                 act=act,
                 at=now,
@@ -89,26 +89,26 @@ class OrderBook(LedgerPart):
             return order, held.message
 
     def given_since(self, *, since: float) -> list[Order]:
-        """Every order since then, oldest first: who armed what, and when."""
+        """List the orders since a time, oldest first."""
         with reading(self._engine) as connection:
             found = select(ORDERS).where(ORDERS.c.at >= since).order_by(ORDERS.c.order_id)
             return [read_order(row) for row in connection.execute(found)]
 
-    def freed_since(self, since: float, *, host: str | None = None) -> list[tuple[str, str, float]]:
-        """The containers freed since then: host, name, and when, Unix seconds; oldest first."""
+    def restarts_since(self, since: float, *, host: str | None = None) -> list[tuple[str, str, float]]:
+        """List the restarts since a time: host, container and time, Unix seconds; oldest first."""
         with reading(self._engine) as connection:
-            rows = [row for row in frees_since(connection, since=since) if row.stage not in NOT_FREED]
+            rows = [row for row in restart_intents_since(connection, since=since) if row.stage not in NOT_RESTARTED]
             return [(row.host, row.data["name"], row.entered_at) for row in rows if host in (None, row.host)]
 
 
 def wait_for_others(connection: Connection) -> None:
-    """Let no other begin or order anything until this transaction is over; writers of SQLite take turns anyway."""
+    """Block other begins and orders until this transaction ends. SQLite has one writer anyway."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"LOCK TABLE {ORDERS.name} IN SHARE ROW EXCLUSIVE MODE"))
 
 
 def give(connection: Connection, host: str | None, order: Order) -> int:
-    """Write an order, and a line for each open episode that it is about. Return its number."""
+    """Write an order, and a journal entry for each open episode in its scope. Returns its id."""
     who, because = storable(order.who), storable(order.because[:1000])
     names = ("at", "act", "host", "remedy", "until", "episode_id", "key", "since", "ends")
     row = {name: getattr(order, name) for name in names}
@@ -125,7 +125,7 @@ def give(connection: Connection, host: str | None, order: Order) -> int:
 
 
 def trip_breaker(connection: Connection, host: str | None, found: Latch, now: float) -> Wait:
-    """Open the circuit breaker: nothing begins until an operator releases it."""
+    """Open the circuit breaker: no action begins until an operator releases it."""
     who = f"the executor of {host}"
     give(connection, host, Order(act=Act.BRAKE, at=now, who=who, because=found.message))
-    return Wait(reason=Reason.CIRCUIT_BREAKER, message=f"the brake was latched here: {found.message}")
+    return Wait(reason=Reason.CIRCUIT_BREAKER, message=f"the circuit breaker opened: {found.message}")

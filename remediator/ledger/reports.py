@@ -1,4 +1,4 @@
-"""The ledger for operators and metrics. Only reads."""
+"""Reports for operators and metrics. Read only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, or_, select
 from gpuwarden.db.transactions import reading
 from gpuwarden.fields import made_from
 from remediator.ledger import export_rows
-from remediator.ledger.counters import Totals, count_up
+from remediator.ledger.counters import Totals, count_totals
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.journal import Entry, read_entry
 from remediator.ledger.recent import orders_in_force
@@ -18,7 +18,7 @@ from remediator.ledger.schema import EPISODES, JOURNAL
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeHistory:
-    """One episode with its whole account, for people."""
+    """One episode with its journal."""
 
     episode_id: int
     remedy: str
@@ -38,9 +38,9 @@ class EpisodeHistory:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldEpisode:
-    """What an open episode waits for, and since when.
+    """The current wait of an open episode.
 
-    While it is at work, or was not looked at yet, `reason` and `message` are "", and `since` is when it was opened.
+    Without a wait, `reason` and `message` are "" and `since` is when the episode opened.
     """
 
     episode_id: int
@@ -54,16 +54,16 @@ class HeldEpisode:
 
 
 class Reports(LedgerPart):
-    """The ledger for operators and metrics. Only reads."""
+    """Reports for operators and metrics. Read only."""
 
     def newest(self, *, last: int = 50) -> list[EpisodeHistory]:
-        """The newest episodes, oldest first, without their entries."""
+        """List the newest episodes, oldest first, without journal."""
         with reading(self._engine) as connection:
             rows = connection.execute(select(EPISODES).order_by(EPISODES.c.episode_id.desc()).limit(last)).all()
             return [_history(row) for row in reversed(rows)]
 
     def get(self, episode_id: int) -> EpisodeHistory | None:
-        """One episode with every line of its account."""
+        """Read one episode with its journal."""
         with reading(self._engine) as connection:
             row = connection.execute(select(EPISODES).where(EPISODES.c.episode_id == episode_id)).one_or_none()
             if row is None:
@@ -74,10 +74,9 @@ class Reports(LedgerPart):
     def export(
         self, *, since: float = 0.0, until: float | None = None, captures: bool = False
     ) -> Iterator[dict[str, Any]]:
-        """Every episode that was open between two times, with all that the ledger holds of it, oldest first.
+        """Export every episode that was open between two times, oldest first. See `remediator.ledger.export_rows`.
 
-        A page at a time, each from a snapshot of its own: a long look keeps no old pages or rows from being let go of.
-        `remediator.ledger.export_rows` says what an episode holds.
+        Each page is its own transaction, so that a long export does not block cleanup.
         """
         after = 0
         while True:
@@ -89,18 +88,18 @@ class Reports(LedgerPart):
             after = page[-1]["episode_id"]
 
     def totals(self, host: str) -> Totals:
-        """Counts of one host's share of the ledger."""
+        """Count one host's part of the ledger."""
         now = self._clock.now()
         with reading(self._engine) as connection:
-            return count_up(connection, host, orders=orders_in_force(connection, now), now=now)
+            return count_totals(connection, host, orders=orders_in_force(connection, now), now=now)
 
-    def held(self, *, host: str | None = None) -> list[HeldEpisode]:
-        """What each open episode waits for, oldest first."""
+    def list_held(self, *, host: str | None = None) -> list[HeldEpisode]:
+        """List the waits of open episodes, oldest first."""
         with reading(self._engine) as connection:
             return held_episodes(connection, host)
 
     def since(self, since: float, *, host: str | None = None) -> list[EpisodeHistory]:
-        """The episodes that were open at any time since then, oldest first, each with its whole account."""
+        """List the episodes open since a time with their journals, oldest first."""
         its = [or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at >= since)]
         if host is not None:
             its.append(EPISODES.c.host == host)
@@ -114,7 +113,7 @@ class Reports(LedgerPart):
 
 
 def held_episodes(connection: Connection, host: str | None) -> list[HeldEpisode]:
-    """What each open episode waits for, oldest first; of one host, or of all."""
+    """List the waits of open episodes of one host or all, oldest first."""
     found = select(EPISODES).where(EPISODES.c.closed_at.is_(None))
     if host is not None:
         found = found.where(EPISODES.c.host == host)

@@ -1,10 +1,10 @@
-"""What is decided and done about runs whose items fail, and about their workers."""
+"""Decisions about runs with failing items, and about their workers."""
 
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
 
 from gpuwarden.db.migrate import refuse_other_revisions
 from gpuwarden.db.transactions import reading, writing
-from remediator.ledger.counters import Tally
+from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
@@ -16,12 +16,12 @@ from remediator.remedies.guards import Latch, Safeguards, may_wrangle, wish
 
 
 class RunDecisions(LedgerPart):
-    """What is decided and done about runs whose items fail, and about their workers."""
+    """Decisions about runs with failing items, and about their workers."""
 
     def begin(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
-        """Write ahead what is to be done about a run. What is to be done instead where that may not be: see `begin`.
+        """Record a decision before it is carried out. Returns a wait or close if it is not allowed, as `Intents.begin`.
 
-        What was decided last, was not done and has not waited since, is promised already: it is not written again.
+        If the same decision is already open and nothing has been waited for since, it is not recorded again.
         """
         with writing(self._engine) as connection:
             refuse_other_revisions(connection, LEDGER)
@@ -29,12 +29,12 @@ class RunDecisions(LedgerPart):
             if not is_open(connection, episode.episode_id):
                 return CLOSED_MEANWHILE
             orders = orders_in_force(connection, now)
-            wanted = wish(episode, step)
-            recent = recent_activity(connection, wanted, orders, safeguards, now=now)
-            verdict = may_wrangle(wanted, orders, recent, safeguards, now=now)
+            action = wish(episode, step)
+            recent = recent_activity(connection, action, orders, safeguards, now=now)
+            verdict = may_wrangle(action, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
                 return trip_breaker(connection, self._host, verdict, now)
-            if verdict is None and not _is_promised(connection, episode, step):
+            if verdict is None and not _is_open_decision(connection, episode, step):
                 about = {"kind": WRANGLING[type(step)], **_worker_of(step)}
                 decided = insert(RUN_DECISIONS).values(episode_id=episode.episode_id, decided_at=now, **about)
                 connection.execute(decided)
@@ -43,21 +43,18 @@ class RunDecisions(LedgerPart):
             return verdict
 
     def finish(self, episode: Episode, step: Wrangle, message: str, *, now: float) -> None:
-        """What was decided about a run, or about a worker, is done."""
+        """Record that a decision was carried out."""
         its = _decisions_like(episode, step), RUN_DECISIONS.c.done_at.is_(None)
         newest = select(func.max(RUN_DECISIONS.c.decision_id)).where(*its).scalar_subquery()
-        tally = Tally()
+        delta = CounterDelta()
         with writing(self._engine) as connection:
             done = update(RUN_DECISIONS).where(RUN_DECISIONS.c.decision_id == newest)
             connection.execute(done.values(done_at=now))
-            write(connection, self._host, episode.episode_id, "did", WRANGLING[type(step)], message, now, tally)
-            tally.keep(connection)
+            write(connection, self._host, episode.episode_id, "did", WRANGLING[type(step)], message, now, delta)
+            delta.save(connection)
 
     def state_of(self, episode: Episode) -> tuple[bool, bool]:
-        """Whether anything was decided in an episode about a run, and whether anything was done.
-
-        Where the run was to be blocked it is done once any episode about that run has blocked it.
-        """
+        """Whether an episode about a run has decided anything, and whether it is done, by any episode for a block."""
         ours = RUN_DECISIONS.c.episode_id == episode.episode_id
         blocks = RUN_DECISIONS.c.kind == WRANGLING[BlockRun]
         lately = or_(EPISODES.c.closed_at.is_(None), EPISODES.c.closed_at > episode.opened_at)
@@ -76,21 +73,21 @@ class RunDecisions(LedgerPart):
 
 
 def _worker_of(step: Wrangle) -> dict[str, str | None]:
-    """Whom a decision is about; none where it is the whole run."""
+
     if isinstance(step, BlockRun):
         return {"host": None, "worker": None}
     return {"host": step.host, "worker": step.worker}
 
 
 def _decisions_like(episode: Episode, step: Wrangle) -> ColumnElement[bool]:
-    """The decisions of an episode to do the same to the same."""
+    """Select the episode's decisions with the same action and worker."""
     about = [RUN_DECISIONS.c[name] == value for name, value in _worker_of(step).items()]  # `== None` is IS NULL
     kind = RUN_DECISIONS.c.kind == WRANGLING[type(step)]
     return and_(RUN_DECISIONS.c.episode_id == episode.episode_id, kind, *about)
 
 
-def _is_promised(connection: Connection, episode: Episode, step: Wrangle) -> bool:
-    """Whether it is what the episode decided last, still to be done, and nothing was waited for since."""
+def _is_open_decision(connection: Connection, episode: Episode, step: Wrangle) -> bool:
+    """Whether this is the episode's last decision, not done, without a wait since."""
     ours = RUN_DECISIONS.c.episode_id == episode.episode_id
     newest = select(func.max(RUN_DECISIONS.c.decision_id)).where(ours).scalar_subquery()
     same = _decisions_like(episode, step), RUN_DECISIONS.c.decision_id == newest, RUN_DECISIONS.c.done_at.is_(None)

@@ -6,7 +6,7 @@ from gpuwarden.db.migrate import Schema
 
 METADATA = MetaData()
 
-# SQLite numbers rows by itself only where the key is called INTEGER, which has 64 bits there.
+# SQLite numbers rows only if the key's type is INTEGER, which has 64 bits.
 ID = BigInteger().with_variant(Integer, "sqlite")
 
 EPISODES = Table(
@@ -17,19 +17,19 @@ EPISODES = Table(
     Column("trip", String, nullable=False),
     Column("host", String, nullable=False),
     Column("subject", String, nullable=False, server_default="worker"),  # worker | server | tenant | host
-    Column("worker", String, nullable=False),  # its name: the worker, the container, the host
-    Column("incarnation", String),  # what was accused: the worker's incarnation; of a server the container's
+    Column("worker", String, nullable=False),  # the target's name
+    Column("incarnation", String),  # incarnation of the worker or container
     Column("job_id", ID),
     Column("attempt", ID),
-    Column("alerted_at", Float),  # when its first alert had arrived
+    Column("alerted_at", Float),  # arrival of its first alert
     Column("opened_at", Float, nullable=False),
-    Column("would_act", Boolean, nullable=False),  # a dry run has recorded what it would have done
-    Column("asked", String),  # the container's incarnation that a person was last asked about
+    Column("would_act", Boolean, nullable=False),  # a dry run recorded its action
+    Column("asked", String),  # incarnation that approval was last asked for
     Column("closed_at", Float),
     Column("outcome", String),
     Column("reason", String),
     Column("message", String),
-    # What it waits for; all three are null while it is at work.
+    # The current wait; null while a step runs.
     Column("wait_reason", String),
     Column("wait_message", String),
     Column("wait_since", Float),
@@ -45,28 +45,27 @@ Index(
     postgresql_where=EPISODES.c.closed_at.is_(None),
 )
 
-# The inbox: every alert that was accepted or refused, as it came.
+
 ALERTS = Table(
     "alerts",
     METADATA,
     Column("alert_id", ID, primary_key=True),
     Column("received_at", Float, nullable=False),
-    Column("host", String),  # whose remediator takes it up, none: anybody's; of a refused one, whose received it
+    Column("host", String),  # host that processes it, or null for any; for a refused alert, the receiver
     Column("fingerprint", String, nullable=False),
     Column("firing", Boolean, nullable=False),
     Column("labels", JSON, nullable=False),
     Column("annotations", JSON, nullable=False),
     Column("starts_at", String, nullable=False),
     Column("state", String, nullable=False),  # new | linked | idle | refused | abandoned
-    Column("reason", String),  # of one that is not taken up: one of remediator.reasons
+    Column("reason", String),  # of remediator.reasons, if not processed
     Column("message", String),
     Column("episode_id", ForeignKey("episodes.episode_id")),
     Index("alerts_by_state", "state", "alert_id"),
     Index("alerts_by_episode", "episode_id", "alert_id"),
 )
 
-# What was promised. The key is the container incarnation of a free, and job/attempt of a settle: at most one of each
-# that is not retired.
+# The key is a container incarnation or job/attempt. At most one intent per key is not retired.
 INTENTS = Table(
     "intents",
     METADATA,
@@ -79,8 +78,7 @@ INTENTS = Table(
     Column("created_at", Float, nullable=False),
     Column("entered_at", Float, nullable=False),
     Column("data", JSON, nullable=False),
-    # Which executor works on it, and until when without another word of it. A free is worked by its host's alone.
-    Column("retired", String),  # unused | withdrawn: nothing came of it, and its target may be promised the same again
+    Column("retired", String),  # unused or withdrawn: the key is free
     Index("intents_by_stage", "kind", "stage"),
     Index("intents_by_episode", "episode_id"),
     Index("intents_by_time", "kind", "entered_at"),
@@ -95,7 +93,7 @@ Index(
     postgresql_where=INTENTS.c.retired.is_(None),
 )
 
-# The targets of intents that are forgotten: something was promised to them, and nothing is again.
+# Keys of deleted intents, which are never used again.
 SPENT = Table(
     "spent",
     METADATA,
@@ -111,14 +109,14 @@ JOURNAL = Table(
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("act", String, nullable=False),  # saw | decided | did | failed | would | ordered
     Column("step", String, nullable=False),
-    Column("state", String),  # what it came to: the stage of an intent, the outcome of a close, firing or resolved
-    Column("reason", String),  # one of remediator.reasons
+    Column("state", String),  # stage of an intent, outcome of a close, firing or resolved
+    Column("reason", String),  # of remediator.reasons
     Column("message", String, nullable=False),
-    Column("host", String),  # where it was seen, decided or done
+    Column("host", String),  # the writing host
     Index("journal_by_episode", "episode_id", "entry_id"),
 )
 
-# What was decided about a run, or about a worker that fails its items, and when it was done.
+
 RUN_DECISIONS = Table(
     "run_decisions",
     METADATA,
@@ -126,23 +124,23 @@ RUN_DECISIONS = Table(
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
     Column("kind", String, nullable=False),  # lock | move | block
     Column("host", String),  # of the worker
-    Column("worker", String),  # none: the whole run
+    Column("worker", String),  # null: the whole run
     Column("decided_at", Float, nullable=False),
     Column("done_at", Float),
     Index("run_decisions_by_episode", "episode_id", "decision_id"),
     Index("run_decisions_by_time", "decided_at"),
 )
 
-# What the processes of a target were doing right before its stop: one for each free, and one for a dry run's episode.
+
 CAPTURES = Table(
     "captures",
     METADATA,
     Column("capture_id", ID, primary_key=True),
     Column("episode_id", ForeignKey("episodes.episode_id"), nullable=False),
-    Column("intent_id", ForeignKey("intents.intent_id")),  # the free; none in a dry run
+    Column("intent_id", ForeignKey("intents.intent_id")),  # null in a dry run
     Column("at", Float, nullable=False),
     Column("host", String),
-    Column("document", JSON, nullable=False),  # remediator.capture.capture says what it holds
+    Column("document", JSON, nullable=False),  # see remediator.capture.capture
     Index("captures_by_episode", "episode_id", "capture_id"),
 )
 Index("one_capture_per_free", CAPTURES.c.intent_id, unique=True)
@@ -154,7 +152,6 @@ Index(
     postgresql_where=CAPTURES.c.intent_id.is_(None),
 )
 
-# Who executes, and that it lives.
 EXECUTORS = Table(
     "executors",
     METADATA,
@@ -164,31 +161,31 @@ EXECUTORS = Table(
     Column("started_at", Float, nullable=False),
     Column("beat_at", Float, nullable=False),
     Column("errors", Integer, nullable=False),
-    Column("workers", Integer),  # how many its exporter sees; the fleet is all of them together
+    Column("workers", Integer),  # containers that its exporter watches
 )
 
-# What people ordered, and the brake: who, when, why and about what. Nothing is ever changed here.
+# Rows never change.
 ORDERS = Table(
     "standing_orders",
     METADATA,
     Column("order_id", ID, primary_key=True),
     Column("at", Float, nullable=False),
-    Column("act", String, nullable=False),  # one of remediator.remedies.guards.Act
-    Column("topic", String, nullable=False),  # arming | pause | brake | approval
-    Column("host", String),  # none: every host
-    Column("remedy", String),  # none: every remedy
+    Column("act", String, nullable=False),  # of remediator.remedies.guards.Act
+    Column("topic", String, nullable=False),  # of remediator.remedies.guards.TOPIC
+    Column("host", String),  # null: every host
+    Column("remedy", String),  # null: every remedy
     Column("until", Float),
-    Column("episode_id", ID),  # of an approval: what it is about, and which incarnation of its container
+    Column("episode_id", ID),  # of an approval, with the incarnation in `key`
     Column("key", String),
-    Column("since", Float),  # when a pause begins
-    Column("ends", ID),  # which pause is over ahead of its time
+    Column("since", Float),  # start of a pause
+    Column("ends", ID),  # the pause that this order ends early
     Column("who", String, nullable=False),
     Column("because", String, nullable=False),
     Index("standing_orders_by_scope", "topic", "host", "remedy", "order_id"),
     Index("standing_orders_by_episode", "episode_id", "order_id"),
 )
 
-# How often something was over, each added as it ended: the metrics page counts no history, and forgets none of it.
+
 COUNTS = Table(
     "counts",
     METADATA,

@@ -1,6 +1,6 @@
-"""What `serve` tells Prometheus of this host's share of the ledger, and the list of all that it tells of itself.
+"""Metrics of this host's part of the ledger, and the list of all metrics of `serve`.
 
-Absent while the ledger cannot be read, for unknown is never zero.
+Series are absent while the ledger cannot be read: unknown is never zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from gpuwarden import __version__
 from gpuwarden.db.engine import DatabaseError
-from remediator.ledger.counters import TOOK_S, Totals
+from remediator.ledger.counters import DURATION_BOUNDS_S, Totals
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.series import Catalogue, Series
 from remediator.plan import Kind, Stage
@@ -33,96 +33,91 @@ STAGES: Final[Mapping[Kind, tuple[Stage, ...]]] = {
     ),
     Kind.SETTLE: (Stage.PLANNED, Stage.FENCED, Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN),
 }
-"""The stages that an intent of each kind may be at."""
+"""The stages of each kind of intent."""
 
-_UNREAD: Final = "the ledger cannot be read"
-_NONE_YET: Final = f"{_UNREAD}, or there was none yet"
-_NO_EXECUTOR: Final = f"{_UNREAD}, or no executor of this host has ever run"
+_UNREAD: Final = "ledger unreachable"
+_NONE_YET: Final = f"{_UNREAD}, or there is none yet"
+_NO_EXECUTOR: Final = f"{_UNREAD}, or this host's executor never ran"
 
 SERIES: Final = Catalogue(
     Series("gpuwarden_remediator_info", "This remediator and its host; always 1.", labels=("nodename", "version")),
     Series("gpuwarden_remediator_ledger_up", "1 while the ledger can be read."),
     Series(
         "gpuwarden_remediator_alerts_total",
-        "Alerts made durable, accepted or refused and why.",
+        "Stored alerts, accepted or refused, by reason.",
         labels=("outcome", "reason"),
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_remediator_alerts_duplicate_total",
-        "Firing alerts that came while the episode of their worker or server was open already: sent again, by "
-        "another rule, or by another Alertmanager.",
+        "Firing alerts that arrived while the episode of their target was already open.",
         absent=_UNREAD,
     ),
     Series(
         "gpuwarden_remediator_backlog_age_seconds",
-        "For how long the oldest of the accepted alerts that the executor has not taken yet has been waiting.",
-        absent=f"{_UNREAD}, or none waits",
+        "Age of the oldest accepted alert that the executor has not taken yet.",
+        absent=f"{_UNREAD}, or no alert waits",
     ),
-    Series("gpuwarden_remediator_episodes_open", "Episodes that are not closed.", absent=_UNREAD),
+    Series("gpuwarden_remediator_episodes_open", "Open episodes.", absent=_UNREAD),
     Series(
         "gpuwarden_remediator_episodes_held",
-        "Open episodes that wait, by what they wait for.",
+        "Waiting episodes by reason.",
         labels=("reason",),
-        absent=f"{_UNREAD}, or none waits for it",
+        absent=f"{_UNREAD}, or no episode has this reason",
     ),
     Series(
         "gpuwarden_remediator_episodes_total",
-        "Episodes closed, by outcome and trip.",
+        "Closed episodes by outcome and condition.",
         labels=("outcome", "trip"),
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_remediator_received_to_outcome_seconds",
-        "Of closed episodes: from the arrival of the first alert at the webhook to the outcome. What came "
-        "before, from the wedge to the alert and from there to us, is not in it.",
+        "Duration of closed episodes, from the arrival of the first alert to the outcome.",
         labels=("outcome",),
         is_histogram=True,
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_remediator_intents",
-        "Intents of this host's episodes by kind, free or settle, and stage; of done, abandoned and withdrawn "
-        "nothing is owed any more.",
+        "Intents of this host's episodes by kind and stage. Those done, abandoned or withdrawn are closed.",
         labels=("kind", "stage"),
         absent=_UNREAD,
     ),
     Series(
         "gpuwarden_remediator_intent_age_seconds",
-        "How long ago the oldest of this host's intents of that kind and stage was promised, of those that are "
-        "still owed.",
+        "Age of the oldest open intent of that kind and stage.",
         labels=("kind", "stage"),
-        absent=f"{_UNREAD}, or none is owed",
+        absent=f"{_UNREAD}, or no intent is open",
     ),
     Series(
         "gpuwarden_remediator_quarantines_refused",
-        "Open episodes whose GPUs are to go out of use, which the queue has refused and not taken since; "
-        "less those whose remedy is disarmed, for which it is not asked.",
+        "Open episodes whose GPU quarantine the queue refused last, if their remedy is armed.",
         absent=_UNREAD,
     ),
     Series(
         "gpuwarden_remediator_steps_total",
-        "Steps done, failed, or that a dry run would have done.",
+        "Steps done, failed, or recorded by a dry run.",
         labels=("act", "step"),
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_remediator_brake_latched",
-        "1 while the storm brake holds everything until a person releases it.",
+        "1 while the circuit breaker is open, until an operator releases it.",
         absent=_UNREAD,
     ),
     Series(
-        "gpuwarden_remediator_paused", "1 while a person's pause holds everything new on this host.", absent=_UNREAD
+        "gpuwarden_remediator_paused", "1 while an operator's pause holds new actions on this host.", absent=_UNREAD
     ),
     Series(
         "gpuwarden_remediator_armed",
-        "1 when the remedy acts on this host, if only on what a person approves; 0 in dry run.",
+        "1 if the remedy is armed on this host, with or without approval; 0 in dry run.",
         labels=("remedy",),
         absent=_NO_EXECUTOR,
     ),
     Series(
         "gpuwarden_remediator_executor_beat_age_seconds",
-        "Time since the executor last went round its loop.",
+        "Time since the executor's last heartbeat.",
         absent=_NO_EXECUTOR,
     ),
     Series(
@@ -132,56 +127,55 @@ SERIES: Final = Catalogue(
     ),
     Series(
         "gpuwarden_remediator_executor_silent_after_seconds",
-        "People are told of an executor that has shown no life for longer: the setting executor_silent_s.",
+        "An alert fires if an executor has no heartbeat for this long: the setting executor_silent_s.",
     ),
     Series(
         "gpuwarden_remediator_intent_overdue_after_seconds",
-        "People are told of an intent that has been owed for longer: the setting intent_overdue_s.",
+        "An alert fires if an intent is open for this long: the setting intent_overdue_s.",
     ),
     Series(
         "gpuwarden_remediator_node_lost_after_seconds",
-        "For how long nobody has heard of a host that is taken for lost: the setting node_lost_after_s.",
+        "Time without contact until a host counts as lost: the setting node_lost_after_s.",
     ),
     Series(
         "gpuwarden_remediator_wrangle_activation_items",
-        "So many items of a run may fail on one worker before anything is judged: the setting wrangle_activation.",
+        "Failed items of a run on one worker before it is judged: the setting wrangle_activation.",
     ),
     Series(
         "gpuwarden_remediator_watchdog_timestamp_seconds",
-        "When the always-firing alert GpuwardenWatchdog last reached the webhook, Unix time.",
-        absent="it has not come since this process started",
+        "When the always-firing alert GpuwardenWatchdog last reached the webhook.",
+        absent="no watchdog alert since this process started",
     ),
     Series(
         "gpuwarden_remediator_webhook_rejected_total",
-        "Webhook calls that were not made durable, by reason, since this process started.",
+        "Rejected webhook calls by reason, since this process started.",
         labels=("reason",),
     ),
     Series(
         "gpuwarden_remediator_alerts_truncated_total",
-        "Alerts that Alertmanager said it left out of its calls, since this process started.",
+        "Alerts that Alertmanager left out of its calls, since this process started.",
     ),
     Series(
         "gpuwarden_remediator_reconciliations_total",
-        "Alertmanagers asked for the alerts that a call left out, done where all they told was taken in, else "
-        "failed, since this process started.",
+        "Queries of Alertmanagers for left-out alerts: done or failed, since this process started.",
         labels=("outcome",),
     ),
 )
 
 
 class LedgerCollector(Collector):
-    """The ledger's counts as metrics; absent while the ledger cannot be read."""
+    """The ledger's metrics; absent while the ledger cannot be read."""
 
     def __init__(self, ledger: Ledger, host: str) -> None:
         self._ledger = ledger
         self._host = host
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: asking would read the ledger."""
+        """Nothing: it would read the ledger."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of this scrape."""
+        """Collect every family."""
         info = SERIES.gauge("gpuwarden_remediator_info")
         info.add_metric((self._host, __version__), 1.0)
         yield info
@@ -213,7 +207,7 @@ class LedgerCollector(Collector):
         yield _counted(SERIES.counter("gpuwarden_remediator_episodes_total"), totals.outcomes)
         took = SERIES.histogram("gpuwarden_remediator_received_to_outcome_seconds")
         for outcome, found in sorted(totals.took.items()):
-            bounds = [*(f"{bound:.1f}" for bound in TOOK_S), "+Inf"]
+            bounds = [*(f"{bound:.1f}" for bound in DURATION_BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, (*found.within, found.count), strict=True))
             took.add_metric((outcome,), buckets=buckets, sum_value=found.sum_s)
         yield took
@@ -253,16 +247,16 @@ def _counted(family: CounterMetricFamily, counts: Mapping[tuple[str, str], int])
 
 
 class Watchdog(Collector):
-    """When the always-firing alert last came: the one proof that Prometheus, Alertmanager and the way to us work."""
+    """When the watchdog alert last arrived. It shows that Prometheus and Alertmanager reach the webhook."""
 
     def __init__(self) -> None:
-        self._beat_at: float | None = None
+        self._arrived_at: float | None = None
 
-    def beat(self, *, now: float) -> None:
-        """It came, at this Unix time."""
-        self._beat_at = now
+    def mark(self, *, now: float) -> None:
+        """Note an arrival, Unix seconds."""
+        self._arrived_at = now
 
     def collect(self) -> Iterator[Metric]:
-        """When it came; nothing before it has."""
-        if self._beat_at is not None:
-            yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._beat_at)
+        """Collect the last arrival, if any."""
+        if self._arrived_at is not None:
+            yield SERIES.gauge("gpuwarden_remediator_watchdog_timestamp_seconds", self._arrived_at)

@@ -1,11 +1,10 @@
-"""The queue in numbers, for Prometheus: what waits and for how long, who works, what ended and how.
+"""Metrics of the job queue.
 
-Absent while the queue cannot be read, for unknown is never zero; what was counted and is none is a 0. A scrape reads
-small indexes and the events that are new since the last one, and so costs the same however many jobs are done. What
-grows with the jobs that wait, and with the items of runs that are judged, the count of them, is made beside the
-scrapes: each starts one and shows the newest, with its age.
+Series are absent while the queue cannot be read; a count of none is 0. A scrape reads small indexes and new events, so
+its cost does not grow with finished jobs. Claimable jobs and failed items are counted in the background: each scrape
+starts a count and shows the newest with its age.
 
-Hosts may share a queue, and each then shows the whole of it: they are never summed.
+Hosts that share a queue each publish all of it: do not sum them.
 """
 
 import threading
@@ -31,30 +30,28 @@ from remediator.metrics.series import Catalogue, Series
 log: Final = structlog.get_logger("remediator")
 
 ANSWER_S: Final = 2.0
-"""A queue that does not answer a scrape within this time cannot be read, seconds: the ledger is to be told of, too."""
+"""Timeout of a queue read, seconds. The scrape must also read the ledger."""
 
 COUNT_WAIT_S: Final = 0.02
-"""How long a scrape waits for the count that it started, seconds; else it shows the one before.
-
-It does not wait at all where the one before took longer."""
+"""Time that a scrape waits for its own count before it shows the last one, seconds; none if the last took longer."""
 
 FIRST_COUNT_WAIT_S: Final = 1.0
-"""The same where there is none before."""
+"""The same for the first count, seconds."""
 
 COUNT_REST: Final = 10.0
-"""A count is not begun again for so many times as long as the last one took, however often somebody scrapes."""
+"""Minimum pause between counts, as a multiple of the last count's duration."""
 
 COUNT_AGE_MAX_S: Final = 300.0
-"""An older count is not shown, seconds."""
+"""Maximum age of a published count, seconds."""
 
 LATE_S: Final = 120.0
-"""For how long an event that others have overtaken is waited for, seconds: longer than a transaction may take."""
+"""Time to wait for an event id of a running transaction, seconds; longer than any transaction."""
 
 MISSED_MAX: Final = 1000
-"""So many numbers of events are waited for, the newest."""
+"""Maximum event ids waited for."""
 
 BUCKETS_S: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200)
-"""The upper bounds of the histograms, seconds."""
+"""Upper bounds of the histograms, seconds."""
 
 OPEN: Final = tuple(state for state in State if state not in (State.COMPLETED, State.FAILED, State.CANCELLED))
 OUTCOMES: Final = ("completed", "failed", "cancelled")
@@ -62,136 +59,135 @@ OUTCOMES: Final = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """What was counted beside the scrapes: the claimable jobs, by queue, and who fails items."""
+    """A background count: claimable jobs by queue, and workers with failed items."""
 
     waiting: Mapping[str, Waiting]
     failing: Failing
 
 
 _Counted: TypeAlias = tuple[float, float, Count]
-"""When a count was begun and ended, by a monotonic clock, and what it found."""
+"""Start and end of a count, monotonic clock seconds, and its result."""
 
 
 _Seen: TypeAlias = tuple[Look, Sequence[tuple[str, str]]]
-"""The queue at one moment, and the workers of this host that are there, as (queue, worker)."""
+"""A queue snapshot, and this host's workers as (queue, worker)."""
 
 
 _UNREAD: Final = "the queue cannot be read"
-_NONE_YET: Final = f"{_UNREAD}, or none ended since this process started"
+_NONE_YET: Final = f"{_UNREAD}, or no job ended since this process started"
 _NO_COUNT: Final = "as `gpuwarden_queue_jobs` of state queued"
 
 SERIES: Final = Catalogue(
     Series("gpuwarden_queue_up", "1 while the queue can be read."),
     Series(
         "gpuwarden_queue_jobs",
-        "Jobs that are not over, by state; of state queued as counted `gpuwarden_queue_count_age_seconds` ago.",
+        "Open jobs by state. State queued is as old as `gpuwarden_queue_count_age_seconds`.",
         labels=("queue", "state"),
-        absent=f"{_UNREAD}; of state queued also while there is no count of the last {COUNT_AGE_MAX_S:g} s",
+        absent=f"{_UNREAD}; state queued also without a count from the last {COUNT_AGE_MAX_S:g} s",
     ),
     Series(
         "gpuwarden_queue_oldest_seconds",
-        "For how long the oldest of the jobs that a worker may claim has been waiting for one.",
+        "Age of the oldest claimable job.",
         labels=("queue",),
-        absent="no job of the queue is claimable, or as `gpuwarden_queue_jobs` of state queued",
+        absent="the queue has no claimable job, or as `gpuwarden_queue_jobs` of state queued",
     ),
     Series(
         "gpuwarden_queue_count_age_seconds",
-        "Age of the count of claimable jobs, and of items that failed, which is made beside the scrapes.",
+        "Age of the background count of claimable jobs and failed items.",
         absent=_NO_COUNT,
     ),
     Series(
         "gpuwarden_queue_workers",
-        "Workers, by what they do: busy, idle, draining, locked, gone; each in one, the last that holds.",
+        "Workers by state: busy, idle, draining, locked, gone. The last that applies counts.",
         labels=("queue", "state"),
-        absent=f"{_UNREAD}, or no worker of the queue has ever registered",
+        absent=f"{_UNREAD}, or the queue never had a worker",
     ),
     Series(
         "gpuwarden_queue_workers_busy",
-        f"Workers that were seen within {FRESH_S:g} s and hold a model; falls at once when one is ended.",
+        f"Workers with a heartbeat within {FRESH_S:g} s and a model. A retired worker leaves at once.",
         labels=("queue",),
         absent="as `gpuwarden_queue_workers`",
     ),
     Series(
         "gpuwarden_queue_host_worker_info",
-        f"A worker of this remediator's own host that was seen within {FRESH_S:g} s and is not ended; always "
-        f"1, of {HOST_WORKERS_MAX} at most.",
+        f"A live worker of this host, with a heartbeat within {FRESH_S:g} s; at most {HOST_WORKERS_MAX}.",
         labels=("queue", "worker"),
-        absent="as `gpuwarden_queue_workers`, or the worker is of another host, gone or ended",
+        absent="as `gpuwarden_queue_workers`, or the worker is on another host or gone",
     ),
     Series(
         "gpuwarden_queue_retries_total",
-        "How often jobs were queued again: cause trip after one, reclaim after a lease that was lost.",
+        "Requeued jobs by cause: trip (by gpuwarden) or reclaim (lost lease).",
         labels=("queue", "cause"),
         absent=_UNREAD,
     ),
     Series(
         "gpuwarden_queue_outcomes_total",
-        "Jobs and runs that ended since this process started, by kind of event; a run's by its last job.",
+        "Jobs and runs that ended since this process started, by outcome. A run counts with its last job.",
         labels=("queue", "job_class", "kind"),
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_queue_wait_seconds",
-        "Of jobs that completed or failed: from when the last attempt could be claimed until it was.",
+        "Time from claimable to claimed of the last attempt of completed and failed jobs.",
         labels=("queue",),
         is_histogram=True,
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_queue_run_seconds",
-        "Of jobs that completed or failed: from the claim of the last attempt to the end.",
+        "Time from the claim of the last attempt to the end of completed and failed jobs.",
         labels=("queue", "job_class"),
         is_histogram=True,
         absent=_NONE_YET,
     ),
     Series(
         "gpuwarden_queue_dead_workers",
-        "Workers that were found dead with a job and have not come back.",
+        "Workers that died with a job and did not restart.",
         labels=("queue",),
         absent=_UNREAD,
     ),
     Series(
         "gpuwarden_queue_run_items_failed",
-        "Items of a run that asked for wrangling and goes on which a worker has failed, each once and forgiven "
-        f"ones left out; of workers that failed any, and of {FAILING_MAX} at most: those who finished none come first.",
+        f"Items of a wrangled, open run that a worker failed, without cleared ones. At most {FAILING_MAX} workers, "
+        "those without a finished item first.",
         labels=("run", "worker_host", "worker"),
         absent=f"{_NO_COUNT}, or the worker failed none",
     ),
     Series(
         "gpuwarden_queue_run_items_done",
-        "Items of the same run which the same worker has finished.",
+        "Items of the same run that the same worker finished.",
         labels=("run", "worker_host", "worker"),
         absent="as `gpuwarden_queue_run_items_failed`",
     ),
     Series(
         "gpuwarden_queue_run_workers_left_out",
-        f"Workers that failed items of runs and are not in those two series, being more than {FAILING_MAX}.",
+        f"Workers with failed items that those series leave out: more than {FAILING_MAX}.",
         absent=_NO_COUNT,
     ),
-    Series("gpuwarden_queue_gpus_quarantined", "GPUs out of use until a person releases them.", absent=_UNREAD),
+    Series("gpuwarden_queue_gpus_quarantined", "Quarantined GPUs.", absent=_UNREAD),
     Series(
         "gpuwarden_queue_consumer_lag_events",
-        "Events that a consumer has yet to acknowledge.",
+        "Events that a consumer has not acknowledged.",
         labels=("consumer",),
-        absent=f"{_UNREAD}, or the consumer has never acknowledged any",
+        absent=f"{_UNREAD}, or the consumer never acknowledged an event",
     ),
 )
 
 
 @dataclass
-class Spread:
-    """A histogram as it grows."""
+class Histogram:
+    """A histogram."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     total_s: float = 0.0
 
     def add(self, value_s: float) -> None:
-        """Count one."""
+        """Count a value."""
         self.counts[bisect_left(BUCKETS_S, value_s)] += 1
         self.total_s += value_s
 
     def buckets(self) -> Sequence[tuple[str, int]]:
-        """As Prometheus wants them: each with all below it."""
+        """Cumulative buckets."""
         bounds, below, found = [*map(str, BUCKETS_S), "+Inf"], 0, []
         for bound, count in zip(bounds, self.counts, strict=True):
             below += count
@@ -199,29 +195,24 @@ class Spread:
         return found
 
 
-class Tally:
-    """What ended since it was made, counted from the events, each once."""
+class OutcomeCounters:
+    """Outcomes since the start, each event counted once."""
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, str, str]] = Counter()
-        self.waited: defaultdict[str, Spread] = defaultdict(Spread)
-        self.ran: defaultdict[tuple[str, str], Spread] = defaultdict(Spread)
+        self.waited: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.ran: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         self._newest: int | None = None
         self._missed: dict[int, float] = {}
 
     def take(self, store: JobStore, *, now_s: float) -> None:
-        """Count what is new. The first time there is nothing to count from, and the place is noted.
-
-        Args:
-            store: the queue.
-            now_s: a monotonic clock, seconds.
-        """
+        """Count new events. The first call only notes where to start. `now_s` is the monotonic clock."""
         if self._newest is None:
             self._newest = store.counts.last_event()
             return
         for event in store.counts.outcomes_after(self._newest, and_of=self._missed):
             if event.event_id > self._newest:
-                # Written by transactions that are not done, or that never will be.
+                # Missing ids belong to transactions that are running or rolled back.
                 between = range(max(self._newest + 1, event.event_id - MISSED_MAX), event.event_id)
                 self._missed |= dict.fromkeys(between, now_s)
                 self._newest = event.event_id
@@ -242,7 +233,7 @@ class Tally:
 
 
 class QueueCollector(Collector):
-    """The queue's families, and which workers `host` has in it. Safe to scrape from several threads."""
+    """The queue's metrics, and the workers of `host`. Safe to scrape from several threads."""
 
     def __init__(self, opened: Callable[[], JobStore], *, host: str) -> None:
         self._opened = opened
@@ -254,40 +245,40 @@ class QueueCollector(Collector):
         self._looking: Future[_Seen] | None = None
         self._counting: Future[_Counted] | None = None
         self._counted: _Counted | None = None
-        self._tally = Tally()
+        self._outcomes = OutcomeCounters()
         self._queues: set[str] = set()
 
     def describe(self) -> list[Metric]:
-        """Nothing beforehand: asking would read the queue."""
+        """Nothing: it would read the queue."""
         return []
 
     def close(self) -> None:
-        """Let go of the queue."""
+        """Close the queue."""
         self._pool.shutdown(cancel_futures=True)
         if self._store is not None:
             self._store.close()
 
     def collect(self) -> Iterator[Metric]:
-        """Every family of this scrape."""
+        """Collect every family."""
         with self._lock:
             up = SERIES.gauge("gpuwarden_queue_up")
             try:
                 (look, here), counted = self._look(), self._count()
             except (GpuwardenError, NotInTimeError) as error:
                 because = str(error) or f"no answer within {ANSWER_S:g} s"
-                if self._readable is not False:  # at its first time alone: a scrape may come every second
-                    log.warning("the queue cannot be read for /metrics", because=because)
+                if self._readable is not False:  # once, not at every scrape
+                    log.warning("queue unreachable for /metrics", because=because)
                 self._readable, self._counted = False, None
                 up.add_metric((), 0.0)
                 return iter([up])
             if self._readable is False:
-                log.info("the queue can be read for /metrics again")
+                log.info("queue reachable for /metrics again")
             self._readable = True
             up.add_metric((), 1.0)
             return iter([up, *self._families(look, here, counted)])
 
     def _look(self) -> _Seen:
-        # One that has not come back is waited for once more, and no other is sent after it.
+        # Wait for a read that is still running instead of starting another.
         if self._looking is None:
             self._looking = self._pool.submit(self._read)
         try:
@@ -302,18 +293,18 @@ class QueueCollector(Collector):
         if self._store is None:
             self._store = self._opened()
         store, now = self._store, self._store.now()
-        self._tally.take(store, now_s=time.monotonic())
+        self._outcomes.take(store, now_s=time.monotonic())
         return store.counts.look(now=now), store.counts.of_host(self._host, now=now)
 
     def _count(self) -> tuple[float, Count] | None:
-        """The newest count and its age, seconds; each call begins one, unless one is under way."""
+        """The newest count and its age, seconds. Starts another, unless one is running."""
         begun_s, ended_s = (0.0, 0.0) if self._counted is None else self._counted[:2]
         rested = time.monotonic() - ended_s >= COUNT_REST * (ended_s - begun_s)
         if self._counting is None and self._store is not None and rested:
             self._counting = self._pool.submit(_counted, self._store)
         if self._counting is not None:
             try:
-                newest = self._counting.result(_patience_s(self._counted))
+                newest = self._counting.result(_count_wait_s(self._counted))
             except NotInTimeError:
                 pass
             except GpuwardenError:
@@ -336,9 +327,9 @@ class QueueCollector(Collector):
         queues = sorted(self._queues)
         yield from self._jobs(look, counted, queues)
         workers, busy = SERIES.gauge("gpuwarden_queue_workers"), SERIES.gauge("gpuwarden_queue_workers_busy")
-        for queue, crew in sorted(look.crews.items()):
-            busy.add_metric((queue,), crew.busy)
-            for state, count in crew.by_state.items():
+        for queue, counts in sorted(look.crews.items()):
+            busy.add_metric((queue,), counts.busy)
+            for state, count in counts.by_state.items():
                 workers.add_metric((queue, state), count)
         its = SERIES.gauge("gpuwarden_queue_host_worker_info")
         for names in here:
@@ -381,8 +372,8 @@ class QueueCollector(Collector):
 
     def _ended(self) -> Iterator[Metric]:
         outcomes = SERIES.counter("gpuwarden_queue_outcomes_total")
-        ended = dict(self._tally.ended)
-        # The first failure of a queue is seen by a rate: its series was there at 0.
+        ended = dict(self._outcomes.ended)
+        # Publish 0 first, so that rate() sees the first failure.
         for queue, job_class, _ in list(ended):
             for kind in OUTCOMES:
                 ended.setdefault((queue, job_class, kind), 0)
@@ -390,15 +381,15 @@ class QueueCollector(Collector):
             outcomes.add_metric(key, count)
         yield outcomes
         wait, ran = SERIES.histogram("gpuwarden_queue_wait_seconds"), SERIES.histogram("gpuwarden_queue_run_seconds")
-        for queue, spread in sorted(self._tally.waited.items()):
+        for queue, spread in sorted(self._outcomes.waited.items()):
             wait.add_metric((queue,), spread.buckets(), spread.total_s)
-        for its, spread in sorted(self._tally.ran.items()):
+        for its, spread in sorted(self._outcomes.ran.items()):
             ran.add_metric(its, spread.buckets(), spread.total_s)
         yield from (wait, ran)
 
 
-def _patience_s(before: _Counted | None) -> float:
-    """How long to wait for a count that was begun: not at all where the one before took too long for that."""
+def _count_wait_s(before: _Counted | None) -> float:
+    """Seconds to wait for a new count; 0 if the last one took too long."""
     if before is None:
         return FIRST_COUNT_WAIT_S
     begun_s, ended_s, _ = before

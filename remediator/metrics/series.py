@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 @dataclass(frozen=True)
 class Series:
-    """One family of series: its name, what it says, and when it is absent."""
+    """A metric family: its name, meaning, and when it is absent."""
 
     name: str
     meaning: str
@@ -17,12 +17,12 @@ class Series:
 
     @property
     def kind(self) -> str:
-        """Its type, as Prometheus names it."""
+        """Its Prometheus type."""
         return "histogram" if self.is_histogram else "counter" if self.name.endswith("_total") else "gauge"
 
 
 class Catalogue(dict[str, Series]):
-    """Series by name, and an empty family of each; one without labels can be given its value."""
+    """Series by name. Makes an empty family of each, with a value if it has no labels."""
 
     def __init__(self, *rows: Series) -> None:
         super().__init__({row.name: row for row in rows})

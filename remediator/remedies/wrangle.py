@@ -108,7 +108,7 @@ def rules(limits: Limits) -> Rules:
     return Rules(
         activation=limits.wrangle_activation,
         migrations_max=limits.wrangle_migrations_max,
-        patience_s=limits.wrangle_patience_s,
+        patience_s=limits.wrangle_timeout_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""The remediator's settings: name, default and help in one place. Options, or GPUWARDEN_REMEDIATOR_… in the env."""
+"""The remediator's settings: name, default and help. Set as options or as GPUWARDEN_REMEDIATOR_… variables."""
 
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -14,7 +14,7 @@ from remediator.alert import ALERTS_MAX
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
 
 STOP_MARGIN_S: Final = 15.0
-"""What settle_bound_s must leave beyond stop_grace_s, seconds."""
+"""Minimum difference of settle_bound_s and stop_grace_s, seconds."""
 
 
 def _config(program: str) -> SettingsConfigDict:
@@ -29,7 +29,7 @@ def _config(program: str) -> SettingsConfigDict:
 
 
 _Urls = Annotated[tuple[str, ...], NoDecode, BeforeValidator(split)]
-"""Separated by commas, or each with an option of its own."""
+"""Separated by commas, or in repeated options."""
 
 
 def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> None:
@@ -39,298 +39,289 @@ def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> Non
         except httpx.InvalidURL:
             url = httpx.URL()
         if url.scheme not in ("http", "https") or not url.host:
-            # It is not repeated, for it may have a password in it.
-            raise ValueError(f"{option} wants URLs, as {example}: number {number} is none")
+            # The URL is not repeated: it may contain a password.
+            raise ValueError(f"{option}: URL {number} is invalid; expected one as {example}")
 
 
 class _Common(BaseSettings):
     dir: Path = Field(
-        default_factory=state_directory, description="where this host's key lies; $GPUWARDEN_DIR sets it too"
+        default_factory=state_directory, description="folder of this host's key; also set by $GPUWARDEN_DIR"
     )
     ledger: str = Field(
-        description="the ledger's database URL: sqlite:////var/lib/gpuwarden/ledger.db on one box, "
-        "postgresql://user@server/database where hosts share one"
+        description="database URL of the ledger: sqlite:////var/lib/gpuwarden/ledger.db for one host, "
+        "postgresql://user@server/database for several"
     )
     node_lost_after_s: float = Field(
         default=180.0,
         ge=10,
         le=480,
-        description="a host of which nobody has heard for this long is lost, and its jobs are held for it, seconds; "
-        "the same for `serve`, which tells the rule, and `execute`, which decides; where they differ the longest; "
-        "at least two minutes less than the leases of jobs (600 s), which otherwise give them away before that",
+        description="seconds without contact until a host counts as lost and its jobs are held. Keep it 120 s below "
+        "the job lease (600 s). Set the same value for `serve` and `execute`; the larger one applies",
     )
     wrangle_activation: int = Field(
         default=ACTIVATION,
         ge=0,
         le=999_999,
-        description="so many items of a run that asked for wrangling may fail on a worker before anything is judged, a "
-        "count: one more is what the rule fires at; the same for `serve`, which tells the rule, and `execute`, which "
-        "decides; where they differ the greatest",
+        description="failed items of a run on one worker before the worker or the run is judged. Set the same value "
+        "for `serve` and `execute`; the larger one applies",
     )
     log_level: str = Field(
         default="info",
         pattern="^(debug|info|warning|error)$",
-        description="least severe level logged: debug, info, warning or error",
+        description="minimum log level: debug, info, warning or error",
     )
 
     @model_validator(mode="after")
-    def _alertmanagers_have_addresses(self) -> Self:
+    def _check_alertmanager_urls(self) -> Self:
         _check_addresses(getattr(self, "alertmanager", ()), option="--alertmanager", example="http://127.0.0.1:9093")
         return self
 
 
 class ServeSettings(_Common):
-    """Receive alerts from Alertmanager and make them durable; acts on nothing itself."""
+    """Receive alerts from Alertmanager and store them. Takes no action."""
 
     model_config = _config("gpuwarden remediator serve")
 
-    listen: str = Field(default="127.0.0.1", description="address to listen on; 0.0.0.0 is all of IPv4, :: all of both")
-    port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    web_config_file: Path = Field(
-        description="what Alertmanager must show, and TLS: a Prometheus web configuration file with bearer_token_file "
-        "or basic_auth_users; read again when it changes (docs/exporter-web.md)",
+    listen: str = Field(
+        default="127.0.0.1", description="address to listen on; 0.0.0.0 is all IPv4 addresses, :: all addresses"
     )
-    body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="largest webhook body accepted, bytes")
+    port: int = Field(default=9836, ge=0, le=65535, description="port to listen on; 0 for a free one")
+    web_config_file: Path = Field(
+        description="Prometheus web configuration file with TLS and the credentials of Alertmanager (bearer_token_file "
+        "or basic_auth_users); reloaded when it changes (docs/exporter-web.md)",
+    )
+    body_max_bytes: int = Field(default=4 * 2**20, ge=1024, description="maximum size of a webhook body, bytes")
     alerts_max: int = Field(
-        default=ALERTS_MAX, ge=1, description="most alerts accepted in one webhook body; one with more is refused whole"
+        default=ALERTS_MAX, ge=1, description="maximum alerts in a webhook body; larger bodies are refused"
     )
     executor_silent_s: float = Field(
         default=60.0,
         ge=5,
         le=86400,
-        description="people are told of an executor that has shown no life for longer than this, seconds: it does once "
-        "a second",
+        description="an alert fires if an executor has no heartbeat for this long, seconds. It writes one a second",
     )
     intent_overdue_s: float = Field(
         default=900.0,
         ge=5,
         le=604800,
-        description="people are told of a free or a settle that has been owed for longer than this, seconds: longer "
-        "than the grace of a warning, settle_bound_s and twice free_bound_s of `execute` together",
+        description="an alert fires if a restart or settle takes longer, seconds. Keep it above the sum of the "
+        "warning's grace period, settle_bound_s and twice free_bound_s of `execute`",
     )
     alertmanager: _Urls = Field(
         default=(),
-        description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
-        "asked for the alerts that a call left out (`max_alerts`)",
+        description="URLs of the Alertmanagers, separated by commas or in repeated options. They are queried for "
+        "alerts that a call left out because of `max_alerts`",
     )
     queue: str | None = Field(
         default=None,
-        description="the job queue's database URL; with it /metrics tells of the queue too, which it only reads",
+        description="database URL of the job queue. If set, /metrics also has metrics of the queue",
     )
 
 
 class ExecuteSettings(_Common):
-    """Look at every open episode, decide, and act on this host's own containers. One per host, under a lock."""
+    """Process open episodes and act on this host's containers. One per host, under a lock."""
 
     model_config = _config("gpuwarden remediator execute")
 
     armed: CliImplicitFlag[bool] = Field(
         default=False,
-        description="arm every remedy on this host if nobody has armed or disarmed anything of it yet; otherwise "
-        "`gpuwarden arm` and `gpuwarden disarm` alone say, whatever is given here. What is not armed is a dry run, "
-        "which only records",
+        description="arm every remedy on this host if it has no arming order yet. Later only `gpuwarden arm` and "
+        "`gpuwarden disarm` change that. A remedy that is not armed only records its actions (dry run)",
     )
     queue: str = Field(
-        description="the job queue's database URL: sqlite:////var/lib/gpuwarden/queue.db on one box, "
-        "postgresql://user@server/database where hosts share one"
+        description="database URL of the job queue: sqlite:////var/lib/gpuwarden/queue.db for one host, "
+        "postgresql://user@server/database for several"
     )
-    exporter: str = Field(default="http://127.0.0.1:29835", description="this host's own exporter")
+    exporter: str = Field(default="http://127.0.0.1:29835", description="URL of this host's exporter")
     exporter_ca_file: Path | None = Field(
         default=None,
-        description="authorities in PEM, one of which has signed the exporter's certificate, where it serves HTTPS; "
-        "those of the system when not given",
+        description="PEM file of the authorities for the exporter's certificate; default: those of the system",
     )
     exporter_server_name: str | None = Field(
-        default=None, description="the name in the exporter's certificate, where it is not the one in its URL"
+        default=None, description="name in the exporter's certificate, if it differs from the URL"
     )
     exporter_cert_file: Path | None = Field(
-        default=None, description="our own certificate in PEM, where the exporter wants one of its callers"
+        default=None, description="PEM client certificate, if the exporter requires one"
     )
-    exporter_key_file: Path | None = Field(default=None, description="that certificate's key in PEM, not encrypted")
+    exporter_key_file: Path | None = Field(
+        default=None, description="PEM key of the client certificate, without a password"
+    )
     exporter_basic_auth_file: Path | None = Field(
         default=None,
-        description="file with one line `user:password`, where the exporter wants them; read with every question",
+        description="file with one line `user:password` for the exporter; read for every request",
     )
     prometheus: _Urls = Field(
         default=(),
-        description="URLs of Prometheus servers that scrape this host, separated by commas or each with an option of "
-        "its own; before a stop the executor asks them for the curves that it keeps",
+        description="URLs of Prometheus servers that scrape this host, separated by commas or in repeated options. A "
+        "capture saves their metric history",
     )
     policy: Path | None = Field(
         default=None,
-        description="TOML file with what is particular to a remedy, such as what becomes of a job whose process was "
-        "not seen dead; read anew within a second of a change (docs/policy.md)",
+        description="TOML file with settings of single remedies, such as whether to requeue a job whose process exit "
+        "is unconfirmed; reloaded within a second of a change (docs/policy.md)",
     )
-    docker: str = Field(
-        default="unix:///var/run/docker.sock", description="the Docker daemon's socket; 'none' where there is none"
-    )
+    docker: str = Field(default="unix:///var/run/docker.sock", description="Docker's socket; 'none' without Docker")
     podman: str = Field(
         default="none",
         description="Podman's socket, such as unix:///run/podman/podman.sock (systemctl enable --now podman.socket); "
-        "'none' where there is none",
+        "'none' without Podman",
     )
     systemd_unit: Annotated[tuple[str, ...], NoDecode] = Field(
         default=(),
-        description="names of the systemd services that workers run in, such as 'gpu-worker@*.service', separated by "
-        "commas or each with an option of its own; no other service is ever touched",
+        description="names of the systemd services of workers, such as 'gpu-worker@*.service', separated by commas or "
+        "in repeated options. Other services are never touched",
     )
-    processes: Path | None = Field(default=None, description="TOML file of supervised workers that run in no container")
+    processes: Path | None = Field(default=None, description="TOML file of supervised workers without a container")
     look_again_s: float = Field(
         default=1.0,
         gt=0,
-        le=5,  # each look is a sign of life, and another host takes its lack for 15 s for our end
-        description="time between looks at an open episode, seconds",
+        le=5,  # each tick writes a heartbeat; after 15 s other hosts count us as dead
+        description="time between checks of an open episode, seconds",
     )
     tend_s: float = Field(default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds")
-    stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="between SIGTERM and SIGKILL, seconds")
-    evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="older evidence confirms nothing, seconds")
+    stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="time between SIGTERM and SIGKILL, seconds")
+    evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="maximum age of evidence, seconds")
     settle_bound_s: float = Field(
         default=60.0,
         gt=0,
         le=86400,
-        description="a fenced job is settled this long after, even if its process was not seen dead, seconds",
+        description="a fenced job is settled after this time even if its process exit is unconfirmed, seconds",
     )
     free_bound_s: float = Field(
         default=120.0,
         gt=0,
         le=86400,
-        description="after this long without progress a free is given up and a person told, seconds",
+        description="a restart without progress for this long is abandoned and an alert fires, seconds",
     )
     gpu_lost_s: float = Field(
         default=60.0,
         gt=0,
         le=86400,
-        description="a GPU that has been lost for less than this long is not put out of use for it, and what was "
-        "on it is not taken for dead, seconds",
+        description="a GPU is quarantined only after it has been lost for this long, seconds. Until then its processes "
+        "do not count as dead",
     )
     retries_max: int = Field(
-        default=WATCHDOG_RETRIES_MAX, ge=0, description="trips that requeue a job; the next one fails it"
+        default=WATCHDOG_RETRIES_MAX, ge=0, description="how often gpuwarden requeues a job before it fails it"
     )
     avoid_s: float = Field(
         default=AVOID_S,
         ge=0,
         le=86400,
-        description="a requeued job stays away from the GPUs it was taken from for this long, if others can run it, "
-        "seconds",
+        description="a requeued job avoids its old GPUs for this long, if other workers can run it, seconds",
     )
 
     capture_s: float = Field(
         default=5.0,
         ge=0,
         le=60,
-        description="how long it may take to keep what the processes are doing before they are stopped, seconds; 0 "
-        "keeps nothing",
+        description="time limit of a capture of stacks and logs before a stop, seconds; 0 turns captures off",
     )
     capture_max_bytes: int = Field(
-        default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="how much of that is kept of one stop, bytes"
+        default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="maximum size of a capture, bytes"
     )
     curves_s: float = Field(
         default=900.0,
         ge=0,
         le=86400,
-        description="how far before the trip, and how far after it at most, the curves of beat age, GPU and RAM reach "
-        "that are kept too, as prometheus has them, seconds; 0 keeps none",
+        description="time range of metric history in a capture, before and after the alert, seconds; 0 saves none. "
+        "Needs --prometheus",
     )
     job_logs: Path | None = Field(
         default=None,
-        description="the folder, on this host, in which workers keep their jobs' logs (`gpuwarden worker --logs`): the "
-        "last lines are kept too. Where there is none, those of the container's log are",
+        description="folder of the job logs (`gpuwarden worker --logs`), whose last lines a capture saves; without it, "
+        "those of the container's log",
     )
 
     cooldown_s: float = Field(
         default=300.0,
         ge=0,
         le=86400,
-        description="a container is not freed again within this time after its last free, seconds; 0 is no cool-down",
+        description="minimum time between two restarts of a container, seconds; 0 turns it off",
     )
     vram_cooldown_s: float = Field(
         default=120.0,
         ge=0,
         le=86400,
-        description="after a container was freed on a GPU, nobody else goes for that GPU's memory within this time, "
-        "seconds; longer than Prometheus may lag behind; 0 is no cool-down",
+        description="minimum time between two containers recycled for the memory of one GPU, seconds; longer than "
+        "Prometheus may lag; 0 turns it off",
     )
     storm_targets: int = Field(
         default=3,
         ge=1,
-        description="more distinct containers to be freed within the window than this, or than storm_share of the "
-        "workers where that is more, latch the brake",
+        description="more containers to restart within the window open the circuit breaker. If storm_share of the "
+        "workers is more, that applies",
     )
     storm_share: float = Field(
-        default=0.25, ge=0, le=1, description="the share of all workers that may wedge within the window, a ratio"
+        default=0.25, ge=0, le=1, description="share of all workers that may be restarted within the window, a ratio"
     )
-    storm_window_s: float = Field(
-        default=600.0, gt=0, le=86400, description="the window in which a storm is counted, seconds"
-    )
+    storm_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
     storm_frees: int = Field(
         default=6,
         ge=1,
-        description="more frees to be begun within an hour than this, or than there are workers where that is more, "
-        "latch the brake too: of whichever containers, one that is freed again and again counts each time",
+        description="more restarts within an hour also open the circuit breaker. If there are more workers than this, "
+        "their number applies. A container counts at each restart",
     )
     wrangle_migrations_max: int = Field(
         default=MIGRATIONS_MAX,
         ge=0,
         le=999_999,
-        description="so often a run of which nobody finishes an item is moved to another worker before the run is "
-        "blocked, a count",
+        description="how often a run without a finished item moves to another worker before it is blocked",
     )
     wrangle_patience_s: float = Field(
         default=PATIENCE_S,
         ge=0,
         le=604800,
-        description="who has run a job of a run for so long and neither finished nor failed an item does not fail, "
+        description="a worker that runs a job of a run for this long without an item result is not counted as failing, "
         "seconds",
     )
     alertmanager: _Urls = Field(
         default=(),
-        description="URLs of the Alertmanagers, separated by commas or each with an option of its own; they are then "
-        "asked right before anything is begun, and what they silence waits until they do not",
+        description="URLs of the Alertmanagers, separated by commas or in repeated options. They are queried before an "
+        "action, and silenced actions wait",
     )
     silences_unknown: Literal["act", "hold"] = Field(
         default="act",
-        description="what becomes of a wedge while one of them does not tell what it silences: act, for this host's "
-        "own evidence is what decides, or hold",
+        description="what to do while an Alertmanager cannot be queried for silences: act, or hold all actions",
     )
     keep_days: int = Field(
         default=90,
         ge=0,
         le=36500,
-        description="a closed episode is kept for this long, with its alerts, its account and what was captured (the "
-        "newest 1000 at most), and so is a refused alert (the newest 10,000); an accepted one that no executor took up "
-        "for so long is abandoned, days; 0 sets no time. On a shared ledger the shortest of its executors' holds",
+        description="days to keep closed episodes (with at most 1,000 captures) and refused alerts (at most 10,000). "
+        "Accepted alerts not processed in this time are abandoned. 0 disables the time limit. On a shared ledger the "
+        "smallest value applies",
     )
 
     @model_validator(mode="after")
-    def _prometheus_has_addresses(self) -> Self:
+    def _check_prometheus_urls(self) -> Self:
         _check_addresses(self.prometheus, option="--prometheus", example="http://127.0.0.1:9090")
         return self
 
     @field_validator("docker", "podman")
     @classmethod
-    def _an_engine_listens_there(cls, found: str) -> str:
+    def _check_engine(cls, found: str) -> str:
         return engine(found, words=("none",))
 
     @field_validator("systemd_unit", mode="before")
     @classmethod
-    def _each_unit(cls, found: Any) -> Any:
+    def _split_units(cls, found: Any) -> Any:
         return services(found)
 
     @model_validator(mode="after")
-    def _the_exporter_can_be_asked_so(self) -> Self:
+    def _check_exporter_tls(self) -> Self:
         if (self.exporter_cert_file is None) != (self.exporter_key_file is None):
-            raise ValueError("--exporter-cert-file and --exporter-key-file are wanted together, or neither")
+            raise ValueError("set both --exporter-cert-file and --exporter-key-file, or neither")
         by_tls = (self.exporter_ca_file, self.exporter_server_name, self.exporter_cert_file)
         if any(by_tls) and not self.exporter.startswith("https://"):
-            raise ValueError("--exporter-ca-file, -server-name and -cert-file want --exporter https://127.0.0.1:PORT")
+            raise ValueError("--exporter-ca-file, -server-name and -cert-file need --exporter https://127.0.0.1:PORT")
         return self
 
     @model_validator(mode="after")
-    def _patience_outlasts_the_grace(self) -> Self:
-        """A stop takes its grace, and the exporter a look or two to see the death; only then may patience end."""
+    def _check_timeouts(self) -> Self:
+        """A settle must wait for the stop's grace period and for the exporter to see the exit."""
         if not self.stop_grace_s + STOP_MARGIN_S <= self.settle_bound_s <= self.free_bound_s:
             raise ValueError(
-                f"stop_grace_s ({self.stop_grace_s:g}) and {STOP_MARGIN_S:g} s more must fit into settle_bound_s "
-                f"({self.settle_bound_s:g}), and that into free_bound_s ({self.free_bound_s:g})"
+                f"stop_grace_s ({self.stop_grace_s:g}) + {STOP_MARGIN_S:g} s must not exceed settle_bound_s "
+                f"({self.settle_bound_s:g}), and settle_bound_s must not exceed free_bound_s ({self.free_bound_s:g})"
             )
         return self

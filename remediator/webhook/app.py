@@ -1,7 +1,6 @@
-"""The webhook: authenticate, parse, make durable, answer 202. It decides nothing and acts on nothing.
+"""The webhook: authenticate, parse, store, answer 202. It makes no decisions and acts on nothing.
 
-Alertmanager cuts a receiver off after ten seconds and calls again while it still runs, so all that happens here is one
-transaction. What it retries is 5xx alone: a database that does not answer is a 503, and nothing is lost.
+Alertmanager times out after ten seconds, so a call is one transaction. It retries only 5xx.
 """
 
 import asyncio
@@ -36,19 +35,19 @@ from remediator.webhook.reconcile import Reconciler
 log: Final = structlog.get_logger("remediator")
 
 UNAUTHENTICATED_S: Final = 60.0
-"""Unauthenticated calls are logged at most this often, seconds: anyone can make them."""
+"""Minimum time between log lines about unauthenticated calls, seconds."""
 
 WRITE_TIMEOUT_S: Final = 20.0
-"""How long the ledger may take, seconds: Alertmanager has given the call up by then, and sends it again."""
+"""Timeout of a write, seconds. Alertmanager has timed out by then and repeats the call."""
 
 EXECUTOR_SILENT_S: Final = 60.0
-"""People are told of an executor that has shown no life for longer, seconds: it does once a second."""
+"""An alert fires if an executor has no heartbeat for this long, seconds. It writes one a second."""
 
 INTENT_OVERDUE_S: Final = 900.0
-"""People are told of an intent that has been owed for longer, seconds: its bounds come to 330 s, as they are set."""
+"""An alert fires if an intent is open for this long, seconds. Its default timeouts add up to 330 s."""
 
 BODY_TIMEOUT_S: Final = 10.0
-"""How long a caller may take to send its body, seconds; Alertmanager itself gives up a call after as long."""
+"""Time to send a body, seconds."""
 
 
 def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
@@ -65,20 +64,20 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     executor_silent_s: float = EXECUTOR_SILENT_S,
     intent_overdue_s: float = INTENT_OVERDUE_S,
 ) -> FastAPI:
-    """The application.
+    """Build the application.
 
     Args:
-        ledger: where alerts are made durable.
-        host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
-        web: what Alertmanager must show.
+        ledger: stores alerts.
+        host: this host's key. Alerts for a host without an executor in this ledger are recorded and refused.
+        web: TLS and authentication.
         body_max_bytes: larger bodies are refused with 413.
-        alerts_max: bodies with more alerts are refused with 413 too.
-        alertmanagers: the Alertmanagers that are asked for the alerts that a call left out.
-        queue: the queue's numbers, where it is to be told of too.
-        node_lost_after_s: what the rule about silent hosts is told, seconds.
-        wrangle_activation: what the rule about items that fail is told, a count.
-        executor_silent_s: what the rule about executors that show no life is told, seconds.
-        intent_overdue_s: what the rule about intents that come to no end is told, seconds.
+        alerts_max: bodies with more alerts are refused with 413.
+        alertmanagers: queried for alerts that a call left out.
+        queue: metrics of the queue, if published.
+        node_lost_after_s: threshold of the rule about silent hosts, seconds.
+        wrangle_activation: threshold of the rule about failing items.
+        executor_silent_s: threshold of the rule about silent executors, seconds.
+        intent_overdue_s: threshold of the rule about overdue intents, seconds.
     """
     registry = _registry(ledger, host, queue)
     rejected = Counter(
@@ -89,7 +88,7 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     )
     for reason in ("unauthenticated", "oversized", "too_many", "incomplete", "malformed", "ledger"):
         rejected.labels(reason)
-    _tell(
+    _publish_thresholds(
         registry,
         {
             "gpuwarden_remediator_node_lost_after_seconds": node_lost_after_s,
@@ -108,7 +107,7 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
         "/api/v1/alerts",
         status_code=202,
         dependencies=[Depends(_Authentication(web, rejected))],
-        responses=api.answers(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
+        responses=api.responses(alerts_max=alerts_max, body_max_bytes=body_max_bytes, body_timeout_s=BODY_TIMEOUT_S),
         openapi_extra=api.webhook(alerts_max=alerts_max),
     )
     async def receive(request: Request) -> dict[str, int]:
@@ -125,36 +124,36 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
             rejected.labels("malformed").inc()
             log.warning("webhook body refused", because=str(error)[:300], start=body[:200].decode("utf-8", "replace"))
             raise HTTPException(400, f"not an Alertmanager payload: {str(error)[:300]}") from None
-        if any(each.firing and alerts.is_beat(each) for each in found):
-            watchdog.beat(now=time.time())
+        if any(each.firing and alerts.is_watchdog(each) for each in found):
+            watchdog.mark(now=time.time())
         try:
-            accepted, refused = await _durable(inbox.take(found, refusals))
+            accepted, refused = await _wait_until_stored(inbox.take(found, refusals))
         except DatabaseError as error:
             rejected.labels("ledger").inc()
-            log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the sentence says it all
-            raise HTTPException(503, "the ledger cannot be written; send it again") from None
+            log.error("webhook not accepted", because=str(error))  # noqa: TRY400 - the error is enough
+            raise HTTPException(503, "the ledger cannot be written; retry") from None
         if left_out := alerts.truncated(payload):
-            reconciler.left_out(left_out, alerts.receiver(payload))
+            reconciler.fetch_left_out(left_out, alerts.receiver(payload))
         return {"accepted": accepted, "refused": refused}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     @app.head("/metrics", include_in_schema=False)
     def metrics() -> Response:
-        """For Prometheus."""
+        """Prometheus metrics."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     _probes(app, ledger)
     runbooks.add(app)
-    _describe(app)
+    _add_security_schemes(app)
     return app
 
 
 class _Authentication:
-    """Lets in a call with a token or a password that the web configuration accepts."""
+    """Accepts calls with a token or password of the web configuration."""
 
     def __init__(self, web: WebConfig, rejected: Counter) -> None:
         self._web, self._rejected = web, rejected
-        self._next_word_s = 0.0
+        self._next_log_s = 0.0
 
     async def __call__(self, request: Request) -> None:
         try:
@@ -163,39 +162,37 @@ class _Authentication:
         except BusyError as error:
             raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
         self._rejected.labels("unauthenticated").inc()
-        if time.monotonic() >= self._next_word_s:
-            self._next_word_s = time.monotonic() + UNAUTHENTICATED_S
+        if time.monotonic() >= self._next_log_s:
+            self._next_log_s = time.monotonic() + UNAUTHENTICATED_S
             log.warning(
                 "webhook call rejected: no valid token or password",
                 hint="check http_config of the Alertmanager receiver against --web-config-file",
             )
-        raise HTTPException(
-            401, "a bearer token or a password is wanted", headers={"WWW-Authenticate": self._web.challenge}
-        )
+        raise HTTPException(401, "no valid bearer token or password", headers={"WWW-Authenticate": self._web.challenge})
 
 
-async def _durable(taken: Future[tuple[int, int]]) -> tuple[int, int]:
+async def _wait_until_stored(taken: Future[tuple[int, int]]) -> tuple[int, int]:
     try:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             return await asyncio.wrap_future(taken)
     except TimeoutError:
-        raise NoAnswerError(f"the ledger has not answered within {WRITE_TIMEOUT_S:g} s") from None
-    except asyncio.CancelledError:  # told to end: the call is answered all the same
-        raise NoAnswerError("the program ends and does not wait for the ledger") from None
+        raise NoAnswerError(f"no answer from the ledger within {WRITE_TIMEOUT_S:g} s") from None
+    except asyncio.CancelledError:  # shutdown: the call still gets an answer
+        raise NoAnswerError("shutting down, the ledger did not answer yet") from None
 
 
-def _tell(registry: CollectorRegistry, bounds: Mapping[str, float]) -> None:
-    """The thresholds of rules, as they were set."""
+def _publish_thresholds(registry: CollectorRegistry, bounds: Mapping[str, float]) -> None:
+    """Publish the thresholds of alert rules."""
     for name, bound in bounds.items():
         Gauge(name, SERIES[name].meaning, registry=registry).set(bound)
 
 
-def _describe(app: FastAPI) -> None:
-    """Who is let in is no framework's to check here, and so no framework's to tell."""
-    told = app.openapi
+def _add_security_schemes(app: FastAPI) -> None:
+    """Add the security schemes, which FastAPI does not know."""
+    generate = app.openapi
 
     def openapi() -> dict[str, Any]:
-        description = told()
+        description = generate()
         description.setdefault("components", {})["securitySchemes"] = api.SECURITY_SCHEMES
         return description
 
@@ -208,14 +205,14 @@ def _probes(app: FastAPI, ledger: Ledger) -> None:
     @app.get("/-/healthy", response_class=PlainTextResponse)
     @app.head("/-/healthy", include_in_schema=False)
     async def healthy() -> Response:
-        """200 while the process serves, whatever the ledger does: to be started again would mend nothing else."""
+        """200 while the process serves, even without a ledger: a restart would not help."""
         return Response("healthy\n", media_type="text/plain")
 
     @app.get("/-/ready", response_class=PlainTextResponse, responses=api.NOT_READY)
     @app.head("/-/ready", include_in_schema=False)
     async def ready() -> Response:
-        """200 while an alert could be made durable; else 503, with the reason."""
-        because = await readiness.lacks()
+        """200 while alerts can be stored, else 503 with the reason."""
+        because = await readiness.not_ready_reason()
         if because is not None:
             return Response(f"{because}\n", status_code=503, media_type="text/plain")
         return Response("ready\n", media_type="text/plain")
@@ -230,7 +227,7 @@ def _registry(ledger: Ledger, host: str, queue: Collector | None) -> CollectorRe
 
 
 async def _body(request: Request, limit: int, rejected: Counter) -> bytes:
-    """The whole body, unless it is over the limit (whatever it claims its length to be) or does not come."""
+    """Read the body, up to a size limit and a timeout. Content-Length is not trusted."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -239,9 +236,9 @@ async def _body(request: Request, limit: int, rejected: Counter) -> bytes:
                 if len(body) > limit:
                     rejected.labels("oversized").inc()
                     log.warning("webhook body refused", because=f"over {limit} bytes")
-                    raise HTTPException(413, f"the body is over {limit} bytes; set max_alerts in Alertmanager")
+                    raise HTTPException(413, f"body over {limit} bytes; set max_alerts in Alertmanager")
     except (TimeoutError, ClientDisconnect):
         rejected.labels("incomplete").inc()
-        log.warning("webhook body refused", because=f"not whole within {BODY_TIMEOUT_S:g} s")
-        raise HTTPException(408, f"the whole body is wanted within {BODY_TIMEOUT_S:g} s") from None
+        log.warning("webhook body refused", because=f"incomplete after {BODY_TIMEOUT_S:g} s")
+        raise HTTPException(408, f"body incomplete after {BODY_TIMEOUT_S:g} s") from None
     return bytes(body)

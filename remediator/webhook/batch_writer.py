@@ -1,7 +1,6 @@
-"""Who comes while another writes is written with all who wait by then, in one transaction, and told once it is durable.
+"""Group commit: one thread writes all waiting payloads in one transaction, then completes their futures.
 
-A sync to the disk takes as long for one payload as for many, and SQLite has one writer at a time: several threads of
-one process would poll its lock, sleep longer each time, and overtake one another. So one thread writes for all.
+A disk sync costs the same for one payload as for many. Threads that poll for SQLite's lock would starve each other.
 """
 
 import threading
@@ -12,24 +11,24 @@ from typing import Final, Generic, TypeVar
 
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
 
-AT_ONCE: Final = 40
-"""Payloads written in one transaction, at most."""
+BATCH_MAX: Final = 40
+"""Maximum payloads in one transaction."""
 
-WAITING_MAX: Final = 25 * AT_ONCE
-"""So many wait at most; who comes then is told at once that the database does not answer, and sends it again."""
+WAITING_MAX: Final = 25 * BATCH_MAX
+"""Maximum waiting payloads. Further ones fail at once."""
 
 IDLE_S: Final = 2.0
-"""The thread ends where nothing was to be written for so long, seconds; the next payload begins another."""
+"""The thread ends after this time without payloads, seconds."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Joined(Generic[T, R]):
-    """Safe to call from many threads.
+class GroupCommit(Generic[T, R]):
+    """Group commit. Safe to call from many threads.
 
     Args:
-        write: makes all of them durable and answers for each, or raises and none is.
+        write: stores all given payloads and returns a result for each, or raises and stores none.
     """
 
     def __init__(self, write: Callable[[Sequence[T]], Sequence[R]]) -> None:
@@ -39,20 +38,20 @@ class Joined(Generic[T, R]):
         self._writes = False
 
     def __call__(self, what: T) -> "Future[R]":
-        """Have it written: the future is done once it is durable, or raises what `write` did.
+        """Write a payload. The future completes once it is stored, or raises what `write` raised.
 
-        Who cancels the future before its turn comes has it written never.
+        A future cancelled before its turn is not written.
         """
         answer: Future[R] = Future()
         with self._changed:
             if len(self._waiting) >= WAITING_MAX:
-                answer.set_exception(NoAnswerError(f"{WAITING_MAX} others wait for the database already"))
+                answer.set_exception(NoAnswerError(f"{WAITING_MAX} payloads already wait for the database"))
                 return answer
             self._waiting.append((what, answer))
             if self._writes:
                 self._changed.notify()
             else:
-                # Of a process that ends nothing is waited for: who was not told that it is durable sends it again.
+                # A daemon thread: payloads not written at exit are dropped, and Alertmanager repeats calls without 202.
                 threading.Thread(target=self._work, name="joined", daemon=True).start()
                 self._writes = True
         return answer
@@ -62,11 +61,11 @@ class Joined(Generic[T, R]):
             self._try([(what, answer) for what, answer in some if answer.set_running_or_notify_cancel()])
 
     def _next(self) -> list[tuple[T, "Future[R]"]]:
-        """Those whose turn it is; none when the thread is to end."""
+        """The next payloads; empty if the thread must end."""
         with self._changed:
             if not self._waiting:
                 self._changed.wait(IDLE_S)
-            some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            some = [self._waiting.popleft() for _ in range(min(BATCH_MAX, len(self._waiting)))]
             self._writes = bool(some)
             return some
 
@@ -77,14 +76,14 @@ class Joined(Generic[T, R]):
             answers = self._write([what for what, _ in some])
         except DatabaseError as error:
             if len(some) > 1 and not isinstance(error, NoAnswerError):
-                for each in some:  # what is wrong with one is no fault of the others
+                for each in some:  # one bad payload must not fail the others
                     self._try([each])
             else:
                 for _, answer in some:
                     answer.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - it is raised to each of those who wait for it
+        except BaseException as error:  # noqa: BLE001 - raised to every waiter
             for _, answer in some:
                 answer.set_exception(error)
         else:
-            for (_, answer), told in zip(some, answers, strict=True):
-                answer.set_result(told)
+            for (_, answer), result in zip(some, answers, strict=True):
+                answer.set_result(result)

@@ -1,4 +1,4 @@
-"""What becomes of alerts, however they came: each is admitted or refused, and all of them made durable at once."""
+"""Admit or refuse alerts from the webhook or from a list, and store them."""
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ import structlog
 from remediator import alert as alerts
 from remediator.ledger.ledger import Ledger
 from remediator.remedies import REMEDIES
-from remediator.webhook.batch_writer import Joined
+from remediator.webhook.batch_writer import GroupCommit
 
 log: Final = structlog.get_logger("remediator")
 
@@ -22,80 +22,76 @@ class _Payload:
 
 
 class Inbox:
-    """Takes alerts in for one host's remediator. Safe to share between threads.
+    """Stores alerts for one host's remediator. Safe to share between threads.
 
     Args:
-        ledger: where alerts are made durable.
-        host: this host's key. Alerts for another are recorded and refused, unless its executor works this ledger too.
+        ledger: stores the alerts.
+        host: this host's key. Alerts for a host without an executor in this ledger are recorded and refused.
     """
 
     def __init__(self, ledger: Ledger, *, host: str) -> None:
         self._ledger = ledger
         self._host = host
-        self._joined = Joined(self._write)
+        self._group_commit = GroupCommit(self._write)
 
     def take(self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal]) -> "Future[tuple[int, int]]":
-        """Make what was delivered durable, with what cannot be read of it; then, how many were accepted and refused.
+        """Store delivered alerts and refusals. Returns the numbers of accepted and refused ones.
 
-        The watchdog's are neither: nothing is kept of them. The future raises DatabaseError where none is durable.
+        Watchdog alerts are not stored. The future raises DatabaseError if nothing was stored.
         """
-        payload = _Payload(found=[each for each in found if not alerts.is_beat(each)], refusals=refusals)
+        payload = _Payload(found=[each for each in found if not alerts.is_watchdog(each)], refusals=refusals)
         if payload.found or payload.refusals:
-            return self._joined(payload)
+            return self._group_commit(payload)
         nothing: Future[tuple[int, int]] = Future()
         nothing.set_result((0, 0))
         return nothing
 
-    def newest(self) -> int:
-        """What is to be noted before an Alertmanager is asked for its list: see `take_listed`.
-
-        Raises:
-            DatabaseError: it cannot be read.
-        """
+    def newest_alert(self) -> int:
+        """The newest stored alert, to be read before an Alertmanager is queried: see `take_listed`."""
         return self._ledger.inbox.newest_alert()
 
     def take_listed(
         self, found: Sequence[alerts.Alert], refusals: Sequence[alerts.Refusal], *, asked_after: int
     ) -> tuple[int, int]:
-        """As `take`, of what an Alertmanager has listed; what was resolved since it was asked is neither.
+        """As `take`, for alerts in an Alertmanager's list. Alerts resolved since the query are left out.
 
         Raises:
-            DatabaseError: none of them is durable.
+            DatabaseError: nothing was stored.
         """
-        payload = _Payload(found=[each for each in found if not alerts.is_beat(each)], refusals=refusals)
-        accepted, refused = self._judge(payload, self._hosts(payload.found))
+        payload = _Payload(found=[each for each in found if not alerts.is_watchdog(each)], refusals=refusals)
+        accepted, refused = self._admit(payload, self._hosts(payload.found))
         if not accepted and not refused:
             return 0, 0
         now = self._ledger.now()
         over = self._ledger.inbox.accept_listed(accepted, refused, asked_after=asked_after, now=now)
         if over:
-            log.info("alerts that were listed are resolved by now", count=len(over))
-        return len(accepted) - len(over), _told(refused)
+            log.info("listed alerts already resolved", count=len(over))
+        return len(accepted) - len(over), _log_refused(refused)
 
     def _write(self, payloads: Sequence[_Payload]) -> list[tuple[int, int]]:
-        """All of them in one transaction."""
-        hosts = self._hosts([each for payload in payloads for each in payload.found])
-        judged = [self._judge(payload, hosts) for payload in payloads]
-        accepted = [each for its, _ in judged for each in its]
-        refused = [each for _, its in judged for each in its]
-        self._ledger.inbox.accept(accepted, refused, now=self._ledger.now())
-        _told(refused)
-        return [(len(its), len(others)) for its, others in judged]
 
-    def _judge(self, payload: _Payload, hosts: Collection[str]) -> tuple[list[alerts.Alert], list[alerts.Refusal]]:
-        judged = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in payload.found]
-        accepted = [each for each, refusal in judged if refusal is None]
-        return accepted, [*payload.refusals, *(refusal for _, refusal in judged if refusal is not None)]
+        hosts = self._hosts([each for payload in payloads for each in payload.found])
+        admitted = [self._admit(payload, hosts) for payload in payloads]
+        accepted = [each for its, _ in admitted for each in its]
+        refused = [each for _, its in admitted for each in its]
+        self._ledger.inbox.accept(accepted, refused, now=self._ledger.now())
+        _log_refused(refused)
+        return [(len(its), len(others)) for its, others in admitted]
+
+    def _admit(self, payload: _Payload, hosts: Collection[str]) -> tuple[list[alerts.Alert], list[alerts.Refusal]]:
+        admitted = [(each, alerts.admit(each, hosts=hosts, remedies=REMEDIES)) for each in payload.found]
+        accepted = [each for each, refusal in admitted if refusal is None]
+        return accepted, [*payload.refusals, *(refusal for _, refusal in admitted if refusal is not None)]
 
     def _hosts(self, found: Sequence[alerts.Alert]) -> Collection[str]:
-        """Whose alerts are taken up here; the ledger is asked only where an alert names another host than this."""
+        """Hosts whose alerts are accepted. Reads the ledger only if an alert names another host."""
         if not self._ledger.shared or all(each.labels.get("host") == self._host for each in found):
             return {self._host}
         return {self._host, *self._ledger.executors.last_beats()}
 
 
-def _told(refused: Sequence[alerts.Refusal]) -> int:
-    """How many they are, once each is in the log."""
+def _log_refused(refused: Sequence[alerts.Refusal]) -> int:
+
     for refusal in refused:
         log.warning("alert refused", reason=refusal.reason, because=refusal.message)
     return len(refused)

@@ -1,7 +1,7 @@
-"""What `/openapi.json` says of the webhook: its body as it is read, and each answer that there is.
+"""What `/openapi.json` says about the webhook: its body and its responses.
 
-Pure data. An alert that is not as described here costs itself only, so the list takes anything; a body is refused whole
-where it is no object with a list `alerts`.
+An invalid alert affects only itself, so the list accepts anything. A body is refused if it is not an object with a list
+`alerts`.
 """
 
 from typing import Any, Final
@@ -18,17 +18,17 @@ _ALERT: Final = {
     "required": ["status", "labels", "startsAt", "fingerprint"],
     "properties": {
         "status": {"enum": ["firing", "resolved"]},
-        "labels": _TEXTS | {"description": "`host` and `remedy` say whose it is and what for; docs/running.md has all"},
+        "labels": _TEXTS | {"description": "`host` and `remedy` are required; see docs/running.md"},
         "annotations": _TEXTS,
         "startsAt": {"type": "string", "maxLength": 64},
         "fingerprint": {"type": "string", "minLength": 1, "maxLength": 64},
     },
 }
-_ANY_OTHER: Final = {"description": "anything else is refused by itself, on record, and counted in `refused`"}
+_ANY_OTHER: Final = {"description": "anything else is refused, recorded and counted in `refused`"}
 _DETAIL: Final = {
     "type": "object",
     "required": ["detail"],
-    "properties": {"detail": {"type": "string", "description": "what was found, and what is wanted"}},
+    "properties": {"detail": {"type": "string", "description": "the problem and what to send instead"}},
 }
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _COUNTS: Final = {
@@ -44,16 +44,14 @@ SECURITY_SCHEMES: Final = {
 }
 
 NOT_READY: Final[dict[int | str, dict[str, Any]]] = {
-    503: {"description": "not ready, and why", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    503: {"description": "not ready, with the reason", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 
 
 def webhook(*, alerts_max: int) -> dict[str, Any]:
-    """The operation's own part: its body, and who is let in."""
+    """The operation's body and security."""
     alerts = {"type": "array", "maxItems": alerts_max, "items": {"anyOf": [_ALERT, _ANY_OTHER]}}
-    truncated = {
-        "description": "how many alerts Alertmanager left out, a whole number; anything else is taken for none"
-    }
+    truncated = {"description": "number of alerts that Alertmanager left out; anything else counts as 0"}
     body = {
         "type": "object",
         "required": ["alerts"],
@@ -66,19 +64,19 @@ def webhook(*, alerts_max: int) -> dict[str, Any]:
     }
 
 
-def answers(*, alerts_max: int, body_max_bytes: int, body_timeout_s: float) -> dict[int | str, dict[str, Any]]:
-    """Each status that the webhook answers with, and when."""
+def responses(*, alerts_max: int, body_max_bytes: int, body_timeout_s: float) -> dict[int | str, dict[str, Any]]:
+    """Each response of the webhook."""
     return {
         202: {
-            "description": "all of it is durable, what is refused among it; the watchdog's alerts count as neither",
+            "description": "all alerts are stored, including refused ones; watchdog alerts are not counted",
             "content": {"application/json": {"schema": _COUNTS}},
         },
-        400: _refusal("no Alertmanager payload"),
-        401: _refusal("neither a bearer token nor a password that is known")
+        400: _refusal("not an Alertmanager payload"),
+        401: _refusal("no valid bearer token or password")
         | {"headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}},
-        408: _refusal(f"the body did not come whole within {body_timeout_s:g} s"),
+        408: _refusal(f"body incomplete after {body_timeout_s:g} s"),
         413: _refusal(f"over {body_max_bytes} bytes, or over {alerts_max} alerts"),
-        503: _refusal("the ledger cannot be written, or too many passwords are being checked: send it again"),
+        503: _refusal("the ledger cannot be written, or too many passwords are being checked: retry"),
     }
 
 

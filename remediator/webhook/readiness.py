@@ -1,8 +1,4 @@
-"""Whether the ledger can be used now: for a readiness probe, which anyone may ask as often as they like.
-
-One look at a time, whoever asks, and its answer stands for a moment: however often it is asked, the ledger is free for
-others.
-"""
+"""Readiness: whether the ledger can be used now. Checks run one at a time and are cached, so probes cost little."""
 
 import asyncio
 import time
@@ -14,22 +10,22 @@ from gpuwarden.db.engine import DatabaseError
 from remediator.ledger.ledger import Ledger
 
 READY_S: Final = 2.0
-"""How long the ledger may take to be read and written, seconds: less than a probe or Alertmanager waits for us."""
+"""Timeout of a check, seconds. Shorter than the timeouts of probes and Alertmanager."""
 
 STANDS_S: Final = 1.0
-"""How long the answer of one look stands, seconds."""
+"""How long a result is cached, seconds."""
 
 
 class Readiness:
-    """Looks at the ledger, from the thread of one event loop."""
+    """Checks the ledger, in one event loop."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._look: asyncio.Task[str | None] | None = None
         self._ended_s = 0.0
 
-    async def lacks(self) -> str | None:
-        """Why the ledger cannot be used now; `None` where it can."""
+    async def not_ready_reason(self) -> str | None:
+        """Why the ledger cannot be used now; `None` if it can."""
         if self._look is None or (self._look.done() and time.monotonic() - self._ended_s >= STANDS_S):
             self._look = asyncio.create_task(self._ask())
         look = self._look
@@ -38,7 +34,7 @@ class Readiness:
 
     async def _ask(self) -> str | None:
         try:
-            # Let go of at an end of the process, however long the database takes to answer.
+            # Abandoned at shutdown, however slow the database is.
             await to_thread.run_sync(self._ledger.health.check_usable, abandon_on_cancel=True)
         except DatabaseError as error:
             return str(error)

@@ -1,8 +1,7 @@
-"""What Alertmanager left out of a call for its `max_alerts`, it leaves out of every repeat: so it is asked for.
+"""Fetch the alerts that Alertmanager left out of a call because of its `max_alerts`.
 
-Beside the webhook, which has answered long before. One Alertmanager is asked at a time, and again where it does not
-tell; what it has is taken in as if it had been delivered, but for what was resolved since it was asked. Most of it was
-delivered, and is one more piece of evidence for an open episode.
+Every repeat leaves them out too. One Alertmanager at a time is queried, in the background, with retries. Its alerts are
+stored as if delivered, except those resolved since the query.
 """
 
 import asyncio
@@ -23,39 +22,39 @@ from remediator.webhook.intake import Inbox
 log: Final = structlog.get_logger("remediator")
 
 ANSWER_S: Final = 10.0
-"""How long one Alertmanager may take to tell all its alerts, seconds."""
+"""Timeout of one Alertmanager, seconds."""
 
 ANSWER_MAX_BYTES: Final = 16 * 2**20
-"""The largest answer that is read, bytes."""
+"""Maximum size of an answer."""
 
 REST_S: Final = 30.0
-"""Between two rounds, seconds: what is told again is written again. A call meanwhile waits for the next round."""
+"""Pause between two rounds, seconds. Each round stores all listed alerts again."""
 
 RECEIVERS_MAX: Final = 10
-"""Receivers that are asked for in one round."""
+"""Maximum receivers in one round."""
 
 ATTEMPTS_MAX: Final = 10
-"""How often one Alertmanager is asked in vain for one receiver's before it is left to the next call."""
+"""Failed queries before an Alertmanager waits for the next call."""
 
 _ACTIVE: Final = {"active": "true", "silenced": "false", "inhibited": "false"}
 
 
 class Reconciler:
-    """Asks Alertmanagers for what they left out, from the thread of one event loop.
+    """Queries Alertmanagers for left-out alerts, in one event loop.
 
     Args:
-        urls: where they answer; with none, it only says that it could.
-        inbox: what takes their alerts in.
-        alerts_max: how many are taken in at once.
-        registry: where what it did is counted.
+        urls: base URLs; empty only logs a hint.
+        inbox: stores the alerts.
+        alerts_max: alerts stored at once.
+        registry: registry for the counters.
     """
 
     def __init__(self, urls: Sequence[str], inbox: Inbox, *, alerts_max: int, registry: CollectorRegistry) -> None:
         self._urls = urls
         self._inbox = inbox
         self._alerts_max = alerts_max
-        # Of which Alertmanager for which receiver, and how often it was asked in vain.
-        self._wanted: dict[tuple[str, str], int] = {}
+        # Failed queries, by Alertmanager and receiver.
+        self._pending: dict[tuple[str, str], int] = {}
         self._round: asyncio.Task[None] | None = None
         self._left_out = Counter(
             "gpuwarden_remediator_alerts_truncated",
@@ -71,44 +70,44 @@ class Reconciler:
         for outcome in ("done", "failed"):
             self._done.labels(outcome)
 
-    def left_out(self, count: int, receiver: str) -> None:
-        """A call to `receiver`, a pattern, came without `count` of its alerts; returns at once."""
+    def fetch_left_out(self, count: int, receiver: str) -> None:
+        """Fetch `count` alerts that were left out of a call to `receiver`. Returns at once."""
         self._left_out.inc(count)
         if not self._urls:
-            because = "--alertmanager is not set, with which they would be asked for; or raise its max_alerts"
+            because = "set --alertmanager to fetch them, or raise max_alerts in Alertmanager"
             log.warning("alerts left out of a call and lost", count=count, because=because)
             return
-        if len({receiver, *(each for _, each in self._wanted)}) > RECEIVERS_MAX:
-            because = f"{RECEIVERS_MAX} other receivers are asked for already"
+        if len({receiver, *(each for _, each in self._pending)}) > RECEIVERS_MAX:
+            because = f"{RECEIVERS_MAX} other receivers are pending"
             log.warning("alerts left out of a call and lost", count=count, because=because)
             return
-        log.warning("alerts left out of a call, asked for", count=count)
-        self._wanted |= {(url, receiver): 0 for url in self._urls}
+        log.warning("alerts left out of a call, fetching them", count=count)
+        self._pending |= {(url, receiver): 0 for url in self._urls}
         if self._round is None or self._round.done():
             self._round = asyncio.create_task(self._rounds())
 
     async def _rounds(self) -> None:
-        while self._wanted:
-            wanted, self._wanted = self._wanted, {}
-            for (url, receiver), in_vain in wanted.items():
-                if not await self._reconcile(url, receiver) and in_vain + 1 < ATTEMPTS_MAX:
-                    self._wanted.setdefault((url, receiver), in_vain + 1)
+        while self._pending:
+            pending, self._pending = self._pending, {}
+            for (url, receiver), failures in pending.items():
+                if not await self._reconcile(url, receiver) and failures + 1 < ATTEMPTS_MAX:
+                    self._pending.setdefault((url, receiver), failures + 1)
             await asyncio.sleep(REST_S)
 
     async def _reconcile(self, url: str, receiver: str) -> bool:
         asked = answers.shown(url)
         try:
-            # Let go of at an end of the process: whatever is not durable by then is asked for at the next call.
-            newest = await to_thread.run_sync(self._inbox.newest, abandon_on_cancel=True)
+            # Abandoned at shutdown: the next call fetches the rest.
+            newest = await to_thread.run_sync(self._inbox.newest_alert, abandon_on_cancel=True)
             body = await _ask(url, receiver)
             accepted, refused = await to_thread.run_sync(self._take, body, newest, abandon_on_cancel=True)
         except (ValueError, RecursionError, GpuwardenError) as error:
             self._done.labels("failed").inc()
             because = str(error)[:300]
-            log.error("alerts left out of a call not found", alertmanager=asked, because=because)  # noqa: TRY400
+            log.error("left-out alerts not fetched", alertmanager=asked, because=because)  # noqa: TRY400
             return False
         self._done.labels("done").inc()
-        log.info("alerts asked for taken in", alertmanager=asked, accepted=accepted, refused=refused)
+        log.info("left-out alerts fetched", alertmanager=asked, accepted=accepted, refused=refused)
         return True
 
     def _take(self, body: bytes, asked_after: int) -> tuple[int, int]:
@@ -121,7 +120,7 @@ class Reconciler:
 
 
 async def _ask(url: str, receiver: str) -> bytes:
-    """The alerts that fire and go to this receiver, as Alertmanager's API tells them."""
+    """Read the firing alerts of a receiver from Alertmanager's API."""
     params = {**_ACTIVE, "receiver": receiver} if receiver else _ACTIVE
-    async with answers.asking(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as asking:
-        return await asking.get(f"{url.rstrip('/')}/api/v2/alerts", params)
+    async with answers.limited_client(within_s=ANSWER_S, max_bytes=ANSWER_MAX_BYTES) as client:
+        return await client.get(f"{url.rstrip('/')}/api/v2/alerts", params)

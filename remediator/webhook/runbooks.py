@@ -1,7 +1,6 @@
-"""`/docs/…`: the pages that ship, as HTML, for whoever follows the annotation `runbook_url` of an alert.
+"""`/docs/…`: the shipped pages as HTML, for the annotation `runbook_url` of alerts.
 
-They are served below the paths that they have in a checkout, so that what one of them links to opens as well. Of what
-is no page that ships, as a test, the link is left out and its text stays. Nothing is loaded from anywhere else.
+Paths are those of a checkout, so that links between pages work. Links to files that do not ship are removed.
 """
 
 import html
@@ -20,7 +19,6 @@ from gpuwarden.docs_pages import pages
 log: Final = structlog.get_logger("remediator")
 
 PAGES_MAX: Final = 128
-"""So many pages are kept as HTML; more than there are."""
 
 _HEADERS: Final = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE: Final = (
@@ -30,61 +28,58 @@ _STYLE: Final = (
     "table{border-collapse:collapse;display:block;overflow-x:auto}td,th{border:1px solid #ccc;padding:.3rem .5rem}"
     "@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}pre,code{background:#262626}a{color:#8bf}}"
 )
-_NOT_WHOLE: Final = "the installation is not whole; install gpuwarden anew"
+_NOT_WHOLE: Final = "the installation is incomplete; reinstall gpuwarden"
 _NO_ANCHOR: Final = re.compile(r"[^\w\- ]")
 
 
 def add(app: FastAPI) -> None:
-    """Have the application serve the pages to anybody: they say nothing of this host.
+    """Serve the pages without authentication: they reveal nothing about this host.
 
-    Alerts are taken also where no page is there, or none can be shown: that is logged once, and said to who asks.
+    Missing pages are logged once. Alerts are still accepted.
     """
     try:
-        there = frozenset(pages())
-    except OSError as error:  # it names a folder of this host, which not everybody is told
-        there = frozenset[str]()
-        log.warning("no runbook is served", because=str(error))
+        names = frozenset(pages())
+    except OSError as error:  # the error names a folder, so it is only logged
+        names = frozenset[str]()
+        log.warning("runbooks not available", because=str(error))
 
-    # One route for all that is below, since no other of this program's begins so: with one for each folder, a slash at
-    # its end would be answered by an address that holds what this host calls itself.
+    # One route: with one per folder, a trailing slash would cause a redirect that reveals this host's name.
     @app.get("/docs", include_in_schema=False)
     @app.head("/docs", include_in_schema=False)
     @app.get("/docs/{name:path}", include_in_schema=False)
     @app.head("/docs/{name:path}", include_in_schema=False)
     def page(name: str = "") -> HTMLResponse:
-        if name not in there:
-            lacking = "" if there else f": {_NOT_WHOLE}"
-            raise HTTPException(404, f"there is no page docs/{name[:100]} in this version{lacking}")
+        if name not in names:
+            lacking = "" if names else f": {_NOT_WHOLE}"
+            raise HTTPException(404, f"no page docs/{name[:100]} in this version{lacking}")
         try:
-            return HTMLResponse(rendered(name), headers=_HEADERS)
+            return HTMLResponse(render(name), headers=_HEADERS)
         except (OSError, KeyError):
-            raise HTTPException(404, f"the page docs/{name} is there no more: {_NOT_WHOLE}") from None
+            raise HTTPException(404, f"page docs/{name} is missing: {_NOT_WHOLE}") from None
         except (ImportError, ValueError) as error:
-            raise HTTPException(
-                503, f"the page docs/{name} cannot be shown ({error}); install gpuwarden anew"
-            ) from None
+            raise HTTPException(503, f"page docs/{name} cannot be rendered ({error}); reinstall gpuwarden") from None
 
 
 @lru_cache(maxsize=PAGES_MAX)
-def rendered(name: str) -> str:
-    """A page as HTML, by its path below docs/.
+def render(name: str) -> str:
+    """Render a page by its path below docs/.
 
     Raises:
-        KeyError, OSError: there is none, or it cannot be read.
-        ValueError: it is no UTF-8.
-        ImportError: what reads Markdown is not installed.
+        KeyError, OSError: the page does not exist or cannot be read.
+        ValueError: it is not UTF-8.
+        ImportError: the Markdown parser is not installed.
     """
-    from markdown_it import MarkdownIt  # noqa: PLC0415 - read by the first who opens a page
+    from markdown_it import MarkdownIt  # noqa: PLC0415 - imported at the first page
 
-    there = pages()
-    text = there[name].read_text(encoding="utf-8")
+    names = pages()
+    text = names[name].read_text(encoding="utf-8")
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = markdown.parse(text)
     for token, following in zip(tokens, [*tokens[1:], None], strict=True):
         if token.type == "heading_open" and following is not None:
             token.attrs["id"] = anchor(following.content)
         for part in token.children or ():
-            if part.type == "link_open" and not _opens(str(part.attrs.get("href", "")), name, there.keys()):
+            if part.type == "link_open" and not _link_works(str(part.attrs.get("href", "")), name, names.keys()):
                 part.attrs.pop("href", None)
     title = html.escape(posixpath.basename(name).removesuffix(".md"))
     return (
@@ -95,13 +90,13 @@ def rendered(name: str) -> str:
 
 
 def anchor(heading: str) -> str:
-    """What a link calls a heading, by the rule of GitHub: lower case, without punctuation, hyphens for spaces."""
+    """The anchor of a heading, by GitHub's rule: lower case, no punctuation, hyphens for spaces."""
     return _NO_ANCHOR.sub("", heading.lower()).replace(" ", "-")
 
 
-def _opens(link: str, name: str, there: Collection[str]) -> bool:
-    """Whether something is behind a link of a page: on the web, on the page itself, or a page that ships."""
+def _link_works(link: str, name: str, names: Collection[str]) -> bool:
+    """Whether a link points to the web or to a page that ships."""
     if link.startswith(("https://", "http://", "#")):
         return True
     path = link.partition("#")[0]
-    return posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in there
+    return posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) in names

@@ -1,4 +1,4 @@
-"""`gpuwarden remediator serve`: settings in, parts wired, a clean end on SIGTERM."""
+"""`gpuwarden remediator serve`: build the webhook from settings, run it, stop on SIGTERM."""
 
 import gc
 import os
@@ -23,20 +23,20 @@ from remediator.webhook.app import create_app
 log: Final = structlog.get_logger("remediator")
 
 END_S: Final = 8.0
-"""How long the end may take in all, seconds: a database that has gone silent would be waited for without a bound."""
+"""Timeout of the shutdown, seconds: an unreachable database would block it forever."""
 
 
 def serve(settings: ServeSettings) -> None:
-    """Answer Alertmanager until SIGTERM or SIGINT.
+    """Serve the webhook until SIGTERM or SIGINT.
 
     Raises:
-        GpuwardenError: it cannot start, and why.
+        GpuwardenError: it cannot start; the message says why.
     """
     logs.configure(level=settings.log_level)
     host = host_key(settings.dir)
     web = WebConfig(settings.web_config_file, credentials_required=True)
     with ExitStack() as parts:
-        end = parts.enter_context(_end_in_time())
+        end = parts.enter_context(_exit_timer())
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
         if settings.queue is not None:
@@ -61,29 +61,29 @@ def serve(settings: ServeSettings) -> None:
                          web=web.describe(), version=__version__)  # fmt: skip
 
             gc.collect()
-            gc.freeze()  # what is there now stays: to look through all of it again would hold up a call for 60 ms
+            gc.freeze()  # collecting these objects again would delay a call by 60 ms
             Server(app, web, at_start=ready, at_end=end.start).run(sockets=[listener])
     log.info("remediator stopped")
 
 
 @contextmanager
-def _end_in_time() -> Iterator[threading.Timer]:
-    """What ends this process `END_S` after it is started, whatever its threads wait for; to be started by a signal.
+def _exit_timer() -> Iterator[threading.Timer]:
+    """A timer that exits the process after `END_S`, to be started by a signal.
 
-    Nothing is lost by that: what was answered with 202 is durable by then, and all else is sent again.
+    Nothing is lost: Alertmanager repeats calls without 202.
     """
     before = set(threading.enumerate())
-    end = threading.Timer(END_S, _end_now)
+    end = threading.Timer(END_S, _exit_now)
     end.daemon = True
     yield end
     if end.ident is not None:
-        # Those that wait for a database: at its exit, Python waits for them however long that takes.
+        # Threads that wait for a database. Python would wait for them at exit.
         for thread in set(threading.enumerate()) - before - {end}:
             if not thread.daemon:
                 thread.join()
     end.cancel()
 
 
-def _end_now() -> None:
-    log.warning("remediator stopped", because=f"a database was not waited for that was silent for {END_S:g} s")
-    os._exit(0)  # being told to end is no failure
+def _exit_now() -> None:
+    log.warning("remediator stopped", because=f"no answer from a database within {END_S:g} s; open calls are resent")
+    os._exit(0)  # a requested stop is not a failure

@@ -94,7 +94,7 @@ class Watcher:
     def _workers(self) -> Iterator[Event]:
         for slot in self._stage.slots:
             with suppress(GpuwardenError):
-                facts = self._stage.witness.about(slot.worker, host=self._stage.chain.plan.host)
+                facts = self._stage.witness.worker_evidence(slot.worker, host=self._stage.chain.plan.host)
                 self.facts[slot.worker] = facts
                 yield from self._worker(facts)
 

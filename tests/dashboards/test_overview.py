@@ -24,7 +24,7 @@ from gpuwarden.http.web_config import WebConfig
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
-from remediator.ledger.counters import TOOK_S, Took, Totals
+from remediator.ledger.counters import DURATION_BOUNDS_S, DurationHistogram, Totals
 from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import Reports
@@ -67,7 +67,7 @@ class FullReports(Reports):
             episodes_open=1,
             held={"paused": 1},
             outcomes={("mended", "stall"): 1},
-            took={"mended": Took(within=(1,) * len(TOOK_S), count=1, sum_s=1.0)},
+            took={"mended": DurationHistogram(within=(1,) * len(DURATION_BOUNDS_S), count=1, sum_s=1.0)},
             intents={("free", "done"): 1},
             owed_since={("free", "stopping"): 0.0},
             quarantines_refused=1,
@@ -83,9 +83,9 @@ class FullQueue(QueueCollector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("gpuwarden_queue_up", "Up.", value=1)
-        self._tally.ended["q", "gpu", "failed"] += 1
-        self._tally.waited["q"].add(1.0)
-        self._tally.ran["q", "gpu"].add(1.0)
+        self._outcomes.ended["q", "gpu", "failed"] += 1
+        self._outcomes.waited["q"].add(1.0)
+        self._outcomes.ran["q", "gpu"].add(1.0)
         look = Look(
             now=2.0,
             at_work={("q", State.RUNNING): 1},

@@ -248,7 +248,7 @@ class Site:
         def well() -> bool:
             nonlocal said
             code, said = self.gpuwarden("status")
-            return code == 0 and "nothing needs a person" in said
+            return code == 0 and "nothing needs an operator" in said
 
         eventually(well, "status says that all is well", within_s=90, log=lambda: said)
 

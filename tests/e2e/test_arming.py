@@ -109,7 +109,7 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
         assert scene.store.job(jobs[worker]).state is State.RUNNING
     until(scene, lambda: '"event": "the brake is latched' in scene.chain.log("execute"), "it is said")
     code, status = run(scene, "status")
-    assert (code, "the brake is latched since" in status) == (1, True), status
+    assert (code, "circuit breaker open since" in status) == (1, True), status
 
     gpuwarden(scene, "brake", "release", "--because", "a person has looked")
 
@@ -119,9 +119,9 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
 
     def nothing_is_left() -> bool:
         code, status = run(scene, "status")
-        return (code, status.splitlines()[-1]) == (0, "nothing needs a person")
+        return (code, status.splitlines()[-1]) == (0, "nothing needs an operator")
 
-    until(scene, nothing_is_left, "status says that nothing needs a person")
+    until(scene, nothing_is_left, "status says that nothing needs an operator")
 
 
 def wedge(scene: Stage, worker: str) -> JobId:
@@ -134,7 +134,7 @@ def acts(scene: Stage, worker: str) -> list[str]:
 
 
 def held(scene: Stage) -> set[str]:
-    return {each.worker for each in scene.ledger.reports.held() if each.reason == "circuit_breaker"}
+    return {each.worker for each in scene.ledger.reports.list_held() if each.reason == "circuit_breaker"}
 
 
 def closed(scene: Stage) -> set[str]:

@@ -109,7 +109,7 @@ class Scene:
         return self.stage.store.runs.submit(job, now=time.time())
 
     def facts(self, case: str) -> WorkerFacts:
-        return answered(lambda: self.stage.witness.about(worker_of(case), host=self.stage.chain.plan.host))
+        return answered(lambda: self.stage.witness.worker_evidence(worker_of(case), host=self.stage.chain.plan.host))
 
     def stories(self, case: str) -> list[EpisodeHistory]:
         return [story for story in self.stage.ledger.reports.newest() if story.worker == worker_of(case)]

@@ -49,7 +49,7 @@ class Watched:
     jobs: Mapping[str, int]
 
     def facts(self, name: str) -> WorkerFacts:
-        return answered(lambda: self.scene.witness.about(_worker(name), host=self.scene.chain.plan.host))
+        return answered(lambda: self.scene.witness.worker_evidence(_worker(name), host=self.scene.chain.plan.host))
 
     def untouched(self, name: str) -> bool:
         worker = _worker(name)

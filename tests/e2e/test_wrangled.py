@@ -158,7 +158,7 @@ def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_n
         lambda: [each.outcome for each in with_action(farm.ledger.reports.newest())] == ["mended"],
         "its alert has ended",
     )
-    assert farm.did("r1") == ["lock bad on box1; the administrator is to be told"]
+    assert farm.did("r1") == ["lock bad on box1; inform the administrator"]
     assert farm.locked() == ["bad"]
     assert {each.worker for each in farm.store.items.of_run("r1") if each.state is ItemState.DONE} == {
         "good",
@@ -177,7 +177,7 @@ def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> 
 
     farm.until(lambda: farm.did("r2"), "something is done about it")
 
-    assert farm.did("r2") == ["block it; the submitter is to be told"]
+    assert farm.did("r2") == ["block it; inform the submitter"]
     jobs = [each for each in farm.store.jobs() if each.run_id == "r2"]
     assert [each.state for each in jobs] == [State.BLOCKED] * 2
     assert {"good", "fine"}.isdisjoint(farm.locked())

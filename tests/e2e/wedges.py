@@ -27,7 +27,7 @@ from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import FINAL, JobId, Trip
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
-from remediator.clients.exporter import Witness, WitnessError
+from remediator.clients.exporter import ExporterClient, ExporterError
 from remediator.ledger.captures import SavedCapture
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
@@ -122,7 +122,7 @@ class Wedge:
     fleet: DockerFleet
     store: JobStore
     ledger: Ledger
-    witness: Witness
+    witness: ExporterClient
     retries_max: int
 
     def accuse(self) -> None:
@@ -256,8 +256,8 @@ class Wedge:
 
     def _wedged(self) -> WorkerFacts | None:
         self._looked()
-        with suppress(WitnessError):
-            facts = self.witness.about(self.worker, host=HOST)
+        with suppress(ExporterError):
+            facts = self.witness.worker_evidence(self.worker, host=HOST)
             return facts if confirm(facts, Trip.STALL).confirmed else None
         return None
 
@@ -299,7 +299,7 @@ def wedge(room: Room, worker: str, *, retries_max: int, script: Script = SCRIPT)
             fleet.__enter__()
         try:
             fleet.start(worker)
-            witness = stack.enter_context(closing(Witness(room.chain.exporter_url)))
+            witness = stack.enter_context(closing(ExporterClient(room.chain.exporter_url)))
             yield Wedge(
                 room=room,
                 worker=worker,

@@ -9,9 +9,9 @@ from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.alert import Alert, admit
-from remediator.clients.exporter import WitnessError
+from remediator.clients.exporter import ExporterError
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands, Pace
+from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
 from remediator.remedies import REMEDIES
@@ -33,7 +33,7 @@ class Watched(Executor):
 
     def __init__(self, *arguments: Any, acting: Acting, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        perform, tend = self.processor.performer.perform, self.housekeeping.tend
+        perform, tend = self.processor.performer.perform, self.housekeeping.sweep
 
         def watched_perform(episode: Episode, step: plan.Step) -> None:
             acting.step, acting.episode_id = step, episode.episode_id
@@ -44,7 +44,7 @@ class Watched(Executor):
             tend()
 
         self.processor.performer.perform = watched_perform  # type: ignore[method-assign]
-        self.housekeeping.tend = watched_tend  # type: ignore[method-assign]
+        self.housekeeping.sweep = watched_tend  # type: ignore[method-assign]
 
 
 class AtOnce:
@@ -79,17 +79,17 @@ class Host:
         self._points = points
         self._acting = acting
 
-    def about(self, worker: str, *, host: str) -> Any:
+    def worker_evidence(self, worker: str, *, host: str) -> Any:
         def ask() -> Any:
             self._judge.told(worker, host)
             return self._world.about(worker, host=host)
 
-        return self._points.around("about", ask, WitnessError("played: no answer"))
+        return self._points.around("about", ask, ExporterError("played: no answer"))
 
-    def workers(self) -> int:
+    def count_containers(self) -> int:
         host = self._acting.host
         found: int = self._points.around(
-            "about", lambda: self._world.workers(host), WitnessError("played: no answer about all of them")
+            "about", lambda: self._world.workers(host), ExporterError("played: no answer about all of them")
         )
         return found
 
@@ -144,7 +144,7 @@ class Remediator:
             with self._points.program(self.acting, trouble), self._world.clocks.of(self.acting.host):
                 if self.works is None:
                     self.works = self._started()
-                self.works._go_round(AlwaysChanged(), *[AtOnce()] * 3)  # type: ignore[arg-type]  # all it asks of a pool
+                self.works._tick(AlwaysChanged(), *[AtOnce()] * 3)  # type: ignore[arg-type]  # all it asks of a pool
         except DatabaseError:
             pass  # nothing is done until it answers
         except Killed:
@@ -176,9 +176,9 @@ class Remediator:
         ledger, store = Ledger(self._databases.ledger, host=host), JobStore(self._databases.queue)
         ledger.shared = self.shared
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
-        pace = Pace(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
-        hands = Hands(witness=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
-        return Watched(ledger, host=host, hands=hands, pace=pace, acting=self.acting)
+        settings = LoopSettings(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
+        clients = Clients(exporter=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
+        return Watched(ledger, host=host, clients=clients, settings=settings, acting=self.acting)
 
 
 def deliver(ledger: Ledger, alerts: list[Alert], *, hosts: tuple[str, ...], now: float) -> None:

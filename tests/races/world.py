@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpuwarden.evidence import WorkerFacts
 from remediator.actuators import ActuatorError
-from remediator.clients.exporter import WitnessError, WorkerUnseenError
+from remediator.clients.exporter import ExporterError, WorkerUnseenError
 from remediator.plan import ContainerState
 from tests.races.clocks import Clocks
 from tests.remediator import builders as build
@@ -185,11 +185,11 @@ class World:
         """What a witness is told."""
         mode, slot = self.exporters[host], self.slot(host, worker)
         if mode is Exporter.SILENT:
-            raise WitnessError("played: the exporter does not answer")
+            raise ExporterError("played: the exporter does not answer")
         if mode is Exporter.STALE:
             taken_s, picture = self._pictures[host]
             if (found := picture[worker]) is None:
-                raise WitnessError("played: the exporter has no fresh look")
+                raise ExporterError("played: the exporter has no fresh look")
             return replace(found, sample_age_s=self.clocks.steady_s - taken_s + 6.0)
         seen = self._seen(slot)
         if seen is None:
@@ -201,7 +201,7 @@ class World:
     def workers(self, host: str) -> int:
         """How many workers a witness is told of, dead ones included; a picture that is stale has as many."""
         if self.exporters[host] is Exporter.SILENT:
-            raise WitnessError("played: the exporter does not answer")
+            raise ExporterError("played: the exporter does not answer")
         return sum(self._seen(each) is not None for each in self.slots if each.host == host)
 
     def _seen(self, slot: Slot) -> WorkerFacts | None:

@@ -17,7 +17,7 @@ from remediator.alert import (
     Refusal,
     TooManyAlertsError,
     admit,
-    is_beat,
+    is_watchdog,
     listed,
     parse,
     receiver,
@@ -152,7 +152,7 @@ def test_a_payload_with_one_alert_more_than_are_accepted_is_refused_whole(more: 
     body = payload(*[sent()] * 3)
     assert len(parse(body, alerts_max=3)[0]) == 3
 
-    with pytest.raises(TooManyAlertsError, match="4 alerts in one payload, and 3 are accepted: set max_alerts"):
+    with pytest.raises(TooManyAlertsError, match="4 alerts in one payload, maximum 3: set max_alerts"):
         parse(payload(*body["alerts"], more), alerts_max=3)
 
 
@@ -202,7 +202,7 @@ def test_the_receiver_of_a_payload_is_its_name_or_nothing(said: dict[str, Any], 
 def test_the_watchdogs_alert_is_a_beat_and_no_other(labels: dict[str, str], beats: bool) -> None:
     (found,), _ = parse(payload({**sent(), "labels": labels}))
 
-    assert is_beat(found) is beats
+    assert is_watchdog(found) is beats
 
 
 def test_what_alertmanagers_api_lists_is_read_as_what_it_would_have_delivered() -> None:
@@ -318,7 +318,7 @@ ADMIT_SERVER = {
 ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
     "a host that is silent": (host_alert(), None),
     "another host's, which is where it is read": (host_alert(host="box2"), Reason.OTHER_HOST),
-    "it names no host": (host_alert(host=None), Reason.NO_HOST),
+    "no label `host`": (host_alert(host=None), Reason.NO_HOST),
     "it names a worker on it": (host_alert(worker="w1"), Reason.NO_HOST_ALONE),
     "it names a container on it": (host_alert(container="c1"), Reason.NO_HOST_ALONE),
     "another remedy's trip": (host_alert(trip="stall"), Reason.UNKNOWN_TRIP),
@@ -329,7 +329,7 @@ ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
 ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
     "a run, and the worker that fails its items": (run_alert(), None),
     "another host's, which has no executor here": (run_alert(host="box2"), Reason.OTHER_HOST),
-    "it names no host": (run_alert(host=None), Reason.NO_HOST),
+    "no label `host`": (run_alert(host=None), Reason.NO_HOST),
     "it names no run": (run_alert(run=None), Reason.NO_RUN),
     "a run of a name that none has": (run_alert(run="r1\n"), Reason.NO_RUN),
     "it names no worker": (run_alert(worker=None), Reason.NO_RUN),

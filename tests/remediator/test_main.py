@@ -140,7 +140,9 @@ def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, t
 
     lock.close()
     assert (code, len(said)) == (1, 1)
-    assert said[0].startswith(f"gpuwarden remediator: another executor works this ledger (gpuwarden pid {os.getpid()} ")
+    assert said[0].startswith(
+        f"gpuwarden remediator: another executor holds this ledger's lock (gpuwarden pid {os.getpid()} "
+    )
     assert told_to_end(execute, up=ledger.executors.last_beats) == 0
     ledger.close()
 
@@ -154,7 +156,9 @@ def test_a_second_executor_exits_1(house: Path, execute: list[str], told_to_end:
         code, said = refused(execute)
 
         assert (code, len(said)) == (1, 1)
-        assert said[0].startswith(f"gpuwarden remediator: another executor works this ledger (pid {first.pid} holds")
+        assert said[0].startswith(
+            f"gpuwarden remediator: another executor holds this ledger's lock (pid {first.pid} holds"
+        )
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
         assert '"event": "executor stopped"' in (house / "log").read_text()
@@ -174,7 +178,7 @@ def test_a_dry_run_says_so_in_its_log(house: Path, execute: list[str]) -> None:
     finally:
         process.kill()
         process.wait()
-    assert "`gpuwarden arm` makes it act" in (house / "log").read_text()
+    assert "arm it with `gpuwarden arm`" in (house / "log").read_text()
 
 
 def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +196,7 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureF
     [
         (lambda house: (house / "host").unlink(), "no host key at"),
         (lambda house: (house / "queue.db").mkdir(), "unable to open database file"),
-        (lambda house: (house / "workers.toml").write_text("worker = 3"), "the file of supervised workers"),
+        (lambda house: (house / "workers.toml").write_text("worker = 3"), "invalid file of supervised workers"),
     ],
     ids=["no host key", "no queue", "a bad file of workers"],
 )

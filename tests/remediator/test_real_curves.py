@@ -77,7 +77,7 @@ def test_a_stopped_beat_is_seen_and_a_missed_scrape_is_a_gap(host: Scraped, aske
     assert beat.index(1.0) < beat.index(130.0)
     assert (beat[0], beat[-1]) == (None, None)
     assert (set(use), set(ram)) == ({None, 0.0}, {None, round(2**30, -4)})
-    assert notes == [f"no curve of heartbeat age, GPU memory: {running} has no sample of it"]
+    assert notes == [f"no curve of heartbeat age, GPU memory: {running} has no samples"]
 
 
 def test_a_hostile_name_finds_its_own_curve_and_no_other(host: Scraped, asked: Curves) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuwarden.evidence import ServerFacts, WorkerFacts
 from remediator.actuators import ActuatorError
-from remediator.clients.exporter import WitnessError, WorkerUnseenError
+from remediator.clients.exporter import ExporterError, WorkerUnseenError
 from remediator.plan import ContainerState
 from tests.remediator import builders as build
 
@@ -67,12 +67,12 @@ class World:
 
     # --- the witness
 
-    def workers(self) -> int:
+    def count_containers(self) -> int:
         return len(self.boxes)
 
-    def about(self, worker: str, *, host: str) -> WorkerFacts:
+    def worker_evidence(self, worker: str, *, host: str) -> WorkerFacts:
         if self.silent:
-            raise WitnessError("the exporter does not answer")
+            raise ExporterError("the exporter does not answer")
         box = self.boxes.get(worker)
         first = box is not None and box.starts == 0
         if box is None or (first and not box.running and box.ends_cleanly):
@@ -96,9 +96,9 @@ class World:
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
         return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **life})
 
-    def about_server(self, container: str, *, host: str) -> ServerFacts:
+    def container_evidence(self, container: str, *, host: str) -> ServerFacts:
         if self.silent:
-            raise WitnessError("the exporter does not answer")
+            raise ExporterError("the exporter does not answer")
         box = self.boxes[container]
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
         place: dict[str, Any] = {"container_id": None, "container_incarnation": None, "unanswered_s": None}

@@ -40,7 +40,7 @@ class Mutant:
 
 def start_before_settle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start a container directly after its stop, before the settle."""
-    free = Performer._free
+    free = Performer._restart
 
     def stop_and_start(self: Performer, episode: Any, step: Any) -> None:
         free(self, episode, step)
@@ -48,7 +48,7 @@ def start_before_settle(monkeypatch: pytest.MonkeyPatch) -> None:
         if not isinstance(step, Start) and now is not None and now.free is not None:
             free(self, now, Start(message="in one breath"))
 
-    monkeypatch.setattr(Performer, "_free", stop_and_start)
+    monkeypatch.setattr(Performer, "_restart", stop_and_start)
 
 
 def ignore_attempt_in_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def allow_second_intent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def key_restart_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """Key a restart intent by container, so that a second hang finds the key used."""
-    promise = intents._promise
+    promise = intents._insert_intent
 
     def by_name(connection: Any, episode: Any, kind: Kind, key: str, data: Any, now: float) -> bool:
         if kind is Kind.FREE:
@@ -161,7 +161,7 @@ def key_restart_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
                 return False
         return promise(connection, episode, kind, key, data, now)
 
-    monkeypatch.setattr(intents, "_promise", by_name)
+    monkeypatch.setattr(intents, "_insert_intent", by_name)
 
 
 def fence_in_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,8 @@ def sweep_by_host_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare leases with the wall clock of the sweeping host."""
     monkeypatch.setattr(
         Housekeeping,
-        "tend",
-        lambda self: self._queue.tend(now=clock.time.time()),  # type: ignore[attr-defined]
+        "sweep",
+        lambda self: self._queue.sweep(now=clock.time.time()),  # type: ignore[attr-defined]
     )
 
 
@@ -231,14 +231,14 @@ def register_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_before_ledger_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop a container before the ledger entry."""
-    free = Performer._free
+    free = Performer._restart
 
     def act_first(self: Performer, episode: Any, step: Any) -> None:
         if not isinstance(step, Start) and episode.free.stage is Stage.PLANNED:
             self._actuators["docker"].stop(episode.free.data["handle"], grace_s=0.0)
         free(self, episode, step)
 
-    monkeypatch.setattr(Performer, "_free", act_first)
+    monkeypatch.setattr(Performer, "_restart", act_first)
 
 
 def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def main(work: Path) -> None:
         }
         before = scene.start_workers()
         eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
-        seen = {worker: scene.witness.about(worker, host=host) for worker in (WEDGED, UNMANAGED)}
+        seen = {worker: scene.witness.worker_evidence(worker, host=host) for worker in (WEDGED, UNMANAGED)}
         eventually(
             lambda: (
                 scene.store.job(jobs[WEDGED]).state is State.COMPLETED
@@ -54,7 +54,7 @@ def main(work: Path) -> None:
                 "restarted": fleet.incarnation(worker) != before[worker],
                 "lives": fleet.lives(worker),
                 "attempt": scene.store.job(jobs[worker]).attempt,
-                "beat_age_s": scene.witness.about(worker, host=host).beat_age_s,
+                "beat_age_s": scene.witness.worker_evidence(worker, host=host).beat_age_s,
             }
             for worker in (WEDGED, UNMANAGED)
         }

@@ -41,7 +41,7 @@ def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path
         }
         before = scene.start_workers()
         eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
-        seen = scene.witness.about(WEDGED, host=scene.chain.plan.host)
+        seen = scene.witness.worker_evidence(WEDGED, host=scene.chain.plan.host)
 
         eventually(
             lambda: (
@@ -54,7 +54,7 @@ def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path
             log=lambda: scene.chain.log_tail("execute"),
         )
 
-        facts = scene.witness.about(UNMANAGED, host=scene.chain.plan.host)
+        facts = scene.witness.worker_evidence(UNMANAGED, host=scene.chain.plan.host)
         ram = scene.chain.query(f'last_over_time(gpuwarden_container_memory_bytes{{container="{WEDGED}"}}[10m])')
         assert (seen.container_kind, seen.container_id) == ("podman", before[WEDGED].partition("@")[0])
         assert seen.ram_bytes is not None

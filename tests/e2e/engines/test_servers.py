@@ -23,7 +23,7 @@ from deploy.standalone.stack import CHECKOUT
 from exporter.evidence.server_health import PROBE_LABEL, TIMEOUT_LABEL
 from gpuwarden.evidence import ServerFacts
 from remediator.actuators.docker import LABEL
-from remediator.clients.exporter import WitnessError
+from remediator.clients.exporter import ExporterError
 from remediator.ledger.reports import EpisodeHistory
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import Slot
@@ -137,7 +137,7 @@ class Scene:
     events: list[dict[str, Any]]
 
     def facts(self, case: str) -> ServerFacts:
-        return answered(lambda: self.stage.witness.about_server(named(case), host=self.stage.chain.plan.host))
+        return answered(lambda: self.stage.witness.container_evidence(named(case), host=self.stage.chain.plan.host))
 
     def stories(self, case: str) -> list[EpisodeHistory]:
         return [story for story in self.stage.ledger.reports.newest() if story.worker == named(case)]
@@ -389,7 +389,7 @@ def test_a_server_that_wedges_while_its_exporter_is_away_is_freed_once_that_is_b
     freed.until(lambda: freed.answers("idle"), "it answers again")
 
     def silent(case: str) -> bool:
-        with suppress(WitnessError):
+        with suppress(ExporterError):
             return (freed.facts(case).unanswered_s or 0) > 2 * SILENCE_S
         return False
 

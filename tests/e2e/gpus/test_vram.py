@@ -105,7 +105,9 @@ class Scene:
         return [what for what in self.fleet.history(named(name)) if what in ("start", "stop", "die", "restart")]
 
     def card(self, name: str) -> CardFacts:
-        cards = answered(lambda: self.stage.witness.about_server(named(name), host=self.stage.chain.plan.host)).cards
+        cards = answered(
+            lambda: self.stage.witness.container_evidence(named(name), host=self.stage.chain.plan.host)
+        ).cards
         assert cards is not None
         (card,) = cards
         return card

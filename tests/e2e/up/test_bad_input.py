@@ -139,7 +139,7 @@ def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothi
         queue="managed",
     )
     eventually(lambda: scene.armed(MANAGED), within_s=30, what="it is armed")
-    facts = answered(lambda: scene.witness.about(MANAGED, host=HOST))
+    facts = answered(lambda: scene.witness.worker_evidence(MANAGED, host=HOST))
     forged = {
         "alertname": "Forged", "remedy": "restart_worker", "trip": "stall", "host": HOST, "worker": MANAGED,
         "job_id": str(job_id), "attempt": str(facts.attempt), "incarnation": facts.worker_incarnation,

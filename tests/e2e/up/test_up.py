@@ -62,7 +62,7 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
         assert "services      gpu@*.service, other.service, third.service" in run.said()
         log = (run.data / "log" / "execute.log").read_text()
         (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
-        assert ready["hands"] == ["podman", "systemd"]
+        assert ready["actuators"] == ["podman", "systemd"]
         executor = Path(f"/proc/{run.pids()['execute']}/cmdline").read_text().split("\0")
         assert float(executor[executor.index("--free-bound-s") + 1]) == 900
         looks = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'

@@ -99,7 +99,7 @@ def test_while_docker_is_stopped_nothing_is_done_and_a_wedge_of_that_time_is_men
         engine.stop()
         job_id = its.submit(wedged)
         eventually(lambda: its.silent_s(wedged) > 2 * SILENCE_S, "it wedges", within_s=90)
-        its.needs_a_person("source_docker", "does the Docker engine run?")
+        its.needs_a_person("source_docker", "check that Docker runs")
         assert its.state(job_id) is State.RUNNING
         assert not {"decided begin", "did fence"} & set(its.acts(wedged))
 
@@ -141,7 +141,7 @@ def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(running: tuple
     disk.fill()
     job_id = its.submit(DISK)
     eventually(lambda: not_accepted(run) >= refused + 2, "the webhook answers 503, and is called again", within_s=90)
-    its.needs_a_person("ledger: only 0 MiB are free on the disk of", "make room")
+    its.needs_a_person("ledger: only 0 MiB free on the disk of", "make room")
     assert its.state(job_id) is State.RUNNING
     assert DISK not in its.accused()
 
@@ -158,7 +158,7 @@ def test_a_hung_prometheus_or_alertmanager_is_named(running: tuple[Host, Disk, R
         eventually(lambda: FROZEN in run.get("prometheus", "/api/v1/alerts"), "Prometheus accuses it", within_s=90)
         with hung(before["prometheus"]):
             its.needs_a_person(
-                "prometheus: Prometheus does not answer at", "alertmanager: Alertmanager does not answer at"
+                "prometheus: Prometheus is unreachable at", "alertmanager: Alertmanager is unreachable at"
             )
             assert FROZEN not in its.accused()
 
@@ -199,7 +199,7 @@ def test_with_everything_it_keeps_on_a_full_disk_it_lives_and_afterwards_goes_on
         before = run.pids()
         disk.fill()
         its.needs_a_person(
-            "ledger: only 0 MiB are free on the disk of", "queue: only 0 MiB are free on the disk of", "make room"
+            "ledger: only 0 MiB free on the disk of", "queue: only 0 MiB free on the disk of", "make room"
         )
         run.accuse("w2")
         eventually(lambda: not_accepted(run) >= 2, "the webhook answers 503, and is called again", within_s=90)

@@ -211,6 +211,6 @@ def test_what_the_engine_refuses_is_told_in_its_words(engine: Engine) -> None:
 def test_an_engine_that_is_not_there_is_an_error_and_not_a_container_that_is_gone(tmp_path: Path) -> None:
     actuator = DockerActuator(f"unix://{tmp_path}/no.sock")
 
-    with pytest.raises(ActuatorError, match="does not answer"):
+    with pytest.raises(ActuatorError, match="is unreachable"):
         actuator.look(UNKNOWN)
     gc.collect()

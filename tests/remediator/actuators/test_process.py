@@ -250,7 +250,7 @@ def test_an_unrecorded_process_is_ended(room: Room, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "posix_spawnp", spawn_and_note)
 
-    with pytest.raises(ActuatorError, match="cannot be put on record, and was ended"):
+    with pytest.raises(ActuatorError, match="was stopped: cannot write its pid file"):
         actuator.start("w1")
 
     assert [lives(pid) for pid in room.started] == [False]
@@ -417,7 +417,7 @@ def test_one_that_does_not_die_is_an_error(room: Room, monkeypatch: pytest.Monke
     monkeypatch.setattr(process, "_signal", lambda *_: None)
     monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
 
-    with pytest.raises(ActuatorError, match=r"worker w1 \(pid \d+\) does not die"):
+    with pytest.raises(ActuatorError, match=r"worker w1 \(pid \d+\) still runs after SIGKILL"):
         actuator.stop("w1", grace_s=0.0)
 
     monkeypatch.undo()
@@ -476,7 +476,7 @@ def test_a_pid_that_is_somebody_elses_by_the_time_it_is_held_is_not_signalled() 
 
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(errno.ENOSYS, "Linux 5.3 or later is wanted"), (errno.EMFILE, "Too many open files")],
+    [(errno.ENOSYS, "needs Linux 5.3 or later"), (errno.EMFILE, "Too many open files")],
     ids=["an old kernel", "no descriptor left"],
 )
 def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
@@ -488,7 +488,7 @@ def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPa
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "pidfd_open", refused)
-        with pytest.raises(ActuatorError, match=f"process {pid} cannot be held to be signalled, and was not: .*{says}"):
+        with pytest.raises(ActuatorError, match=f"process {pid} was not signalled: .*{says}"):
             actuator.stop("w1", grace_s=0.0)
 
     assert lives(pid)
@@ -497,9 +497,9 @@ def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPa
 def test_what_the_file_does_not_name_is_neither_started_nor_stopped(room: Room) -> None:
     actuator = room.actuator(*python(PATIENT))
 
-    with pytest.raises(ActuatorError, match="worker w2 is not in the file of supervised workers"):
+    with pytest.raises(ActuatorError, match="worker w2 is not listed in the file of supervised workers"):
         actuator.start("w2")
-    with pytest.raises(ActuatorError, match="worker w2 is not in the file of supervised workers"):
+    with pytest.raises(ActuatorError, match="worker w2 is not listed in the file of supervised workers"):
         actuator.stop("w2", grace_s=0.0)
 
 
@@ -534,5 +534,5 @@ def test_a_file_that_will_not_do_says_which_and_why(tmp_path: Path, text: str | 
     with pytest.raises(GpuwardenError) as raised:
         ProcessActuator(file)
 
-    assert f"the file of supervised workers {file} cannot be used" in str(raised.value)
+    assert f"invalid file of supervised workers {file}" in str(raised.value)
     assert says in str(raised.value)

@@ -61,9 +61,9 @@ def test_only_a_matching_name_is_opted_in(systemd: Systemd, patterns: Sequence[s
     before = look(hands, "gpu-worker@a.service")
 
     if not managed:
-        with pytest.raises(ActuatorError, match=r"gpu-worker@a.service is not opted in, .* see --systemd-unit"):
+        with pytest.raises(ActuatorError, match=r"gpu-worker@a.service matches no --systemd-unit pattern"):
             hands.stop("gpu-worker@a.service", grace_s=0.0)
-        with pytest.raises(ActuatorError, match="is not opted in"):
+        with pytest.raises(ActuatorError, match="matches no --systemd-unit pattern"):
             hands.start("gpu-worker@a.service")
     else:
         hands.stop("gpu-worker@a.service", grace_s=5.0)
@@ -78,7 +78,7 @@ def test_the_remediators_own_service_is_refused(systemd: Systemd, monkeypatch: p
     systemctl(systemd, "start", "own.service")
     monkeypatch.setattr(cgroup, "unit", lambda _: "own.service")
 
-    with pytest.raises(ActuatorError, match="is the remediator itself"):
+    with pytest.raises(ActuatorError, match="is the remediator's own unit"):
         actuator(systemd).stop("own.service", grace_s=0.0)
 
     assert look(actuator(systemd), "own.service").running
@@ -206,7 +206,7 @@ def test_a_short_life_is_no_start(systemd: Systemd, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "RUNS_FOR_S", 5.0)
     systemd.write("brief.service", f"{UNIT}{start}\n")
 
-    with pytest.raises(ActuatorError, match=rf"brief\.service does not start \({state}\): journalctl"):
+    with pytest.raises(ActuatorError, match=rf"brief\.service does not start \({state}\): see journalctl"):
         actuator(systemd).start("brief.service")
 
 
@@ -262,7 +262,7 @@ def test_another_name_of_a_service_is_refused(systemd: Systemd) -> None:
     systemctl(systemd, "daemon-reload")
     systemctl(systemd, "start", "real.service")
 
-    with pytest.raises(ActuatorError, match=r"also\.service is only another name of real\.service"):
+    with pytest.raises(ActuatorError, match=r"also\.service is an alias of real\.service"):
         actuator(systemd).look("also.service")
 
 
@@ -273,19 +273,19 @@ def test_another_name_of_a_service_is_refused(systemd: Systemd) -> None:
 def test_what_is_no_whole_name_of_a_service_never_reaches_systemctl(name: str) -> None:
     hands = SystemdActuator(("*",), systemctl=[sys.executable, "-c", "raise SystemExit('it was asked')"])
 
-    with pytest.raises(ActuatorError, match="is no whole name of a service"):
+    with pytest.raises(ActuatorError, match="is not a full service name"):
         hands.look(name)
 
 
 @pytest.mark.parametrize(
     ("systemctl", "says"),
     [
-        (["/no/such/systemctl"], "systemd cannot be asked: .*No such file"),
+        (["/no/such/systemctl"], "systemctl cannot be run: .*No such file"),
         (
             ["sh", "-c", "echo 'System has not been booted' >&2; exit 1", "sh"],
             "refused to show w.service: System has not",
         ),
-        (["sh", "-c", "echo Id=w.service", "sh"], "does not tell LoadState"),
+        (["sh", "-c", "echo Id=w.service", "sh"], "does not report LoadState"),
     ],
     ids=["no systemctl", "no systemd", "an old systemd"],
 )

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from remediator.capture import probe
-from remediator.capture.capture import Captor, find_py_spy
-from remediator.ledger.captures import Captured
+from remediator.capture.capture import CaptureRunner, find_py_spy
+from remediator.ledger.captures import Capture
 from tests.remediator import builders as build
 from tests.waiting import eventually
 
@@ -69,21 +69,21 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
-def captor(**changed: Any) -> Captor:
-    return Captor(**{"for_s": 30.0, "max_bytes": MAX_BYTES, "py_spy": find_py_spy(), **changed})
+def captor(**changed: Any) -> CaptureRunner:
+    return CaptureRunner(**{"for_s": 30.0, "max_bytes": MAX_BYTES, "py_spy": find_py_spy(), **changed})
 
 
-def capture(*pids: int, by: Captor | None = None, armed: bool = True, **container: Any) -> Captured:
+def capture(*pids: int, by: CaptureRunner | None = None, armed: bool = True, **container: Any) -> Capture:
     target = build.container(**{"kind": "process", "pids": frozenset(pids), "cgroup": None, **container})
     return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed, now=build.NOW)
 
 
-def process(captured: Captured, pid: int) -> dict[str, Any]:
+def process(captured: Capture, pid: int) -> dict[str, Any]:
     found: dict[str, Any] = next(each for each in captured.document["processes"] if each["pid"] == pid)
     return found
 
 
-def main_thread(captured: Captured, pid: int) -> dict[str, Any]:
+def main_thread(captured: Capture, pid: int) -> dict[str, Any]:
     found: dict[str, Any] = next(each for each in process(captured, pid)["seen"] if each["tid"] == pid)
     return found
 
@@ -143,7 +143,7 @@ def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
         captured = capture(pid, by=captor(py_spy=None))
 
         assert captured.document["notes"] == [
-            "no Python stacks, for py-spy is not installed: pip install 'gpuwarden[evidence]'"
+            "no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]'"
         ]
         assert "python" not in main_thread(captured, pid)
         assert main_thread(captured, pid)["wchan"]
@@ -169,7 +169,7 @@ def test_what_is_no_python_is_told_of_without_stacks() -> None:
     assert process(captured, target.pid)["name"] == "sleep"
     (note,) = captured.document["notes"]
     assert note.startswith(
-        f"no Python stacks of process {target.pid}: py-spy says: Error: Failed to find python version"
+        f"no Python stacks of process {target.pid}: py-spy failed: Error: Failed to find python version"
     )
 
 
@@ -180,7 +180,7 @@ def test_a_process_that_has_ended_meanwhile_is_said_to_be_gone() -> None:
     captured = capture(target.pid)
 
     assert captured.document["processes"] == []
-    assert captured.document["notes"] == [f"process {target.pid} was not seen: No such file or directory"]
+    assert captured.document["notes"] == [f"process {target.pid} was not read: No such file or directory"]
 
 
 def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> N
     assert 3.0 < captured.took_s < 5.0
     assert captured.document["cut_short"] is None
     (note,) = captured.document["notes"]
-    assert note.startswith(f"no Python stacks of process {pid}: py-spy did not end within ")
+    assert note.startswith(f"no Python stacks of process {pid}: py-spy timed out after ")
     assert main_thread(captured, pid)["wchan"]
 
 
@@ -201,8 +201,8 @@ def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(tmp
         captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))
 
         assert 3.0 <= captured.took_s < 4.0
-        assert captured.document["cut_short"] == "it was cut short after 3 s"
-        assert captured.message.endswith("; it was cut short after 3 s")
+        assert captured.document["cut_short"] == "cut short after 3 s"
+        assert captured.message.endswith("; cut short after 3 s")
         assert main_thread(captured, pid)["wchan"]
         left = int((tmp_path / "pid").read_text(encoding="ascii"))
         eventually(lambda: not Path(f"/proc/{left}").exists() or state(left) == "Z", "what it started is gone")
@@ -211,21 +211,21 @@ def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(tmp
 def test_a_look_that_fails_says_why() -> None:
     captured = capture(1, by=captor(look=(sys.executable, "-c", "raise SystemExit('no luck')")))
 
-    assert captured.document["cut_short"] == "the look ended by itself (1): no luck"
+    assert captured.document["cut_short"] == "the probe failed (1): no luck"
 
 
 def test_a_look_that_cannot_be_started_says_why() -> None:
     captured = capture(1, by=captor(look=("/nowhere/python",)))
 
-    assert captured.document["cut_short"].startswith("nothing was looked at: ")
+    assert captured.document["cut_short"].startswith("the probe did not start: ")
     assert "No such file" in captured.document["cut_short"]
 
 
 def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
     code = f"""
-        from remediator.capture.capture import Captor
+        from remediator.capture.capture import CaptureRunner
         from tests.remediator import builders as build
-        captor = Captor(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
+        captor = CaptureRunner(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
         captor.capture(build.episode(), build.container(), None, armed=False, now=build.NOW)
     """
     with socket.socket(socket.AF_UNIX) as engine:
@@ -267,7 +267,7 @@ def test_a_number_that_is_somebody_elses_by_now_is_not_looked_at(tmp_path: Path)
 
     looked_at = [[each["pid"] for each in told.document["processes"]] for told in captured]
     assert looked_at == [[other], [], [], [one]]
-    stranger = f"process {one} was not looked at: it is not the target's, or not any more"
+    stranger = f"process {one} was not read: it does not belong to the target now"
     assert [stranger in told.document["notes"] for told in captured] == [True, True, True, False]
 
 
@@ -306,14 +306,14 @@ def test_of_many_threads_and_many_processes_the_first_are_looked_at_and_the_rest
 
     seen = [thread for each in captured.document["processes"] for thread in each["seen"]]
     assert (len(captured.document["processes"]), len(seen)) == (probe.PROCESSES_MAX, probe.THREADS_MAX)
-    assert "1 of 33 processes were not looked at" in captured.document["notes"]
-    assert any(note.endswith(f"threads of process {pid} were not looked at") for note in captured.document["notes"])
+    assert "1 of 33 processes were not read" in captured.document["notes"]
+    assert any(note.endswith(f"threads of process {pid} were not read") for note in captured.document["notes"])
 
 
 # --- the last lines
 
 
-def logs(**container: Any) -> Captured:
+def logs(**container: Any) -> Capture:
     return capture(os.getpid(), by=captor(py_spy=None), **container)
 
 
@@ -379,7 +379,7 @@ def test_a_log_that_is_a_link_or_no_file_is_not_read(tmp_path: Path) -> None:
 
     assert (link.document["logs"], pipe.document["logs"]) == ([], [])
     assert link.document["notes"][0] == f"no last lines of {tmp_path}/link: Too many levels of symbolic links"
-    assert pipe.document["notes"][0] == f"no last lines of {tmp_path}/pipe: it is no file"
+    assert pipe.document["notes"][0] == f"no last lines of {tmp_path}/pipe: not a regular file"
 
 
 def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(tmp_path: Path) -> None:
@@ -392,7 +392,7 @@ def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(t
 
     assert told == [
         "no last lines of the container's log: No such file or directory",
-        "no last lines of the container's log: the engine at tcp://127.0.0.1:2375 has no socket here",
+        "no last lines of the container's log: the engine at tcp://127.0.0.1:2375 has no local socket",
     ]
 
 

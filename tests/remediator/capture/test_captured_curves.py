@@ -19,7 +19,7 @@ from gpuwarden.queue import JobStore
 from remediator.clients.prometheus_range import Curves
 from remediator.ledger.ledger import Ledger
 from tests.remediator.executor.builders import to_the_end, told
-from tests.remediator.executor.test_captured_first import ACCOUNT, LOOK, captor, executor, target, wedge
+from tests.remediator.executor.test_captured_first import ACCOUNT, LOOK, capture_runner, executor, target, wedge
 from tests.remediator.prometheus import Answering
 from tests.waiting import eventually
 
@@ -40,13 +40,13 @@ def test_a_prometheus_that_is_stopped_costs_its_curves_alone_and_the_stop_comes(
     ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
-    by = captor(py_spy=None, curves=asking(NOBODY))
+    by = capture_runner(py_spy=None, curves=asking(NOBODY))
 
     to_the_end(executor(ledger, store, world, by), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
     document = ledger.captures.of_episode(1)[0].document
-    why = f"{NOBODY} does not answer: All connection attempts failed"
+    why = f"{NOBODY} failed: All connection attempts failed"
     assert (document["curves"], noted(document)) == ([], f"no curve of {NAMES}: {why}")
     assert document["processes"][0]["pid"] == target
 
@@ -78,12 +78,12 @@ def test_a_prometheus_that_hangs_delays_the_stop_to_the_bound_and_no_longer(
     world, box = wedge(ledger, store, target)
     ends = threading.Event()
     with Stand(lambda: ends.wait(30)) as hangs:
-        to_the_end(executor(ledger, store, world, captor(for_s=2.0, curves=asking(hangs.url))), ledger)
+        to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=asking(hangs.url))), ledger)
         ends.set()
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures.of_episode(1)[0].document
-    assert noted(document) == f"no curve of {NAMES}: {hangs.url} does not answer: no answer within 1.8 s"
+    assert noted(document) == f"no curve of {NAMES}: {hangs.url} failed: no answer within 1.8 s"
     assert 1.8 <= document["took_s"] < 4.0
     assert document["processes"][0]["pid"] == target
 
@@ -98,13 +98,13 @@ def test_a_client_that_hangs_itself_is_not_waited_for_beyond_the_bound(
         ends.wait(30)
 
     client._loop.start(hang())
-    to_the_end(executor(ledger, store, world, captor(for_s=2.0, curves=client)), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=client)), ledger)
     ends.set()
     client._loop.run(asyncio.sleep(0.05))  # what was asked in vain comes to its end
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures.of_episode(1)[0].document
-    assert noted(document) == "no curves: no time was left"
+    assert noted(document) == "no curves: no time left"
     assert 2.0 <= document["took_s"] < 4.0
 
 
@@ -120,7 +120,7 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         eventually((tmp_path / "looks").exists, "the look has begun")
 
     with Stand(both) as stand:
-        by = captor(look=("sh", "-c", looks, "sh", *LOOK), curves=asking(stand.url))
+        by = capture_runner(look=("sh", "-c", looks, "sh", *LOOK), curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures.of_episode(1)[0].document
@@ -131,7 +131,7 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         "gpuwarden_container_memory_bytes",
     ]
     assert document["curves"][0]["values"][-1] == 130.0
-    assert noted(document) == f"no curve of GPU use, GPU memory: {stand.url} has no sample of it"
+    assert noted(document) == f"no curve of GPU use, GPU memory: {stand.url} has no samples"
 
 
 def test_curves_that_are_more_than_may_be_kept_are_counted_with_what_was_left_out(
@@ -139,7 +139,7 @@ def test_curves_that_are_more_than_may_be_kept_are_counted_with_what_was_left_ou
 ) -> None:
     world, _ = wedge(ledger, store, target)
     with Stand(lambda: None) as stand:
-        by = captor(max_bytes=1000, curves=asking(stand.url))
+        by = capture_runner(max_bytes=1000, curves=asking(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures.of_episode(1)[0].document

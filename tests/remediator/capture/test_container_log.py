@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from remediator.capture.capture import Captor
+from remediator.capture.capture import CaptureRunner
 from testbed.docker_engine import Engine
 from tests.remediator import builders as build
 from tests.remediator.actuators.test_docker import engine, run
@@ -18,7 +18,7 @@ time.sleep(600)
 
 
 def last_lines(engine: Engine, container: str) -> tuple[list[list[str]], list[str]]:
-    captor = Captor(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
+    captor = CaptureRunner(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
     target = build.container(kind=engine.kind, handle=container, pids=frozenset())
     document = captor.capture(build.episode(), target, None, armed=False, now=build.NOW).document
     return [log["lines"] for log in document["logs"]], [each for each in document["notes"] if "last" in each]

@@ -102,7 +102,7 @@ def with_silences(
     ledger: Ledger, store: JobStore, world: World, asks: Silences, *, unknown_holds: bool = False
 ) -> Executor:
     pace = replace(PACE, safeguards=replace(BOUNDLESS, unknown_holds=unknown_holds))
-    return executor(ledger, store, world, pace=pace, silences=asks)
+    return executor(ledger, store, world, settings=pace, silences=asks)
 
 
 # --- a real Alertmanager
@@ -217,8 +217,8 @@ def test_while_an_alertmanager_does_not_answer_it_goes_on_and_says_so(ledger: Le
         to_the_end(with_silences(ledger, store, world, asks), ledger)
 
     assert story(ledger).outcome == "mended"
-    (why, *_) = [each["because"] for each in logged if each["event"].startswith("whether it is silenced is unknown")]
-    assert why.startswith("http://127.0.0.1:9 does not tell: ")
+    (why, *_) = [each["because"] for each in logged if each["event"].startswith("silences unknown")]
+    assert why.startswith("http://127.0.0.1:9 failed: ")
 
 
 def test_where_the_setting_says_hold_it_waits_until_one_answers(ledger: Ledger, store: JobStore) -> None:
@@ -256,10 +256,10 @@ def listed(*silenced_by: Any, fingerprint: Any = "f1") -> bytes:
         ((302, b""), "it says 302"),
         ((200, b"nonsense"), "Expecting value"),
         ((200, b"[" * 100_000), "recursion"),
-        ((200, b'{"a": 1}'), "its answer is no list of alerts"),
-        ((200, b"7"), "its answer is no list of alerts"),
-        ((200, b'[{"fingerprint": "f1"}]'), "its answer is no list of alerts"),
-        ((200, b'[{"fingerprint": "f1", "status": {"silencedBy": null}}]'), "its answer is no list of alerts"),
+        ((200, b'{"a": 1}'), "its answer is not a list of alerts"),
+        ((200, b"7"), "its answer is not a list of alerts"),
+        ((200, b'[{"fingerprint": "f1"}]'), "its answer is not a list of alerts"),
+        ((200, b'[{"fingerprint": "f1", "status": {"silencedBy": null}}]'), "its answer is not a list of alerts"),
         ((200, b" " * 2000 + b"[]"), "its answer is larger than 1024 bytes"),
     ],
 )
@@ -270,7 +270,7 @@ def test_an_unusable_answer_is_unknown(monkeypatch: pytest.MonkeyPatch, answer: 
         heard = asks.of(frozenset({"f1"}), host=HOST)
 
     assert heard.silences == []
-    assert heard.unknown.startswith(f"{server.url} does not tell: ")
+    assert heard.unknown.startswith(f"{server.url} failed: ")
     assert says in heard.unknown
 
 
@@ -285,7 +285,7 @@ def test_one_that_takes_too_long_is_unknown_and_is_not_asked_again_at_once(monke
         took_s = time.monotonic() - began_s
         server.free.set()
 
-    assert "does not tell: no answer within 0.2 s" in heard.unknown
+    assert "failed: no answer within 0.2 s" in heard.unknown
     assert again == heard
     assert took_s < 10
     assert len(server.asked) == 1
@@ -334,4 +334,4 @@ def test_addresses_of_alertmanagers_are_urls(tmp_path: Path, capsys: pytest.Capt
     code = main([*argv, "--dir", str(tmp_path), "--alertmanager", f"http://a,{given}"])
 
     assert code == 2
-    assert "--alertmanager wants URLs, as http://127.0.0.1:9093: number 2 is none" in capsys.readouterr().err
+    assert "--alertmanager: URL 2 is invalid; expected one as http://127.0.0.1:9093" in capsys.readouterr().err

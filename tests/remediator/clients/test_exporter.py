@@ -17,7 +17,7 @@ from structlog.testing import LogCapture
 import remediator.clients.exporter
 from gpuwarden import evidence as facts
 from gpuwarden.errors import GpuwardenError
-from remediator.clients.exporter import Access, Witness, WitnessError, WorkerUnseenError
+from remediator.clients.exporter import ExporterAuth, ExporterClient, ExporterError, WorkerUnseenError
 from remediator.settings.settings import ExecuteSettings
 from tests.certificates import Authority, authority
 from tests.exporter import builders as host
@@ -69,8 +69,8 @@ def exporter() -> Iterator[Exporter]:
 
 @pytest.fixture
 def ask(exporter: Exporter) -> Iterator[Callable[..., facts.WorkerFacts]]:
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}/")
-    yield lambda worker="w1": witness.about(worker, host=HOST)
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}/")
+    yield lambda worker="w1": witness.worker_evidence(worker, host=HOST)
     witness.close()
 
 
@@ -92,7 +92,7 @@ def test_a_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..
 def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
     exporter.status, exporter.body = 404, "no such worker on this host\n"
 
-    with pytest.raises(WorkerUnseenError, match="sees no worker 'w1' on this host"):
+    with pytest.raises(WorkerUnseenError, match="lists no worker 'w1' on this host"):
         ask()
 
 
@@ -100,13 +100,13 @@ def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Ca
     ("status", "body", "says"),
     [
         (503, "no recent sample of this host\n", "says 503: no recent sample of this host"),
-        (302, "", "says 302"),
+        (302, "", "returned 302"),
         (200, "", "evidence"),
         (200, "{}", "host"),
-        (200, facts.render(evidence(host="box2")), "speaks of box2/w1; box1/w1 was asked for"),
-        (200, facts.render(evidence(worker="w2")), "speaks of box1/w2; box1/w1 was asked for"),
+        (200, facts.render(evidence(host="box2")), "returned box2/w1 for box1/w1"),
+        (200, facts.render(evidence(worker="w2")), "returned box1/w2 for box1/w1"),
         (200, facts.render(evidence()).replace("130.0", "1e999"), "evidence"),
-        (500, "x" * 10_000, "says 500: " + "x" * 200 + "$"),
+        (500, "x" * 10_000, "returned 500: " + "x" * 200 + "$"),
     ],
     ids=[
         "no fresh look",
@@ -124,7 +124,7 @@ def test_an_answer_that_is_no_evidence_confirms_nothing(
 ) -> None:
     exporter.status, exporter.body = status, body
 
-    with pytest.raises(WitnessError, match=says) as raised:
+    with pytest.raises(ExporterError, match=says) as raised:
         ask()
 
     assert not isinstance(raised.value, WorkerUnseenError)
@@ -133,29 +133,29 @@ def test_an_answer_that_is_no_evidence_confirms_nothing(
 def test_a_slow_exporter_is_silent(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter.hold = threading.Event()
     monkeypatch.setattr(remediator.clients.exporter, "TIMEOUT_S", 0.1)
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    with pytest.raises(WitnessError, match="does not answer"):
-        witness.about("w1", host=HOST)
+    with pytest.raises(ExporterError, match="is unreachable"):
+        witness.worker_evidence("w1", host=HOST)
 
     witness.close()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no url", "http://[::1", "ftp://127.0.0.1"])
 def test_an_exporter_that_is_not_there_is_silent(url: str) -> None:
-    witness = Witness(url)
+    witness = ExporterClient(url)
 
-    with pytest.raises(WitnessError, match="does not answer"):
-        witness.about("w1", host=HOST)
+    with pytest.raises(ExporterError, match="is unreachable"):
+        witness.worker_evidence("w1", host=HOST)
 
     witness.close()
 
 
 def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> None:
     exporter.body = facts.render(server())
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    assert witness.about_server("c1", host=HOST) == server()
+    assert witness.container_evidence("c1", host=HOST) == server()
 
     asked = urlsplit(exporter.asked[0])
     assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"container": ["c1"]})
@@ -166,18 +166,18 @@ def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> 
     ("status", "body", "says"),
     [
         pytest.param(503, "no recent sample of this host\n", "says 503: no recent sample", id="no fresh look"),
-        pytest.param(404, "no such page\n", "says 404", id="an exporter that knows no servers"),
+        pytest.param(404, "no such page\n", "returned 404", id="an exporter that knows no servers"),
         pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
-        pytest.param(200, facts.render(server(host="box2")), "speaks of box2/c1; box1/c1 was asked", id="another host"),
-        pytest.param(200, facts.render(server(container="c2")), "speaks of box1/c2; box1/c1", id="another container"),
+        pytest.param(200, facts.render(server(host="box2")), "returned box2/c1 for box1/c1", id="another host"),
+        pytest.param(200, facts.render(server(container="c2")), "returned box1/c2 for box1/c1", id="another container"),
     ],
 )
 def test_a_bad_answer_about_a_server_confirms_nothing(exporter: Exporter, status: int, body: str, says: str) -> None:
     exporter.status, exporter.body = status, body
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    with pytest.raises(WitnessError, match=says):
-        witness.about_server("c1", host=HOST)
+    with pytest.raises(ExporterError, match=says):
+        witness.container_evidence("c1", host=HOST)
 
     witness.close()
 
@@ -199,28 +199,28 @@ ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
 )
 def test_workers_and_servers_are_counted_on_the_exporters_page(exporter: Exporter, page: str, count: int) -> None:
     exporter.body = page
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    assert witness.workers() == count
+    assert witness.count_containers() == count
 
     assert exporter.asked == ["/metrics"]
     witness.close()
 
 
 def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
-    witness = Witness(f"http://127.0.0.1:{exporter.server_port}")
+    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
     for status, body, says in (
         (503, "no recent sample", "says 503: no recent sample"),
-        (200, "a{b", "no page of metrics"),
+        (200, "a{b", "invalid metrics page"),
     ):
         exporter.status, exporter.body = status, body
-        with pytest.raises(WitnessError, match=says):
-            witness.workers()
+        with pytest.raises(ExporterError, match=says):
+            witness.count_containers()
     witness.close()
 
-    nobody = Witness("http://127.0.0.1:1")
-    with pytest.raises(WitnessError, match="does not answer"):
-        nobody.workers()
+    nobody = ExporterClient("http://127.0.0.1:1")
+    with pytest.raises(ExporterError, match="is unreachable"):
+        nobody.count_containers()
     nobody.close()
 
 
@@ -242,38 +242,38 @@ def guarded(tmp_path: Path, ours: Authority) -> Iterator[int]:
         yield port
 
 
-def about(url: str, access: Access) -> facts.WorkerFacts:
-    with closing(Witness(url, access)) as witness:
-        return witness.about("w0", host="box-1")
+def ask_exporter(url: str, access: ExporterAuth) -> facts.WorkerFacts:
+    with closing(ExporterClient(url, access)) as witness:
+        return witness.worker_evidence("w0", host="box-1")
 
 
 def test_an_exporter_behind_tls_and_a_password_is_asked(guarded: int, ours: Authority, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("remediator:correct horse\n")
-    whole = Access(
+    whole = ExporterAuth(
         ca_file=ours.own.cert, cert_file=ours.client.cert, key_file=ours.client.key, basic_auth_file=secret,
         server_name="box-1.test",
     )  # fmt: skip
 
-    assert about(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
-    with closing(Witness(f"https://127.0.0.1:{guarded}", whole)) as witness:
-        assert witness.workers() == 1
+    assert ask_exporter(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
+    with closing(ExporterClient(f"https://127.0.0.1:{guarded}", whole)) as witness:
+        assert witness.count_containers() == 1
         secret.write_text("remediator:another\n")
-        with pytest.raises(WitnessError, match="says 401"):
-            witness.workers()
+        with pytest.raises(ExporterError, match="returned 401"):
+            witness.count_containers()
         secret.unlink()
-        with pytest.raises(WitnessError, match="secret cannot be read"):
-            witness.about("w0", host="box-1")
+        with pytest.raises(ExporterError, match="secret cannot be read"):
+            witness.worker_evidence("w0", host="box-1")
         secret.write_text("remediator:correct horse\n")
-        assert witness.workers() == 1
+        assert witness.count_containers() == 1
     for lacking, says in (
-        ({"cert_file": None, "key_file": None}, "does not answer"),
+        ({"cert_file": None, "key_file": None}, "is unreachable"),
         ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
         ({"server_name": "box-2.test"}, "not valid for 'box-2.test'"),
-        ({"basic_auth_file": None}, "says 401"),
+        ({"basic_auth_file": None}, "returned 401"),
     ):
-        with pytest.raises(WitnessError, match=says):
-            about(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
+        with pytest.raises(ExporterError, match=says):
+            ask_exporter(f"https://127.0.0.1:{guarded}", replace(whole, **lacking))
 
 
 def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,58 +294,61 @@ def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypa
         renew(path, by)
     config = tmp_path / "web.yml"
     config.write_text(wants(ours))
-    access = Access(ca_file=ca, cert_file=cert, key_file=key)
+    access = ExporterAuth(ca_file=ca, cert_file=cert, key_file=key)
 
     with (
         served(live(host.sighting()), web_config_file=config) as port,
-        closing(Witness(f"https://127.0.0.1:{port}", access)) as witness,
+        closing(ExporterClient(f"https://127.0.0.1:{port}", access)) as witness,
     ):
         renew(cert, another.client.cert)
-        assert [witness.workers(), witness.workers()] == [1, 1]  # half of the pair: the one before stays
+        assert [witness.count_containers(), witness.count_containers()] == [
+            1,
+            1,
+        ]  # half a pair: the old one stays
         renew(key, another.client.key)
         renew(ca, another.own.cert)
         config.write_text(wants(another))
-        assert witness.workers() == 1
+        assert witness.count_containers() == 1
         ca.unlink()
-        assert witness.workers() == 1
+        assert witness.count_containers() == 1
 
-    events = ["are not taken; those before stay", "are in force", "are not taken; those before stay"]
-    assert [each["event"] for each in said.entries] == [f"renewed certificates {each}" for each in events]
+    failed, done = "certificate reload failed, old certificates in use", "certificates reloaded"
+    assert [each["event"] for each in said.entries] == [failed, done, failed]
 
 
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("", "wants one line"),
-        ("hunter2", "wants one line"),
-        (":hunter2", "wants one line"),
-        ("a:hunter2\nc:d", "wants one line"),
+        ("", "must have one line"),
+        ("hunter2", "must have one line"),
+        (":hunter2", "must have one line"),
+        ("a:hunter2\nc:d", "must have one line"),
     ],
 )
 def test_a_bad_password_file_is_reported_first(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "secret").write_text(line)
 
     with pytest.raises(GpuwardenError, match=says) as raised:
-        Witness("http://127.0.0.1:1", Access(basic_auth_file=tmp_path / "secret"))
+        ExporterClient("http://127.0.0.1:1", ExporterAuth(basic_auth_file=tmp_path / "secret"))
 
     assert "hunter2" not in str(raised.value)
 
 
 def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_path: Path, ours: Authority) -> None:
     for broken in (
-        Access(ca_file=tmp_path / "none.pem"),
-        Access(ca_file=ours.own.key),
-        Access(cert_file=ours.client.cert, key_file=ours.server.key),
+        ExporterAuth(ca_file=tmp_path / "none.pem"),
+        ExporterAuth(ca_file=ours.own.key),
+        ExporterAuth(cert_file=ours.client.cert, key_file=ours.server.key),
     ):
-        with pytest.raises(GpuwardenError, match="cannot be asked by TLS with"):
-            Witness("https://127.0.0.1:1", broken)
+        with pytest.raises(GpuwardenError, match="invalid TLS files for the exporter"):
+            ExporterClient("https://127.0.0.1:1", broken)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        pytest.param({"exporter_cert_file": "a"}, "are wanted together", id="a certificate without its key"),
-        pytest.param({"exporter_ca_file": "a"}, "want --exporter https", id="authorities for plain HTTP"),
+        pytest.param({"exporter_cert_file": "a"}, "or neither", id="a certificate without its key"),
+        pytest.param({"exporter_ca_file": "a"}, "need --exporter https", id="authorities for plain HTTP"),
     ],
 )
 def test_settings_that_would_go_unheeded_are_refused(options: dict[str, str], says: str) -> None:

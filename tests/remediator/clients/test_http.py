@@ -38,7 +38,7 @@ def drips(what: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 def get(url: str, *, within_s: float = 5.0, max_bytes: int = 1000) -> bytes:
     async def ask() -> bytes:
-        async with answers.asking(within_s=within_s, max_bytes=max_bytes) as asking:
+        async with answers.limited_client(within_s=within_s, max_bytes=max_bytes) as asking:
             return await asking.get(url, {"a": 'b"&c'})
 
     return asyncio.run(ask())
@@ -83,7 +83,7 @@ def test_the_bound_of_time_is_one_for_all_of_it_however_it_drips(head: bytes, dr
 
 def test_the_bound_of_time_is_one_for_all_that_is_asked_inside() -> None:
     async def ask_all(url: str) -> None:
-        async with answers.asking(within_s=0.5, max_bytes=1000) as asking:
+        async with answers.limited_client(within_s=0.5, max_bytes=1000) as asking:
             while True:
                 await asking.post(url, {})
 
@@ -99,10 +99,10 @@ def test_the_bound_of_time_is_one_for_all_that_is_asked_inside() -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (said("503 Oh", b"  starting\n up\x00\x1b[31m \xff "), "it says 503: starting up [31m �"),
-        (said("404 Oh", b""), "it says 404"),
-        (said("302 Oh", b"elsewhere"), "it says 302: elsewhere"),
-        (said("500 Oh", b"x" * 5000), f"it says 500: {'x' * 200}"),
+        (said("503 Oh", b"  starting\n up\x00\x1b[31m \xff "), "it returned 503: starting up [31m �"),
+        (said("404 Oh", b""), "it returned 404"),
+        (said("302 Oh", b"elsewhere"), "it returned 302: elsewhere"),
+        (said("500 Oh", b"x" * 5000), f"it returned 500: {'x' * 200}"),
         (b"", "Server disconnected without sending a response."),
         (b"nonsense\r\n\r\n", "illegal status line"),
     ],
@@ -125,11 +125,11 @@ def test_the_password_of_an_address_is_told_to_its_server_alone() -> None:
 
 
 def test_a_hanging_look_up_delays_neither_the_answer_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = answers.Loop("test")
+    loop = answers.LoopThread("test")
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(8))
 
     async def ask() -> bytes:
-        async with answers.asking(within_s=0.2, max_bytes=1000) as asking:
+        async with answers.limited_client(within_s=0.2, max_bytes=1000) as asking:
             return await asking.get("http://gpuwarden.invalid", {})
 
     began_s = time.monotonic()

@@ -158,7 +158,7 @@ def test_the_curves_of_each_gpu_stand_in_the_order_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("found", "because"),
     [
-        pytest.param(b"<html>", "cannot be read: it: Invalid JSON", id="no JSON"),
+        pytest.param(b"<html>", "invalid answer: it: Invalid JSON", id="no JSON"),
         pytest.param(answer(({}, [[1000, "many"]])), "values", id="no number"),
         pytest.param(
             b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "resultType", id="no curve"

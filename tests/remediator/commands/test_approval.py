@@ -175,7 +175,7 @@ def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
         return capsys.readouterr().err
 
     assert said("1").startswith(
-        f"gpuwarden {command}: the ledger has no episode 1: `gpuwarden status` names those that ask"
+        f"gpuwarden {command}: no episode 1 in the ledger: `gpuwarden status` lists episodes that ask"
     )
     world = wedged(ledger, store)
     works = executor(ledger, store, world, armed=False)

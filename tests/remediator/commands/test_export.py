@@ -98,7 +98,7 @@ def test_a_file_is_replaced_whole_and_only_its_owner_may_read_it(
     assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(file)]) == 0
 
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"1 episodes are in {file}\n")
+    assert (captured.out, captured.err) == ("", f"1 episodes written to {file}\n")
     assert json.loads(file.read_text())["worker"] == "w1"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [each.name for each in folder.iterdir()] == ["ledger.jsonl"]
@@ -185,7 +185,7 @@ def test_what_is_no_time_is_called_so(ledger_url: str, capsys: pytest.CaptureFix
         main(["ledger", "--ledger", ledger_url, "export", "--since", text])
 
     assert ended.value.code == 2
-    assert "is neither a duration, as 12h or 7d, nor a time, as 2026-01-31T08:00" in capsys.readouterr().err
+    assert "use a duration (12h, 7d) or a time (2026-01-31T08:00)" in capsys.readouterr().err
 
 
 def test_a_day_begins_at_local_midnight() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gpuwarden.cli.main import main
 from gpuwarden.format import when
 from remediator.alert import Refusal
-from remediator.ledger.captures import Captured
+from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -34,7 +34,7 @@ def test_an_empty_ledger_says_so(ledger: Ledger, ledger_url: str, capsys: pytest
     assert main(["ledger", "--ledger", ledger_url, "list"]) == 0
 
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "no episode yet\n")
+    assert (captured.out, captured.err) == ("", "no episodes yet\n")
 
 
 def test_list_shows_an_episode_a_line(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,15 +94,15 @@ def test_json_is_one_object_a_line(ledger: Ledger, ledger_url: str, capsys: pyte
 
 
 def test_refused_alerts_have_a_reason(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    refusal = Refusal(reason=Reason.NO_HOST, message="it names no host", fingerprint="f", labels={"worker": "w1"})
+    refusal = Refusal(reason=Reason.NO_HOST, message="no label `host`", fingerprint="f", labels={"worker": "w1"})
     ledger.inbox.accept([], [refusal], now=NOW)
 
     (line,) = said(capsys, "--ledger", ledger_url, "refused")
     (found,) = said(capsys, "--ledger", ledger_url, "refused", "--json")
 
-    assert missing(line, " no_host ", "it names no host") == []
+    assert missing(line, " no_host ", "no label `host`") == []
     assert json.loads(found) == {
-        "at": NOW, "reason": "no_host", "message": "it names no host", "labels": {"worker": "w1"},
+        "at": NOW, "reason": "no_host", "message": "no label `host`", "labels": {"worker": "w1"},
     }  # fmt: skip
 
 
@@ -174,7 +174,7 @@ def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
         "logs": [{"source": "the container's log", "lines": ["step 4", "step 5"]}],
         "notes": ["no Python stacks of process 9: it has ended"],
     }  # fmt: skip
-    kept = Captured(armed=armed, took_s=0.25, document=document | changed)
+    kept = Capture(armed=armed, took_s=0.25, document=document | changed)
     assert ledger.captures.save(episode, kept, now=NOW + 3.25)
 
 
@@ -185,8 +185,8 @@ def test_show_names_waits_and_frames(ledger: Ledger, ledger_url: str, capsys: py
     assert said(capsys, "--ledger", ledger_url, "show", "1")[2:] == [
         "     +3.2 s  saw      capture            1 processes, 2 threads, 1 Python stacks, 0 curves; took 0.2 s",
         "     +3.2 s  captured before the stop:",
-        f"    4001 python3: {main}, holds Python's lock: forward (train.py:12)",
-        "    4001 python3: thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
+        f"    4001 python3: {main}, holds the GIL: forward (train.py:12)",
+        "    4001 python3: thread 4002 heart, running, no wait known, 1 ticks of CPU",
         "    no Python stacks of process 9: it has ended",
     ]
 
@@ -204,24 +204,24 @@ def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys:
 
 
 def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    captured(ledger, cut_short="it was cut short after 5 s", left_out_bytes=7)
+    captured(ledger, cut_short="cut short after 5 s", left_out_bytes=7)
 
     heading, *told = said(capsys, "--ledger", ledger_url, "evidence", "1")
 
     assert heading.startswith("captured before the stop at 20")
     assert heading.endswith(f" on {HOST}, in 0.2 s")
     assert told == [
-        "  it was cut short after 5 s",
+        "  cut short after 5 s",
         "  no Python stacks of process 9: it has ended",
         "  7 bytes more were seen than are kept (--capture-max-bytes)",
-        "  the exporter: alive True, beat_age_s 130.0, phase step, step 5",
+        "  exporter: alive True, beat_age_s 130.0, phase step, step 5",
         "  process 4001 python3, sleeping, 2 threads",
-        "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds Python's lock",
+        "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds the GIL",
         "      kernel: futex_wait_queue+0x1 < do_futex+0x2",
         "      forward (/jobs/train.py:12)",
-        "      and 3 frames more",
-        "    thread 4002 heart, running, in no wait (or none that may be read), 1 ticks of CPU",
-        "  the last lines of the container's log:",
+        "      3 more frames",
+        "    thread 4002 heart, running, no wait known, 1 ticks of CPU",
+        "  last lines of the container's log:",
         "    step 4",
         "    step 5",
     ]
@@ -255,10 +255,10 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
         "  of_a_later_version  |▁    | -1.0 s to -1.0 s, at last unknown",
     ]
     assert told[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
-    assert told[4:] == ["    -240 s to +0 s, 60 s from point to point:", *(f"    {line}" for line in lines)]
+    assert told[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
 
     full = said(capsys, "--ledger", ledger_url, "evidence", "1")
-    heading = f"  {when(NOW - 240)} to {when(NOW)}, 60 s from point to point:"
+    heading = f"  {when(NOW - 240)} to {when(NOW)}, step 60 s:"
     assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
 
 
@@ -292,7 +292,7 @@ def test_an_episode_without_a_capture(ledger: Ledger, ledger_url: str, capsys: p
     assert main(["ledger", "--ledger", ledger_url, "evidence", "1"]) == 0
 
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "nothing was captured of episode 1\n")
+    assert (told.out, told.err) == ("", "no capture of episode 1\n")
     assert main(["ledger", "--ledger", ledger_url, "evidence", "9"]) == 1
 
 

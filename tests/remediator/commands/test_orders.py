@@ -181,11 +181,11 @@ def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore,
     structlog.reset_defaults()
     with capture_logs() as logged, looping(executor(ledger, store, World(), armed=False)):
         cli("arm", "--yes", "--because", "go")
-        eventually(lambda: any(each["event"] == "armed: it acts" for each in logged), "it says that it acts")
+        eventually(lambda: any(each["event"] == "armed: acts" for each in logged), "it says that it acts")
         cli("disarm")
         eventually(lambda: logged[-1]["event"].startswith("dry run"), "and that it does not any more")
 
-    acts = next(each for each in logged if each["event"] == "armed: it acts")
+    acts = next(each for each in logged if each["event"] == "armed: acts")
     assert (acts["remedy"], acts["because"]) == (REMEDY, "go")
     assert acts["by"].startswith("ann@")
 
@@ -281,10 +281,10 @@ def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, st
     step = replace(BEGIN, free_key="another", settle_key=None)
     assert ledger.intents.begin(promised, step, safeguards=BOUNDLESS, now=time.time()) is None
 
-    found = ledger.orders.freed_since(time.time() - 60)
+    found = ledger.orders.restarts_since(time.time() - 60)
 
     assert [(host, name) for host, name, _ in found] == [(HOST, "w1")]
-    assert ledger.orders.freed_since(time.time() - 60, host="box2") == []
+    assert ledger.orders.restarts_since(time.time() - 60, host="box2") == []
 
 
 # --- the brake
@@ -318,7 +318,7 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
     for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
         ledger.executors.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
 
-    _, recent = ledger.orders.standing(wish(handle="h"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.with_activity(wish(handle="h"), Safeguards(), now=NOW)
 
     assert recent.fleet == 20
 
@@ -347,10 +347,10 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
 def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
-    _, before = ledger.orders.standing(wish(handle="w1"), Safeguards(), now=NOW)
+    _, before = ledger.orders.with_activity(wish(handle="w1"), Safeguards(), now=NOW)
     begun(ledger, "w1", life=2, now=NOW)
 
-    _, after = ledger.orders.standing(wish(handle="w1"), Safeguards(), now=NOW + 10)
+    _, after = ledger.orders.with_activity(wish(handle="w1"), Safeguards(), now=NOW + 10)
 
     assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
 
@@ -361,7 +361,7 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     for worker in ("w1", "w2"):
         begun(ledger, worker, life=1, now=NOW)
 
-    _, recent = ledger.orders.standing(wish(handle="w3"), Safeguards(), now=NOW + 10)
+    _, recent = ledger.orders.with_activity(wish(handle="w3"), Safeguards(), now=NOW + 10)
 
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
@@ -371,7 +371,7 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
     begun(ledger, "w1", life=1, now=NOW + 86400)
     begun(ledger, "w2", life=1, now=NOW + 60)
 
-    _, recent = ledger.orders.standing(wish(handle="w3"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.with_activity(wish(handle="w3"), Safeguards(), now=NOW)
 
     assert recent.targets == {f"{HOST}/w2"}
     assert recent.frees == 1

@@ -56,7 +56,7 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
     (line,) = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"pause 1 on every host from \S+ \S+ until \S+ \S+, by ann@\S+: new\\x1b driver; "
-        r"`gpuwarden resume 1` ends it or calls it off",
+        r"end it with `gpuwarden resume 1`",
         line,
     )
 
@@ -108,11 +108,11 @@ def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[...
     ("argv", "code", "words"),
     [
         (("pause",), 2, ("--for", "--until")),
-        (("pause", "--for", "0s"), 2, ("before",)),
+        (("pause", "--for", "0s"), 2, ("after its start",)),
         (("pause", "--for", "32d"), 2, ("31 days",)),
-        (("pause", "--for", "1h", "--from", "2001-01-01T00:00"), 2, ("now or later",)),
+        (("pause", "--for", "1h", "--from", "2001-01-01T00:00"), 2, ("begin now",)),
         (("pause", "--for", "1h", "--from", local(367 * 86400)), 2, ("366 days",)),
-        (("pause", "--until", "2001-01-01T00:00"), 2, ("before",)),
+        (("pause", "--until", "2001-01-01T00:00"), 2, ("after its start",)),
         (("pause", "--for", "1h", "--host", "bxo1"), 1, ("'bxo1'", HOST)),
         (("resume", "1"), 1, ("pause 1 ",)),
     ],

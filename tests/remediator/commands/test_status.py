@@ -127,7 +127,7 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
 
     assert code == 0
     assert lines == [
-        "ledger        ok        can be read and written",
+        "ledger        ok        readable and writable",
         "executor box1 ok        alive, pid 7, sees 4 workers",
         "alerts        -         none yet",
         f"remediator    ok        ready at {parts.url}",
@@ -135,14 +135,14 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         f"alertmanager  ok        ready at {parts.url}",
         f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",
         "",
-        "dry run   lose_node on box1, as nobody has armed it",
-        "dry run   recycle_container on box1, as nobody has armed it",
-        "dry run   restart_container on box1, as nobody has armed it",
-        "dry run   restart_worker on box1, as nobody has armed it",
-        "dry run   wrangle on box1, as nobody has armed it",
+        "dry run   lose_node on box1, no order yet",
+        "dry run   recycle_container on box1, no order yet",
+        "dry run   restart_container on box1, no order yet",
+        "dry run   restart_worker on box1, no order yet",
+        "dry run   wrangle on box1, no order yet",
         "0 open episodes",
         "",
-        "nothing needs a person",
+        "nothing needs an operator",
     ]
 
 
@@ -183,21 +183,21 @@ def test_it_says_what_is_paused_and_what_is_planned(ledger: Ledger, ask: Callabl
         (
             "/metrics",
             (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
-            "is unknown, so nothing is done on its account; does the Docker engine run?; its log says why",
+            "are unknown and are not acted on; check that Docker runs; see its log",
         ),
         ("/-/ready", (503, "starting"), "alertmanager: says 503 at"),
-        ("/-/ready", (503, "starting"), "prometheus: says 503 at"),
-        ("/api/v1/rules", (200, rules()), "has no rule that calls the remediator; add alerts/*.rules.yaml"),
+        ("/-/ready", (503, "starting"), "prometheus: status 503 at"),
+        ("/api/v1/rules", (200, rules()), "calls the remediator; add alerts/*.rules.yaml"),
         (
             "/api/v1/rules",
             (200, rules({**RULE, "health": "err", "lastError": "many-to-many"})),
             "cannot evaluate GpuwardenJobStalled: many-to-many",
         ),
-        ("/api/v1/query", (200, scraped()), "has no series of box1, so no rule speaks of it; does it scrape"),
+        ("/api/v1/query", (200, scraped()), "no alert fires for it; check its targets"),
         (
             "/api/v1/alertmanagers",
             (200, json.dumps({"data": {"activeAlertmanagers": []}})),
-            "has no Alertmanager to tell",
+            "no Alertmanager configured",
         ),
         ("/api/v1/rules", (200, "<html>a proxy</html>"), "prometheus: Prometheus does not answer"),
         ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus does not answer"),
@@ -211,7 +211,7 @@ def test_a_part_that_is_not_well_is_named_with_what_to_do(
     code, lines = ask()
 
     assert code == 1
-    needs = lines[lines.index("needs a person:") :]
+    needs = lines[lines.index("needs an operator:") :]
     assert any(says in line for line in needs), lines
 
 
@@ -243,7 +243,7 @@ def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(ask: Callable[...
 
     assert code == 1
     assert "alertmanager  -         not asked" in lines
-    (need,) = lines[lines.index("needs a person:") + 1 :]
+    (need,) = lines[lines.index("needs an operator:") + 1 :]
     assert [each for each in ("- prometheus: ", nobody, "--prometheus none") if each not in need] == []
 
 
@@ -310,7 +310,7 @@ def silent_and_owing(ledger: Ledger) -> None:
         pytest.param(
             asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="a wedge that a person is asked about"
         ),
-        pytest.param(unarmed, ("1 wedged", "`gpuwarden arm`"), id="a wedge that nobody mends"),
+        pytest.param(unarmed, ("1 failed and not armed", "`gpuwarden arm`"), id="a wedge that nobody mends"),
         pytest.param(
             given_up,
             ("episode 1 of w1 on box1", "free abandoned", "`gpuwarden ledger show 1`"),
@@ -326,7 +326,7 @@ def test_what_needs_a_person_is_named_with_what_to_do(
     code, lines = ask()
 
     assert code == 1
-    (need,) = lines[lines.index("needs a person:") + 1 :]
+    (need,) = lines[lines.index("needs an operator:") + 1 :]
     need = re.sub(r"( min \d)\d s", r"\g<1>0 s", need)  # asking takes a second or two
     assert [each for each in names if each not in need] == []
 
@@ -338,7 +338,7 @@ def test_a_silent_host_that_owes_something_is_kept(ledger: Ledger, ask: Callable
     code, lines = ask()
 
     assert code == 1
-    assert any(line.startswith("executor box1 NOT WELL  no sign of life for 8 d") for line in lines)
+    assert any(line.startswith("executor box1 DOWN      no heartbeat for 8 d") for line in lines)
 
 
 def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: Callable[..., Said]) -> None:
@@ -349,13 +349,13 @@ def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: 
 
     assert code == 1
     assert "`gpuwarden gpu release GPU-0`" in lines[-1]
-    assert "queue         ok        can be read and written" in lines
+    assert "queue         ok        readable and writable" in lines
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("sqlite:///{}/qeue.db", "there is none at"),
+        ("sqlite:///{}/qeue.db", "no queue database at"),
         ("sqlite:///{}", "it cannot be opened"),
         ("queue.db", "is no database URL"),
     ],
@@ -365,7 +365,7 @@ def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: P
 
     assert code == 1
     assert says in lines[-1]
-    assert "is --queue right" in lines[-1]
+    assert "check --queue" in lines[-1]
     assert not (tmp_path / "qeue.db").exists()
 
 
@@ -401,17 +401,17 @@ def test_a_locked_database_is_told_in_a_sentence(
         code, lines = ask("--queue", f"sqlite:///{queue}")
 
     assert code == 1
-    (need,) = lines[lines.index("needs a person:") + 1 :]
+    (need,) = lines[lines.index("needs an operator:") + 1 :]
     assert [each for each in (f"- {name}: ", "write lock", f"`fuser {file}`") if each not in need] == []
 
 
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        ("database or disk is full", "the disk is full: nothing is recorded, so nothing is done"),
-        ("attempt to write a readonly database", "this account may only read it"),
+        ("database or disk is full", "disk full: nothing is recorded or done"),
+        ("attempt to write a readonly database", "this user may only read it"),
         ("unable to open database file", "it cannot be opened"),
-        ("the server closed the connection", "is --ledger right, and does its database run?"),
+        ("the server closed the connection", "check --ledger and its database"),
     ],
 )
 def test_what_the_ledger_answers_is_told_with_what_to_do(
@@ -434,7 +434,7 @@ def test_an_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: 
     code, lines = ask()
 
     assert code == 1
-    assert "MiB are free on the disk of" in lines[-1]
+    assert "MiB free on the disk of" in lines[-1]
 
 
 def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,7 +444,7 @@ def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: 
 
     said = capsys.readouterr().out
     assert code == 1
-    assert "there is no ledger at" in said
+    assert "no ledger at" in said
     assert f"prometheus    ok        ready at {parts.url}" in said
 
 
@@ -498,5 +498,5 @@ def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
         main(said)
 
     assert ended.value.code == 2
-    told = "no ledger is named, and `gpuwarden up` keeps none for this user: give its database URL, or set"
-    assert f"{told} $GPUWARDEN_REMEDIATOR_LEDGER to it, as the services" in capsys.readouterr().err
+    told = "no ledger found: set --ledger or"
+    assert f"{told} $GPUWARDEN_REMEDIATOR_LEDGER" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_the_command_prints_text_and_json(ledger: Ledger, ledger_url: str, capsy
         "  done: 1 start, 1 stop",
         "  failed: 1 start",
         "  closed: 1 mended",
-        "  open and waiting: 1 cooldown, 1 dry_run",
+        "  open: 1 cooldown, 1 dry_run",
     ]
     assert (told["episodes"], len(told["would"]), told["until"] - told["since"]) == (4, 1, 3600.0)
 
@@ -108,4 +108,4 @@ def test_a_quiet_day_says_so(ledger: Ledger, ledger_url: str, capsys: pytest.Cap
 
     assert main(["ledger", "--ledger", ledger_url, "summary"]) == 0
 
-    assert capsys.readouterr().out.splitlines()[1:] == ["  nothing wedged"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["  no failures"]

@@ -17,7 +17,7 @@ from gpuwarden.job import State
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.alertmanager import Silences
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands, Pace
+from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.ledger import Ledger
@@ -30,7 +30,7 @@ from tests.remediator.world import Box, World
 
 LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, start_seen_s=0.0)
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
-PACE = Pace(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
+PACE = LoopSettings(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
 
 
@@ -46,7 +46,7 @@ def executor(
     store: Any,
     world: Any,
     *,
-    pace: Pace = PACE,
+    settings: LoopSettings = PACE,
     host: str = HOST,
     lock: ExecutorLock | None = None,
     armed: bool = True,
@@ -56,8 +56,8 @@ def executor(
     """An executor, after its host was armed or disarmed."""
     arm(next((part for part in vars(ledger).values() if isinstance(part, Ledger)), ledger), host=host, armed=armed)
     queue = BuiltinQueue(store) if isinstance(store, JobStore) else store
-    hands = Hands(witness=world, queue=queue, actuators={"docker": world}, policy=policy, silences=silences)
-    return Executor(ledger, host=host, hands=hands, pace=pace, lock=lock)
+    clients = Clients(exporter=world, queue=queue, actuators={"docker": world}, policy=policy, silences=silences)
+    return Executor(ledger, host=host, clients=clients, settings=settings, lock=lock)
 
 
 def arm(ledger: Ledger, *, host: str = HOST, armed: bool = True) -> None:

@@ -17,10 +17,10 @@ import pytest
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.queue import JobStore
 from remediator.capture import probe
-from remediator.capture.capture import Captor
+from remediator.capture.capture import CaptureRunner
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands
-from remediator.ledger.captures import Captured
+from remediator.executor.executor import Clients, Executor
+from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
@@ -53,14 +53,16 @@ def target() -> Iterator[int]:
         process.kill()
 
 
-def captor(**changed: Any) -> Captor:
-    return Captor(**{"for_s": 10.0, "max_bytes": 2**18, **changed})
+def capture_runner(**changed: Any) -> CaptureRunner:
+    return CaptureRunner(**{"for_s": 10.0, "max_bytes": 2**18, **changed})
 
 
-def executor(ledger: Ledger, store: JobStore, world: World, by: Captor | None, *, armed: bool = True) -> Executor:
+def executor(
+    ledger: Ledger, store: JobStore, world: World, by: CaptureRunner | None, *, armed: bool = True
+) -> Executor:
     arm(ledger, armed=armed)
-    hands = Hands(witness=world, queue=BuiltinQueue(store), actuators={"docker": world}, captor=by)  # type: ignore[arg-type]
-    return Executor(ledger, host=HOST, hands=hands, pace=PACE)
+    clients = Clients(exporter=world, queue=BuiltinQueue(store), actuators={"docker": world}, capture_runner=by)  # type: ignore[arg-type]
+    return Executor(ledger, host=HOST, clients=clients, settings=PACE)
 
 
 def wedge(ledger: Ledger, store: JobStore, target: int) -> tuple[World, Box]:
@@ -85,7 +87,7 @@ def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: 
     kept: list[int] = []
     world.before_stop = lambda _: kept.append(len(ledger.captures.of_episode(1)))
 
-    to_the_end(executor(ledger, store, world, captor()), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner()), ledger)
 
     assert told(ledger) == ACCOUNT
     assert (kept, box.calls) == ([1], ["stop", "start"])
@@ -98,7 +100,7 @@ def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: 
 def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, target: int) -> None:
     world = silent_server(ledger, processes=frozenset({target}))
 
-    to_the_end(executor(ledger, store, world, captor()), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner()), ledger)
 
     assert told(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
     assert ledger.captures.of_episode(1)[0].document["facts"]["unanswered_s"] == 130.0
@@ -122,11 +124,11 @@ def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target:
 
     ledger.intents.advance = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):  # right after it was kept, before the fence is on record
-        turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+        turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
     assert told(ledger)[-1] == "saw capture"
     ledger.intents.advance = advance  # type: ignore[method-assign]
 
-    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (1, 1)
@@ -141,10 +143,10 @@ def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int
 
     ledger.captures.save = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        turn(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+        turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
     ledger.captures.save = keep  # type: ignore[method-assign]
 
-    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
     assert told(ledger) == ACCOUNT
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (2, 1)
@@ -158,7 +160,7 @@ def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, targe
 
     ledger.captures.save = refuse  # type: ignore[method-assign]
 
-    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
     assert box.calls == ["stop", "start"]
     assert looks(tmp_path) == 1
@@ -167,11 +169,11 @@ def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, targe
 def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     world, box = wedge(ledger, store, target)
     for _ in range(3):
-        turn(executor(ledger, store, world, captor(look=counted(tmp_path)), armed=False), ledger)
+        turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path)), armed=False), ledger)
 
     assert told(ledger) == ["saw alert: firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
     assert (looks(tmp_path), box.calls) == (1, [])
-    to_the_end(executor(ledger, store, world, captor(look=counted(tmp_path))), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
     assert [each.document["armed"] for each in ledger.captures.of_episode(1)] == [False, True]
     assert (looks(tmp_path), box.calls) == (2, ["stop", "start"])
@@ -180,8 +182,8 @@ def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStor
 def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
 
-    class Slow(Captor):
-        def capture(self, *about: Any, **how: Any) -> Captured:
+    class Slow(CaptureRunner):
+        def capture(self, *about: Any, **how: Any) -> Capture:
             captured = super().capture(*about, **how)
             box.wedged = False
             return captured
@@ -199,7 +201,7 @@ def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, t
 
 def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
     world, box = wedge(ledger, store, target)
-    works = executor(ledger, store, world, captor())
+    works = executor(ledger, store, world, capture_runner())
     after_begin(ledger, lambda: setattr(box, "running", False))
 
     to_the_end(works, ledger)
@@ -215,7 +217,7 @@ def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore
     (episode,) = ledger.episodes.list_open(HOST)
     assert episode.free is not None
     nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
-    first, second = (Captured(armed=True, took_s=0.0, document={**nothing, "n": n}) for n in (1, 2))
+    first, second = (Capture(armed=True, took_s=0.0, document={**nothing, "n": n}) for n in (1, 2))
 
     assert ledger.captures.save(episode, first, now=time.time())
     assert not ledger.captures.save(episode, second, now=time.time())
@@ -226,7 +228,7 @@ def test_refused_characters_are_replaced(ledger: Ledger, store: JobStore, target
     (tmp_path / "job-1-attempt-1.log").write_bytes(b"a\0b\xed\xa0\x80c\n")
     world, _ = wedge(ledger, store, target)
 
-    to_the_end(executor(ledger, store, world, captor(job_logs=tmp_path)), ledger)
+    to_the_end(executor(ledger, store, world, capture_runner(job_logs=tmp_path)), ledger)
 
     assert ledger.captures.of_episode(1)[0].document["logs"][0]["lines"] == ["a\\x00b\\xed\\xa0\\x80c"]
 
@@ -239,7 +241,7 @@ def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
     (episode,) = ledger.episodes.list_open(HOST)
-    captured = Captured(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "curves": []})
+    captured = Capture(armed=True, took_s=0.0, document={"processes": [], "cut_short": None, "curves": []})
 
     ledger.captures.save(episode, captured, now=time.time())
     assert len(ledger.captures.of_episode(1)) == 1

@@ -48,7 +48,7 @@ def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledge
 def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     world = World(Box(worker="w1", job_id=job_id))
-    with looping(executor(ledger, store, world, pace=replace(PACE, look_again_s=60.0))):
+    with looping(executor(ledger, store, world, settings=replace(PACE, look_again_s=60.0))):
         eventually(lambda: ledger.reports.totals(HOST).executor, "the first beat")
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
         eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=30)
@@ -67,7 +67,7 @@ def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch
     monkeypatch.setattr(Executors, "beat", counted)
     counting = Ledger.open(ledger_url, host=HOST)
     began_s = time.monotonic()
-    with looping(executor(counting, store, World(), pace=replace(PACE, look_again_s=0.3))):
+    with looping(executor(counting, store, World(), settings=replace(PACE, look_again_s=0.3))):
         eventually(lambda: count >= 4, "four beats")
         took_s = time.monotonic() - began_s
     counting.close()
@@ -145,14 +145,14 @@ def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeyp
 def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     works = executor(ledger, store, world)
-    look, times = works.look, itertools.count(1)
+    look, times = works.reconcile, itertools.count(1)
 
     def defective(pool: Any, counting: Any) -> None:
         if next(times) < 3:
             raise ZeroDivisionError
         look(pool, counting)
 
-    works.look = defective  # type: ignore[method-assign]
+    works.reconcile = defective  # type: ignore[method-assign]
     with looping(works):
         eventually(lambda: story_outcome(ledger) == "mended", "mended")
 

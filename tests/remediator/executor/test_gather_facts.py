@@ -11,7 +11,7 @@ from gpuwarden.queue import JobStore
 from remediator import plan
 from remediator.actuators import ActuatorError
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands
+from remediator.executor.executor import Clients, Executor
 from remediator.executor.gather_facts import FACTS_S
 from remediator.executor.timers import EpisodeTimers
 from remediator.ledger.ledger import Ledger
@@ -54,12 +54,12 @@ def test_an_accused_container_is_looked_for_in_every_engine(
     world = silent_server(ledger)
     says = {"docker": docker, "podman": podman}
     world.boxes["w1"].running = False  # the exporter does not list it
-    hands = Hands(
-        witness=world,  # type: ignore[arg-type]
+    clients = Clients(
+        exporter=world,  # type: ignore[arg-type]
         queue=BuiltinQueue(store),
         actuators={kind: Engine(kind, each) for kind, each in says.items() if each},  # type: ignore[misc]
     )
-    works = Executor(ledger, host=HOST, hands=hands, pace=PACE)
+    works = Executor(ledger, host=HOST, clients=clients, settings=PACE)
     episode = take_up(ledger)
 
     facts = works.processor.facts.of_container(episode)

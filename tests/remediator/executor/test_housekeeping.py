@@ -13,7 +13,7 @@ from gpuwarden.db.engine import DatabaseError
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.clients.job_queue_sql import RENEWAL_S, BuiltinQueue
-from remediator.executor.executor import Executor, Hands
+from remediator.executor.executor import Clients, Executor
 from remediator.ledger.ledger import Ledger
 from tests.remediator.builders import HOST
 from tests.remediator.executor.builders import PACE, executor, looping, running
@@ -27,10 +27,10 @@ def test_a_lease_that_is_renewed_after_it_ran_out_is_not_reclaimed_by_the_first_
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=0.0)
     queue = BuiltinQueue(store)
 
-    queue.tend(now=time.time())
+    queue.sweep(now=time.time())
     assert store.job(job_id).state is State.RUNNING
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=time.time())
-    queue.tend(now=time.time())
+    queue.sweep(now=time.time())
 
     assert (store.job(job_id).state, store.job(job_id).reclaims) == (State.RUNNING, 0)
 
@@ -49,12 +49,12 @@ def test_a_lease_is_kept_until_its_worker_could_renew_it(store: JobStore, monkey
             other.execute("BEGIN IMMEDIATE")
             for _ in range(2):
                 with pytest.raises(DatabaseError, match="locked"):
-                    queue.tend(now=time.time())
+                    queue.sweep(now=time.time())
                 steady_s += RENEWAL_S - 1.0
 
         states = []
         for _ in range(3):
-            queue.tend(now=time.time())
+            queue.sweep(now=time.time())
             states.append(store.job(job_id).state)
             steady_s += RENEWAL_S / 2
 
@@ -68,16 +68,16 @@ def test_the_queue_is_swept_on_a_timer(ledger: Ledger, store: JobStore, monkeypa
     failures = itertools.count(1)
 
     class Moody(BuiltinQueue):
-        def tend(self, *, now: float) -> None:
+        def sweep(self, *, now: float) -> None:
             if next(failures) < 3:
                 raise DatabaseError("locked")
-            super().tend(now=now)
+            super().sweep(now=now)
 
     works = Executor(
         ledger,
         host=HOST,
-        hands=Hands(witness=World(), queue=Moody(store), actuators={}),  # type: ignore[arg-type]
-        pace=PACE,
+        clients=Clients(exporter=World(), queue=Moody(store), actuators={}),  # type: ignore[arg-type]
+        settings=PACE,
     )
     with looping(works):
         eventually(lambda: store.job(job_id).state is State.QUEUED, "the expired lease is reclaimed")
@@ -87,7 +87,7 @@ def test_a_defect_in_a_sweep_is_counted_and_the_next_one_comes(ledger: Ledger, s
     sweeps: list[float] = []
 
     class Defective(BuiltinQueue):
-        def tend(self, *, now: float) -> None:
+        def sweep(self, *, now: float) -> None:
             sweeps.append(now)
             if len(sweeps) < 3:
                 raise ZeroDivisionError
@@ -107,13 +107,13 @@ def test_no_sweep_is_begun_once_it_is_to_end(ledger: Ledger, store: JobStore) ->
     sweeps: list[float] = []
 
     class Swept(BuiltinQueue):
-        def tend(self, *, now: float) -> None:
+        def sweep(self, *, now: float) -> None:
             sweeps.append(now)
 
     works = executor(ledger, Swept(store), World())
-    works.housekeeping.tend()
+    works.housekeeping.sweep()
     works.close()
 
-    works.housekeeping.tend()
+    works.housekeeping.sweep()
 
     assert len(sweeps) == 1

@@ -55,7 +55,7 @@ def beating(ledger: Ledger) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", BOUND_S)
-    monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", PACE.look_again_s)
+    monkeypatch.setattr("remediator.executor.executor.SLOW_CHECK_S", PACE.look_again_s)
     monkeypatch.setattr("remediator.executor.perform.ANNOUNCED_S", 0.1)
 
 
@@ -94,7 +94,7 @@ def hear(store: JobStore, job_id: int) -> None:
 
 
 def onlooker(other: Ledger, store: JobStore, host: str = "box2", **changed: Any) -> Executor:
-    return executor(other, store, World(), host=host, pace=QUICK, **changed)
+    return executor(other, store, World(), host=host, settings=QUICK, **changed)
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
     job_id = unheard(store)
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", LIVES_S)
     patient = replace(QUICK, limits=replace(LIMITS, node_lost_after_s=LIVES_S))
-    works = executor(other, store, World(), host="box2", pace=patient)
+    works = executor(other, store, World(), host="box2", settings=patient)
 
     with looping(works):
         with beating(ledger):
@@ -249,13 +249,13 @@ def test_an_older_silence_is_not_counted(ledger: Ledger, ledgers: Callable[[str]
     works = onlooker(other, store)
 
     with looping(works):
-        eventually(lambda: works.liveness.accused, "box3 is said to be silent")
+        eventually(lambda: works.liveness.silent_episodes, "box3 is said to be silent")
         with beating(ledger):
             began_s = time.monotonic()
-            eventually(lambda: works.liveness.shows_life(HOST, began_s + BOUND_S), "then box1 shows life")
+            eventually(lambda: works.liveness.is_alive(HOST, began_s + BOUND_S), "then box1 shows life")
         inbox.take([host_alert()], []).result(10)
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "and is lost after that")
-        assert [each.firing for each in works.liveness.accused] == [True, True]
+        assert [each.firing for each in works.liveness.silent_episodes] == [True, True]
 
 
 def test_of_several_hosts_that_look_on_one_holds_its_jobs(
@@ -281,10 +281,10 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
 
 
 def test_a_silent_host_is_checked_at_times(other: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.executor.executor.LOOK_FOR_S", 3600.0)
+    monkeypatch.setattr("remediator.executor.executor.SLOW_CHECK_S", 3600.0)
     works = onlooker(other, store)
     rounds, looks = 0, 0
-    look, look_for = works.look, works.process_episode
+    look, look_for = works.reconcile, works.process_episode
 
     def counted(pool: Any, counting: Any) -> None:
         nonlocal rounds
@@ -296,20 +296,20 @@ def test_a_silent_host_is_checked_at_times(other: Ledger, store: JobStore, monke
         look_for(episode)
         looks += 1
 
-    works.look, works.process_episode = counted, counted_for  # type: ignore[method-assign]
+    works.reconcile, works.process_episode = counted, counted_for  # type: ignore[method-assign]
     with looping(works):
         eventually(lambda: looks and rounds > 10, "it has looked, and gone round often")
         assert looks == 1
 
-        works._next_look_for_s = 0.0
+        works._next_slow_check_s = 0.0
         eventually(lambda: looks == 2, "it looks again, once it is time")
 
 
 def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
     other.inbox.take_new("box2", now=time.time())
-    assert ledger.journal.announce(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
-    assert not other.journal.announce(1, "lose", "so soon", now=other.now(), for_s=10.0)
+    assert ledger.journal.record_once_per(1, "lose", "and was killed", now=ledger.now(), for_s=10.0)
+    assert not other.journal.record_once_per(1, "lose", "so soon", now=other.now(), for_s=10.0)
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
@@ -345,7 +345,7 @@ def test_a_host_that_is_back_has_its_jobs(ledger: Ledger, other: Ledger, store: 
 
 def test_its_own_executor_knows_that_it_lives(ledger: Ledger, other: Ledger, store: JobStore) -> None:
     job_id = unheard(store)
-    works = executor(ledger, store, World(), pace=QUICK)
+    works = executor(ledger, store, World(), settings=QUICK)
 
     with looping(works):
         eventually(

@@ -61,7 +61,7 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
     losing = Losing(ledger, step=lost)
     bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1) if lost == "quarantine" else LIMITS
 
-    to_the_end(executor(losing, store, world, pace=replace(PACE, limits=bounds)), ledger)
+    to_the_end(executor(losing, store, world, settings=replace(PACE, limits=bounds)), ledger)
 
     assert losing.lost == 1
     if lost == "quarantine":
@@ -94,7 +94,7 @@ def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger,
 def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
     world = wedged(ledger, store)
     seen_s = 0.5
-    works = executor(ledger, store, world, pace=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
+    works = executor(ledger, store, world, settings=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
 
     started_s = time.monotonic()
     turn(works, ledger)

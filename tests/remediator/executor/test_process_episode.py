@@ -11,7 +11,7 @@ from gpuwarden.evidence import WorkerFacts
 from gpuwarden.job import State, Trip
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import Executor, Hands
+from remediator.executor.executor import Clients, Executor
 from remediator.executor.perform import Performer
 from remediator.executor.process_episode import STEPS_MAX
 from remediator.ledger.ledger import Ledger
@@ -188,7 +188,8 @@ def test_what_cannot_be_seen_is_waited_for(
 
 def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
-    works = Executor(ledger, host=HOST, hands=Hands(witness=world, queue=BuiltinQueue(store), actuators={}), pace=PACE)  # type: ignore[arg-type]  # the world stands at the witness's seam
+    clients = Clients(exporter=world, queue=BuiltinQueue(store), actuators={})  # type: ignore[arg-type]
+    works = Executor(ledger, host=HOST, clients=clients, settings=PACE)
 
     turn(works, ledger)
 
@@ -228,7 +229,7 @@ def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: J
     world.boxes["w1"].unkillable = True
     bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1)
 
-    to_the_end(executor(ledger, store, world, pace=replace(PACE, limits=bounds)), ledger)
+    to_the_end(executor(ledger, store, world, settings=replace(PACE, limits=bounds)), ledger)
 
     account = told(ledger)
     assert account.index("did quarantine") < account.index("saw free: abandoned")
@@ -265,14 +266,14 @@ def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store
 
 def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
-    world.gpu_lost_s, about = 0.0, world.about
+    world.gpu_lost_s, about = 0.0, world.worker_evidence
 
     def lost_once(worker: str, *, host: str) -> WorkerFacts:
         box = world.boxes["w1"]
         world.gpu_lost = not world.gpu_lost and not box.running and not box.starts
         return about(worker, host=host)
 
-    world.about = lost_once  # type: ignore[method-assign]
+    world.worker_evidence = lost_once  # type: ignore[method-assign]
 
     to_the_end(executor(ledger, store, world), ledger)
 
@@ -285,9 +286,9 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
     world = wedged(ledger, store)
     store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
-    pace = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
+    settings = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
 
-    to_the_end(executor(ledger, store, world, pace=pace), ledger)
+    to_the_end(executor(ledger, store, world, settings=settings), ledger)
 
     assert claims(store, "w1", incarnation="i2") == gets_it
     assert claims(store, "w4", gpu="GPU-0") is None

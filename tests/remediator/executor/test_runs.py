@@ -14,7 +14,7 @@ from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.items.failures import ItemFailures
 from remediator import plan
 from remediator.clients.job_queue_sql import BuiltinQueue
-from remediator.executor.executor import AT_ONCE, Executor, Pace
+from remediator.executor.executor import MAX_CONCURRENT, Executor, LoopSettings
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, Safeguards
@@ -135,8 +135,8 @@ def test_a_faulty_worker_beside_a_sound_one_is_locked(ledger: Ledger, store: Job
     judge(patient, ledger)
     assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: insufficient_data"])
 
-    quick = replace(PACE, limits=replace(LIMITS, wrangle_patience_s=0.0))
-    judge(executor(ledger, store, World(), pace=quick), ledger)
+    quick = replace(PACE, limits=replace(LIMITS, wrangle_timeout_s=0.0))
+    judge(executor(ledger, store, World(), settings=quick), ledger)
 
     assert list(locked(store)) == ["bad"]
 
@@ -146,7 +146,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     render(store, jobs=1)
     job = works_on(store, "r1", "w1", failed=6)
     accuse(ledger, worker="w1")
-    works = executor(ledger, store, World(), pace=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
     judge(works, ledger)
     judge(works, ledger)
     assert told(ledger)[1:] == ["decided move", "did move", "decided wait: jobs_in_doubt"]
@@ -233,7 +233,7 @@ def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) 
 def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         accused_worker(ledger, store, f"r{number}", f"bad{number}")
-    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=3)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(storm_targets=3)))
 
     judge(works, ledger)
 
@@ -248,7 +248,7 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
     for number in range(4):
         job = accused_worker(ledger, store, f"r{number}", "bad")
         assert store.claims.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
-    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(storm_targets=1)))
 
     judge(works, ledger)
 
@@ -265,9 +265,9 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
     for host in (HOST, *there):
         works_on(store, "r1", f"w-{host}", failed=6, host=host)
     accuse(ledger)
-    pace = replace(PACE, safeguards=Safeguards(storm_targets=1))
-    works = executor(ledger, store, World(), pace=pace)
-    others = [executor_there(ledger, store, f"w-{host}", host=host, pace=pace) for host in there]
+    settings = replace(PACE, safeguards=Safeguards(storm_targets=1))
+    works = executor(ledger, store, World(), settings=settings)
+    others = [executor_there(ledger, store, f"w-{host}", host=host, settings=settings) for host in there]
     at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
 
     judge(works, ledger)
@@ -292,19 +292,21 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
         render(store, f"r{number}", jobs=1)
         works_on(store, f"r{number}", f"w{number}", failed=6)
         accuse(ledger, run_id=f"r{number}", worker=f"w{number}")
-    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(storm_targets=1)))
 
     judge(works, ledger)
 
     assert [told(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"] for number in (0, 1)]
 
 
-def executor_there(ledger: Ledger, store: JobStore, worker: str, *, host: str = "box2", pace: Pace = PACE) -> Executor:
+def executor_there(
+    ledger: Ledger, store: JobStore, worker: str, *, host: str = "box2", settings: LoopSettings = PACE
+) -> Executor:
     """The executor of another host, armed, whose worker an alert accuses as well."""
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", host=host))
     ledger.inbox.accept([run_alert(host, host=host, worker=worker)], [], now=time.time())
     ledger.inbox.take_new(host, now=time.time())
-    return executor(ledger, store, World(), host=host, pace=pace)
+    return executor(ledger, store, World(), host=host, settings=settings)
 
 
 def judge_there(there: Executor, ledger: Ledger) -> None:
@@ -400,7 +402,7 @@ def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobSt
         raise DatabaseError("the server has gone")
 
     at_first.append(fails)
-    works = executor(ledger, store, World(), pace=replace(PACE, safeguards=Safeguards(storm_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(storm_targets=1)))
     judge(works, ledger)
     assert told(ledger) == DONE[:2]
 
@@ -442,7 +444,7 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
 
 
 def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(AT_ONCE):
+    for number in range(MAX_CONCURRENT):
         accuse(ledger, run_id=f"r{number}")
     world = wedged(ledger, store)
     ledger.inbox.take_new(HOST, now=time.time())
@@ -456,7 +458,7 @@ def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch
     monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, store, world)):
         try:
-            eventually(lambda: "decided close: mended" in told(ledger, AT_ONCE + 1), "it is mended")
+            eventually(lambda: "decided close: mended" in told(ledger, MAX_CONCURRENT + 1), "it is mended")
             assert counts == 1, "runs are counted one after the other"
         finally:
             done.set()
@@ -469,10 +471,10 @@ def test_a_sweep_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch
     sweeps = 0
 
     class Swept(BuiltinQueue):
-        def tend(self, *, now: float) -> None:
+        def sweep(self, *, now: float) -> None:
             nonlocal sweeps
             sweeps += 1
-            super().tend(now=now)
+            super().sweep(now=now)
 
     def slow(*_: Any, **__: Any) -> None:
         counted.set()
@@ -494,7 +496,7 @@ def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, mon
     ledger.inbox.take_new(HOST, now=time.time())
     works = executor(ledger, store, World())
     counted, looks = 0, 0
-    tally, look = ItemFailures.tally, works.look
+    tally, look = ItemFailures.tally, works.reconcile
 
     def counting(*what: Any, **how: Any) -> Any:
         nonlocal counted
@@ -507,7 +509,7 @@ def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, mon
         look(*what)
 
     monkeypatch.setattr(ItemFailures, "tally", counting)
-    monkeypatch.setattr(works, "look", looking)
+    monkeypatch.setattr(works, "reconcile", looking)
     with looping(works):
         eventually(lambda: "decided wait: no_fault_found" in told(ledger), "it is judged")
         before = looks

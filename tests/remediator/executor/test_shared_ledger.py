@@ -104,7 +104,9 @@ def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger
 
 def test_a_second_executor_of_a_host_is_refused_and_told_who_is_the_first(ledger: Ledger, ledger_url: str) -> None:
     with closing(ExecutorLock(ledger, host=HOST)), closing(Ledger.open(ledger_url, host=HOST)) as other:
-        with pytest.raises(AlreadyExecutingError, match=r"another executor works this ledger \(gpuwarden pid \d+ at "):
+        with pytest.raises(
+            AlreadyExecutingError, match=r"another executor holds this ledger's lock \(gpuwarden pid \d+ at "
+        ):
             ExecutorLock(other, host=HOST)
         ExecutorLock(other, host="box2").close()
     with closing(Ledger.open(ledger_url, host=HOST)) as next_one:
@@ -169,7 +171,7 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
     ledger: Ledger, ledger_b: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 0
-    works = executor(ledger, store, World(), pace=replace(PACE, look_again_s=60.0, tend_s=60.0))
+    works = executor(ledger, store, World(), settings=replace(PACE, look_again_s=60.0, tend_s=60.0))
     look_on = works.clock.tick
 
     def counted() -> None:

@@ -23,13 +23,13 @@ from gpuwarden.procfs import ProcessId
 from gpuwarden.queue import JobStore
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor import signal_worker
-from remediator.executor.executor import Executor, Hands
+from remediator.executor.executor import Clients, Executor
 from remediator.executor.signal_worker import WarningError
 from remediator.ledger.ledger import Ledger
 from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST
 from tests.remediator.executor.builders import LIMITS, PACE, arm, story, to_the_end, told, turn, wedged
-from tests.remediator.executor.test_captured_first import captor
+from tests.remediator.executor.test_captured_first import capture_runner
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
@@ -100,10 +100,10 @@ def test_a_worker_that_catches_the_signal_is_found_and_warned(start: Starts, tmp
 @pytest.mark.parametrize(
     ("changed", "because"),
     [
-        ({"pid": None}, "the exporter sees no process of it"),
+        ({"pid": None}, "the exporter knows no process"),
         ({"among": set()}, "is not in its container"),
         ({"name": "SIGUSR2"}, "does not catch SIGUSR2"),
-        ({"seen_s_ago": 3600.0}, "is younger than what was seen to hold its lock"),
+        ({"seen_s_ago": 3600.0}, "started after the lock was read"),
     ],
 )
 def test_an_unsafe_warning_is_not_sent(start: Starts, changed: dict[str, Any], because: str) -> None:
@@ -147,12 +147,12 @@ def policy(tmp_path: Path) -> PolicyFile:
     return PolicyFile(file)
 
 
-def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, **hands: Any) -> Executor:
+def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, **clients: Any) -> Executor:
     arm(ledger)
     limits = replace(LIMITS, settle_bound_s=30.0, free_bound_s=0.2)
     its: Any = world
-    with_these = Hands(witness=its, queue=BuiltinQueue(store), actuators={"docker": its}, policy=policy, **hands)
-    return Executor(ledger, host=HOST, hands=with_these, pace=replace(PACE, limits=limits))
+    with_these = Clients(exporter=its, queue=BuiltinQueue(store), actuators={"docker": its}, policy=policy, **clients)
+    return Executor(ledger, host=HOST, clients=with_these, settings=replace(PACE, limits=limits))
 
 
 def wedge(ledger: Ledger, store: JobStore, process: "subprocess.Popen[str]") -> tuple[World, Box]:
@@ -197,7 +197,7 @@ def test_a_checkpoint_is_written_before_anything_is_taken_and_the_container_stop
     world, box = wedge(ledger, store, start("saves"))
     at_the_stop: list[str] = []
     world.before_stop = lambda _: at_the_stop.append((tmp_path / "checkpoint").read_text())
-    works = executor(ledger, store, world, policy, captor=captor())
+    works = executor(ledger, store, world, policy, capture_runner=capture_runner())
 
     turn(works, ledger)
     assert told(ledger) == ACCOUNT[:6]

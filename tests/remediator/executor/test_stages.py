@@ -5,7 +5,7 @@ from typing import cast
 import pytest
 
 from remediator import plan
-from remediator.clients.alertmanager import Heard, Silences
+from remediator.clients.alertmanager import SilenceResult, Silences
 from remediator.executor.limits import RemedyLimits
 from remediator.executor.stages import CheckSilences
 from remediator.plan import Facts
@@ -18,8 +18,8 @@ from tests.remediator.executor.builders import BOUNDLESS
 class Silenced:
     """An Alertmanager that silences every alert."""
 
-    def of(self, _fingerprints: frozenset[str], *, host: str) -> Heard:
-        return Heard(silences=[Silence(silence_id="s1", by="ann", comment=f"{host} moves")])
+    def of(self, _fingerprints: frozenset[str], *, host: str) -> SilenceResult:
+        return SilenceResult(silences=[Silence(silence_id="s1", by="ann", comment=f"{host} moves")])
 
 
 SUBJECTS = {

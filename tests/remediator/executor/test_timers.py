@@ -48,13 +48,13 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 def lingering(ledger: Ledger, store: JobStore) -> World:
     """A wedge whose container stops and whose process the driver lists for ever."""
     world = wedged(ledger, store)
-    box, about = world.boxes["w1"], world.about
+    box, about = world.boxes["w1"], world.worker_evidence
     pids = box.pids
 
     def haunted(worker: str, *, host: str) -> Any:
         return replace(about(worker, host=host), gpu_pids={"GPU-0": sorted(pids)})
 
-    world.about = haunted  # type: ignore[method-assign]
+    world.worker_evidence = haunted  # type: ignore[method-assign]
     return world
 
 
@@ -175,7 +175,7 @@ def test_a_fence_is_kept_while_its_settle_is_owed_though_the_clock_is_set(ledger
     queue = BuiltinQueue(store)
     assert store.sweeps.expired(now=later) == {(1, 1)}
 
-    executor(ledger, At(), World()).housekeeping.keep_fences(ledger.episodes.list_open(HOST))
+    executor(ledger, At(), World()).housekeeping.renew_fences(ledger.episodes.list_open(HOST))
 
     assert store.sweeps.expired(now=later) == frozenset()
 

@@ -249,7 +249,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
 
     def tried(at_s: float) -> str | None:
         wanted = wish(second, of_gpu("c2", "GPU-1", "GPU-0"))
-        orders, recent = ledger.orders.standing(wanted, cools, now=NOW + at_s)
+        orders, recent = ledger.orders.with_activity(wanted, cools, now=NOW + at_s)
         instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
         return instead.reason if isinstance(instead, Wait) else None
 
@@ -332,7 +332,7 @@ def test_a_resolved_alert_opens_nothing(ledger: Ledger) -> None:
     accept(ledger, alert("a", firing=False))
 
     assert ledger.episodes.list_open() == []
-    assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "nothing was open for it")]
+    assert rows(ledger, "SELECT state, message FROM alerts") == [("idle", "no open episode")]
 
 
 def test_what_is_listed_is_taken_in_but_for_what_was_resolved_since(ledger: Ledger) -> None:

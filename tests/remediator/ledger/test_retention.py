@@ -12,7 +12,7 @@ from gpuwarden.db.engine import is_shared
 from gpuwarden.db.transactions import writing
 from gpuwarden.queue import JobStore
 from remediator.ledger import retention
-from remediator.ledger.captures import Captured
+from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.schema import ALERTS, CAPTURES, JOURNAL, RUN_DECISIONS
 from remediator.plan import Close, Outcome, Stage
@@ -49,7 +49,7 @@ def count(ledger: Ledger, table: str, where: str = "1 = 1") -> int:
 def forget(ledger: Ledger, *, before: float = LATER) -> int:
     """Until nothing is left; in how many bites."""
     bites = 0
-    while ledger.episodes.forget(before=before):
+    while ledger.episodes.delete_old(before=before):
         bites += 1
         assert bites < 1000
     return bites
@@ -65,7 +65,7 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     assert episode.free is not None
     assert episode.settle is not None
     nothing: dict[str, Any] = {"processes": [], "cut_short": None, "curves": []}
-    assert ledger.captures.save(episode, Captured(armed=True, took_s=0.1, document=nothing), now=at)
+    assert ledger.captures.save(episode, Capture(armed=True, took_s=0.1, document=nothing), now=at)
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
         assert ledger.intents.advance(intent, Stage.DONE, **its, now=at)
@@ -157,8 +157,8 @@ def test_an_alert_that_no_executor_took_for_as_long_is_abandoned_with_its_reason
     assert states(ledger) == [("gone", "abandoned"), ("gone", "new")]
     ((at, reason, because, labels),) = ledger.inbox.refused()
     assert (at, reason, labels["host"]) == (NOW, "abandoned", "gone")
-    assert because.startswith("its host's executor did not take it up within 90 days: ")
-    assert "start `gpuwarden remediator execute` on it" in because
+    assert because.startswith("the executor of its host did not process it within 90 days: ")
+    assert "start `gpuwarden remediator execute` there" in because
     assert ledger.reports.totals("gone").alerts == before == {("accepted", ""): 2}, (
         "it was accepted, and is counted so still"
     )
@@ -194,19 +194,19 @@ def test_what_was_abandoned_stays_on_record_for_a_month_more_and_then_goes(ledge
 
 
 def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(retention.BITES, ALERTS, 2)
+    monkeypatch.setitem(retention.BATCH_ROWS, ALERTS, 2)
     ledger.inbox.accept([alert(f"f{n}", host="gone", worker=f"w{n}") for n in range(5)], [], now=NOW)
-    untaken = retention.untaken
+    untaken_alerts = retention.untaken_alerts
 
     def taken_meanwhile(connection: Connection, *, before: float) -> list[int]:
-        found = untaken(connection, before=before)
+        found = untaken_alerts(connection, before=before)
         if is_shared(ledger._engine) and connection.get_execution_options().get("writes"):
             with closing(Ledger.open(ledger_url, host="gone")) as its:
                 its.inbox.take_new("gone", now=LATER)
         return found
 
     assert ledger.inbox.abandon(before=LATER, now=LATER) == {"gone": 2}
-    monkeypatch.setattr(retention, "untaken", taken_meanwhile)
+    monkeypatch.setattr(retention, "untaken_alerts", taken_meanwhile)
 
     found = ledger.inbox.abandon(before=LATER, now=LATER)
 
@@ -218,20 +218,20 @@ def test_abandoning_spares_what_is_taken(ledger: Ledger, ledger_url: str, monkey
 @pytest.mark.usefixtures("believes_the_clock")
 def test_a_living_executor_abandons_what_is_another_hosts_and_says_so(ledger: Ledger, store: JobStore) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=ledger.now() - 7200.0)
-    works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
+    works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     with capture_logs() as logged, looping(works):
         eventually(lambda: ("gone", "abandoned") in states(ledger), "it is abandoned")
 
     (told,) = [line for line in logged if line["event"] == "accepted alerts abandoned"]
     assert (told["host"], told["count"], told["log_level"]) == ("gone", 1, "error")
-    assert "`gpuwarden ledger refused` tells them" in told["because"]
+    assert "`gpuwarden ledger refused`" in told["because"]
 
 
 def test_an_executor_that_is_to_keep_all_abandons_nothing(ledger: Ledger, store: JobStore) -> None:
     ledger.inbox.accept([alert(host="gone")], [], now=1000.0)
 
-    executor(ledger, store, World(), pace=PACE).housekeeping.forget()
+    executor(ledger, store, World(), settings=PACE).housekeeping.delete_old()
 
     assert states(ledger) == [("gone", "new")]
 
@@ -277,7 +277,7 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
     assert ledger.intents.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
         outcome=Outcome.SUPERSEDED,
         reason=Reason.RESTARTED_ALREADY,
-        message="that incarnation of the container was freed already",
+        message="this incarnation of the container was already restarted",
     )
     assert ledger.intents.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
     (begun_again,) = ledger.episodes.list_open()
@@ -325,10 +325,10 @@ def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.
         accept(ledger, alert())
     ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
-    monkeypatch.setattr(retention, "BITES", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
+    monkeypatch.setattr(retention, "BATCH_ROWS", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
     sizes, had = list[int](), sum(count(ledger, table) for table in TABLES)
 
-    while ledger.episodes.forget(before=LATER):
+    while ledger.episodes.delete_old(before=LATER):
         left = sum(count(ledger, table) for table in TABLES)
         sizes.append(had - left)
         had = left
@@ -339,7 +339,7 @@ def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.
 
 @pytest.mark.parametrize("state", ["refused", "idle"])
 def test_alerts_without_effect_are_bounded(ledger: Ledger, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    monkeypatch.setattr(retention, "ASIDE_MAX", 5)
+    monkeypatch.setattr(retention, "UNUSED_ALERTS_MAX", 5)
     opened(ledger, worker="w2")
 
     for n in range(4):
@@ -355,7 +355,7 @@ def test_alerts_without_effect_are_bounded(ledger: Ledger, monkeypatch: pytest.M
 
 
 def test_refusals_are_bounded(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "ASIDE_MAX", 5)
+    monkeypatch.setattr(retention, "UNUSED_ALERTS_MAX", 5)
 
     def flood() -> None:
         with closing(Ledger.open(ledger_url, host=HOST)) as own:
@@ -413,7 +413,7 @@ def test_the_executor_forgets_what_is_older_than_it_is_to_keep(ledger: Ledger, s
     mended(ledger, at=1000.0)
     mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
 
-    with looping(executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))):
+    with looping(executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))):
         eventually(lambda: ledger.reports.get(1) is None, "it is forgotten")
 
     assert ledger.reports.get(2) is not None
@@ -422,9 +422,9 @@ def test_the_executor_forgets_what_is_older_than_it_is_to_keep(ledger: Ledger, s
 def test_an_executor_that_is_to_keep_all_forgets_nothing(ledger: Ledger, store: JobStore) -> None:
     mended(ledger, at=1000.0)
     mended(ledger, key=REBORN, settle_key="7/2", at=ledger.now())
-    works = executor(ledger, store, World(), pace=PACE)
+    works = executor(ledger, store, World(), settings=PACE)
 
-    works.housekeeping.forget()
+    works.housekeeping.delete_old()
 
     assert ledger.reports.get(1) is not None
 
@@ -433,12 +433,12 @@ def test_an_unset_clock_ages_nothing(ledger: Ledger, store: JobStore, monkeypatc
     started_at = ledger.now()
     mended(ledger, at=1000.0)
     mended(ledger, key=REBORN, settle_key="7/2", at=started_at)
-    works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
+    works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     def left(boot_s: float, *, ahead_s: float = 0.0) -> int:
         monkeypatch.setattr("remediator.executor.housekeeping.clock.boottime_s", lambda: boot_s)
         monkeypatch.setattr(ledger, "now", lambda: started_at + boot_s + ahead_s)
-        works.housekeeping.forget()
+        works.housekeeping.delete_old()
         return count(ledger, "episodes")
 
     days_s = 90 * 86400.0
@@ -448,15 +448,15 @@ def test_an_unset_clock_ages_nothing(ledger: Ledger, store: JobStore, monkeypatc
 
 @pytest.mark.usefixtures("believes_the_clock")
 def test_one_round_forgets_for_a_moment_only(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.executor.housekeeping.FORGET_S", 0.0)
-    monkeypatch.setattr(retention, "EPISODES_AT_ONCE", 1)
+    monkeypatch.setattr("remediator.executor.housekeeping.DELETE_S", 0.0)
+    monkeypatch.setattr(retention, "EPISODES_BATCH", 1)
     for n in range(3):
         mended(ledger, key=f"key {n}", settle_key=f"{n}/1", at=1000.0)
-    works = executor(ledger, store, World(), pace=replace(PACE, keep_s=3600.0))
+    works = executor(ledger, store, World(), settings=replace(PACE, keep_s=3600.0))
 
     left = []
     for _ in range(3):
-        works.housekeeping.forget()
+        works.housekeeping.delete_old()
         left.append(count(ledger, "episodes"))
 
     assert left == [2, 1, 1]

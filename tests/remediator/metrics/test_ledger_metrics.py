@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from remediator import reference
-from remediator.ledger.counters import TOOK_S
+from remediator.ledger.counters import DURATION_BOUNDS_S
 from remediator.ledger.ledger import Ledger
 from remediator.metrics.ledger import SERIES, STAGES, LedgerCollector, Watchdog
 from remediator.plan import Kind, Outcome, Stage, Wait
@@ -389,7 +389,7 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     registry = page(ledger)
     Reconciler([], Inbox(ledger, host=HOST), alerts_max=1, registry=registry)
     watchdog = Watchdog()
-    watchdog.beat(now=NOW)
+    watchdog.mark(now=NOW)
     registry.register(watchdog)
 
     found = published(registry)
@@ -427,4 +427,4 @@ def test_every_series_is_described(name: str) -> None:
 
 
 def test_the_bounds_grow() -> None:
-    assert list(TOOK_S) == sorted(set(TOOK_S))
+    assert list(DURATION_BOUNDS_S) == sorted(set(DURATION_BOUNDS_S))

@@ -20,7 +20,7 @@ from gpuwarden.queue.counts import Counts, Waiting
 from gpuwarden.queue.open import existing
 from gpuwarden.queue.schema import DISPATCH_EVENTS
 from remediator.metrics import queue as queue_metrics
-from remediator.metrics.queue import SERIES, QueueCollector, Spread
+from remediator.metrics.queue import SERIES, Histogram, QueueCollector
 from tests.asking import PLAIN
 from tests.remediator.builders import HOST
 from tests.remediator.webhook.test_app import serving
@@ -423,7 +423,7 @@ def test_what_is_published_is_what_is_documented(store: JobStore, collector: Que
 
 
 def test_a_value_on_a_bound_is_within_it() -> None:
-    spread = Spread()
+    spread = Histogram()
     for value_s in (0.1, 0.2, 1e9):
         spread.add(value_s)
 

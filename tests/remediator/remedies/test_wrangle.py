@@ -510,7 +510,7 @@ def test_an_episode_ends_with_its_alert_and_its_work(ended: Facts, outcome: Outc
 
 def test_the_constants_are_those_of_the_settings() -> None:
     assert rules(Limits()) == Rules()
-    assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_patience_s=3.0)) == Rules(
+    assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_timeout_s=3.0)) == Rules(
         activation=1, migrations_max=2, patience_s=3.0
     )
     assert isinstance(decide(run_facts(NOTHING, limits=Limits(wrangle_activation=4))), Migrate)

@@ -92,7 +92,7 @@ def test_a_file_is_no_engines_address(option: str) -> None:
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:9093", "ftp://a", "http://", "http://a:port", "http://[::1"])
 def test_an_alertmanager_without_an_address_is_refused(wrong: str) -> None:
-    with pytest.raises(ValidationError, match="number 2 is none"):
+    with pytest.raises(ValidationError, match="URL 2 is invalid"):
         CliApp.run(ServeSettings, cli_args=[*SERVE, "--alertmanager", f"{TWO[0]},{wrong}"])
 
 
@@ -100,13 +100,13 @@ def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys
     code = command(["serve", *SERVE, "--alertmanager", "http://ann:secret@a:9093,nowhere"])
 
     said = capsys.readouterr().err
-    assert (code, "number 2 is none" in said, "secret" in said) == (2, True, False)
+    assert (code, "URL 2 is invalid" in said, "secret" in said) == (2, True, False)
 
 
 def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["execute", *WANTED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
     said = capsys.readouterr().err
-    assert ("--prometheus wants URLs" in said, "number 2 is none" in said, "secret" in said) == (True, True, False)
+    assert ("--prometheus wants URLs" in said, "URL 2 is invalid" in said, "secret" in said) == (True, True, False)
 
 
 @pytest.mark.parametrize(

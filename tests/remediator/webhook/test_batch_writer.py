@@ -10,7 +10,7 @@ import pytest
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
 from remediator.ledger.ledger import Ledger
 from remediator.webhook import batch_writer
-from remediator.webhook.batch_writer import AT_ONCE, Joined
+from remediator.webhook.batch_writer import BATCH_MAX, GroupCommit
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert
 from tests.remediator.ledger.test_ledger import rows
@@ -41,7 +41,7 @@ class Disk:
 
 def written_at_once(disk: Disk, count: int) -> list[BaseException | None]:
     """Number 0 is being written while all others come; what was raised to each."""
-    writes = Joined(disk.write)
+    writes = GroupCommit(disk.write)
     first = writes(0)
     eventually(lambda: disk.written, "the first is being written")
     rest = [writes(number) for number in range(1, count)]
@@ -60,10 +60,10 @@ def test_who_comes_while_another_writes_is_written_with_all_who_wait() -> None:
 def test_of_a_crowd_no_more_than_so_many_are_written_at_once() -> None:
     disk = Disk()
 
-    assert written_at_once(disk, 2 * AT_ONCE + 5) == [None] * (2 * AT_ONCE + 5)
+    assert written_at_once(disk, 2 * BATCH_MAX + 5) == [None] * (2 * BATCH_MAX + 5)
 
-    assert [len(each) for each in disk.written] == [1, AT_ONCE, AT_ONCE, 4]
-    assert [number for each in disk.written for number in each] == list(range(2 * AT_ONCE + 5))
+    assert [len(each) for each in disk.written] == [1, BATCH_MAX, BATCH_MAX, 4]
+    assert [number for each in disk.written for number in each] == list(range(2 * BATCH_MAX + 5))
 
 
 def test_what_cannot_be_written_fails_alone() -> None:
@@ -97,7 +97,7 @@ def test_a_defect_is_told_to_everyone_and_nobody_waits_for_ever() -> None:
 
 def test_each_is_answered_for_itself() -> None:
     disk = Disk()
-    writes = Joined(disk.write)
+    writes = GroupCommit(disk.write)
     disk.go_on.set()
 
     assert [each.result(10) for each in (writes(7), writes(8))] == ["7 is kept", "8 is kept"]
@@ -105,7 +105,7 @@ def test_each_is_answered_for_itself() -> None:
 
 def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None:
     disk = Disk()
-    writes = Joined(disk.write)
+    writes = GroupCommit(disk.write)
     first = writes(0)
     eventually(lambda: disk.written, "the first is being written")
     gone, rest = writes(1), writes(2)
@@ -122,12 +122,12 @@ def test_who_does_not_wait_any_more_when_his_turn_comes_is_not_written() -> None
 def test_of_more_than_so_many_that_wait_the_last_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_writer, "WAITING_MAX", 2)
     disk = Disk()
-    writes = Joined(disk.write)
+    writes = GroupCommit(disk.write)
     first = writes(0)
     eventually(lambda: disk.written, "the first is being written")
     rest = [writes(1), writes(2)]
 
-    with pytest.raises(NoAnswerError, match="2 others wait for the database already"):
+    with pytest.raises(NoAnswerError, match="2 payloads already wait for the database"):
         writes(3).result(0)
 
     disk.go_on.set()
@@ -139,7 +139,7 @@ def test_the_thread_ends_when_nothing_comes_and_the_next_begins_another(monkeypa
     monkeypatch.setattr(batch_writer, "IDLE_S", 0.01)
     disk = Disk()
     disk.go_on.set()
-    writes = Joined(disk.write)
+    writes = GroupCommit(disk.write)
 
     assert writes(1).result(10) == "1 is kept"
     eventually(lambda: not writes._writes and not any(each.name == "joined" for each in threading.enumerate()))

@@ -27,7 +27,7 @@ from tests.remediator.builders import HOST, payload, sent
 from tests.remediator.webhook.test_app import Served, served_here, serving
 from tests.waiting import eventually
 
-UNAVAILABLE = (503, {"detail": "the ledger cannot be written; send it again"})
+UNAVAILABLE = (503, {"detail": "the ledger cannot be written; retry"})
 
 
 def taken(served: Served) -> list[str]:
@@ -123,9 +123,9 @@ def probe(served: Served) -> None:
 @pytest.mark.parametrize(
     ("database", "ask", "says"),
     [
-        ("--queue", scrape, "a database was not waited for"),
-        ("--ledger", deliver, "the program ends and does not wait for the ledger"),
-        ("--ledger", probe, "a database was not waited for"),
+        ("--queue", scrape, "no answer from a database"),
+        ("--ledger", deliver, "shutting down, the ledger did not answer yet"),
+        ("--ledger", probe, "no answer from a database"),
     ],
     ids=["its queue is, and it is scraped", "its ledger is, and it is delivered to", "its ledger is, and it is probed"],
 )

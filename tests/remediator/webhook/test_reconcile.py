@@ -214,7 +214,7 @@ def test_no_more_receivers_are_asked_for_than_one_round_takes(
             served.post(payload(receiver=receiver, truncatedAlerts=7))
 
     (told,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert (told["count"], told["because"]) == (7, "1 other receivers are asked for already")
+    assert (told["count"], told["because"]) == (7, "1 other receivers are pending")
 
 
 def test_every_alertmanager_is_asked(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:
@@ -237,7 +237,7 @@ USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
     "elsewhere": ((302, b""), "it says 302"),
     "a page": ((200, b"<html>a proxy</html>"), "Expecting value"),
     "no text": ((200, b"\xff\xfe\xfd"), "codec can't decode"),
-    "another API": ((200, b'{"data": []}'), "Alertmanager's list of alerts was wanted"),
+    "another API": ((200, b'{"data": []}'), "not a list of alerts"),
     "too deep": ((200, b"[" * 100_000), "recursion"),
     "too much": ((200, b" " * 2000), "its answer is larger than 1000 bytes"),
 }
@@ -267,7 +267,7 @@ def test_an_answer_that_cannot_be_used_is_told_and_counted_and_it_is_asked_again
         eventually(lambda: served.count("reconciliations_total", outcome="failed") == 1, "it is counted")
         eventually(lambda: served.count("reconciliations_total", outcome="done") == 1, "it is asked again")
         assert served.kept() == 1
-    (told,) = [line for line in logged if line["event"] == "alerts left out of a call not found"]
+    (told,) = [line for line in logged if line["event"] == "left-out alerts not fetched"]
     assert says in told["because"]
     assert "secret" not in str(logged)
 
@@ -291,7 +291,7 @@ def test_without_an_alertmanager_to_ask_it_is_counted_and_said_what_to_set(ledge
         assert served.count("alerts_truncated_total") == 3
         assert served.count("reconciliations_total", outcome="done") == 0
     (told,) = [line for line in logged if line["event"] == "alerts left out of a call and lost"]
-    assert "--alertmanager is not set" in told["because"]
+    assert "set --alertmanager" in told["because"]
 
 
 def test_a_complete_call_asks_nothing(ledger: Ledger, ledger_file: Path, server: Callable[..., Server]) -> None:

@@ -90,7 +90,7 @@ def test_html_in_a_page_is_text(monkeypatch: pytest.MonkeyPatch, tmp_path_factor
     file.write_text("# a <b>c</b>\n\n<script>alert(1)</script>\n[d](javascript:alert(1)) [e](//example.com/f)\n")
     monkeypatch.setattr(runbooks, "pages", lambda: {"x<i>.md": file})
 
-    found = Read(runbooks.rendered.__wrapped__("x<i>.md"))
+    found = Read(runbooks.render.__wrapped__("x<i>.md"))
 
     assert not found.tags & {"script", "b", "i"}
     assert found.links == []
@@ -137,9 +137,9 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("docs")
     (folder / "a.md").write_text("# There is one\n")
     monkeypatch.setattr(shipping, "FOLDER", folder)
-    runbooks.rendered.cache_clear()
+    runbooks.render.cache_clear()
     yield folder
-    runbooks.rendered.cache_clear()
+    runbooks.render.cache_clear()
 
 
 def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: Path) -> None:
@@ -150,11 +150,11 @@ def test_without_its_pages_a_remediator_starts_and_says_what_is_missing(folder: 
         runbooks.add(app)
         answers = [asked(app, "a.md"), asked(app, "runbooks/GpuwardenJobStalled.md")]
 
-    assert [(each["log_level"], each["event"]) for each in logged] == [("warning", "no runbook is served")]
+    assert [(each["log_level"], each["event"]) for each in logged] == [("warning", "runbooks not available")]
     assert str(folder) in logged[0]["because"]
     for answer in answers:
         assert answer.status_code == 404
-        assert "install gpuwarden anew" in answer.text
+        assert "reinstall gpuwarden" in answer.text
         assert str(folder) not in answer.text
 
 
@@ -172,7 +172,7 @@ def test_a_page_that_is_lost_after_the_start_is_told_of_and_shown_once_it_is_the
     (folder / "a.md").write_bytes(page)
 
     assert [each.status_code for each in (lost, alone, broken)] == [404, 404, 503]
-    assert all("install gpuwarden anew" in each.text for each in (lost, alone, broken))
+    assert all("reinstall gpuwarden" in each.text for each in (lost, alone, broken))
     assert "There is one" in asked(app, "a.md").text
 
 
@@ -185,7 +185,7 @@ def test_without_what_reads_markdown_a_page_is_a_503(monkeypatch: pytest.MonkeyP
     answer = asked(app, "a.md")
 
     assert answer.status_code == 503
-    assert "install gpuwarden anew" in answer.text
+    assert "reinstall gpuwarden" in answer.text
 
 
 def test_every_page_is_kept_once_it_was_asked_for() -> None:
@@ -196,7 +196,7 @@ def test_missing_pages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
     empty = tmp_path_factory.mktemp("empty")
     monkeypatch.setattr(shipping, "FOLDER", empty)
 
-    with pytest.raises(FileNotFoundError, match=re.escape(str(empty)) + r".*install gpuwarden anew"):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(empty)) + r".*reinstall gpuwarden"):
         pages()
 
 
