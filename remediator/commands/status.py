@@ -345,7 +345,7 @@ def _check_http(
         with opened() as client:
             return ask(client, url)
     except (GpuwardenError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        todo = f"start it, or set --{name} to its URL, or to 'none' without one"
+        todo = f"start it, or set --{name} to its URL (--{name} none without one)"
         return Part(name=name, ok=False, says=f"{title} is unreachable at {url}: {error}", todo=todo)
 
 

@@ -143,7 +143,7 @@ def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
         captured = capture(pid, by=captor(py_spy=None))
 
         assert captured.document["notes"] == [
-            "no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]'"
+            "no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]')"
         ]
         assert "python" not in main_thread(captured, pid)
         assert main_thread(captured, pid)["wchan"]

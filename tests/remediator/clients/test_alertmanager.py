@@ -252,8 +252,8 @@ def listed(*silenced_by: Any, fingerprint: Any = "f1") -> bytes:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ((500, b""), "it says 500"),
-        ((302, b""), "it says 302"),
+        ((500, b""), "it returned 500"),
+        ((302, b""), "it returned 302"),
         ((200, b"nonsense"), "Expecting value"),
         ((200, b"[" * 100_000), "recursion"),
         ((200, b'{"a": 1}'), "its answer is not a list of alerts"),

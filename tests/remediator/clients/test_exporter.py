@@ -99,7 +99,7 @@ def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Ca
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        (503, "no recent sample of this host\n", "says 503: no recent sample of this host"),
+        (503, "no recent sample of this host\n", "returned 503: no recent sample of this host"),
         (302, "", "returned 302"),
         (200, "", "evidence"),
         (200, "{}", "host"),
@@ -165,7 +165,7 @@ def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> 
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        pytest.param(503, "no recent sample of this host\n", "says 503: no recent sample", id="no fresh look"),
+        pytest.param(503, "no recent sample of this host\n", "returned 503: no recent sample", id="no fresh look"),
         pytest.param(404, "no such page\n", "returned 404", id="an exporter that knows no servers"),
         pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
         pytest.param(200, facts.render(server(host="box2")), "returned box2/c1 for box1/c1", id="another host"),
@@ -210,7 +210,7 @@ def test_workers_and_servers_are_counted_on_the_exporters_page(exporter: Exporte
 def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
     witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
     for status, body, says in (
-        (503, "no recent sample", "says 503: no recent sample"),
+        (503, "no recent sample", "returned 503: no recent sample"),
         (200, "a{b", "invalid metrics page"),
     ):
         exporter.status, exporter.body = status, body

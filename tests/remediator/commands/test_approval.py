@@ -187,7 +187,7 @@ def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
     to_the_end(works, ledger)
     capsys.readouterr()
 
-    assert missing(said("1"), "episode 1 ", "over", "mended") == []
+    assert missing(said("1"), "episode 1 ", "closed", "mended") == []
     assert [each.act for each in ledger.orders.given_since(since=0.0)][-1] is Act.APPROVE
 
 
@@ -202,7 +202,7 @@ def test_what_was_begun_asks_nothing_any_more(
 
     assert cli("decline", "1") == 1
 
-    assert missing(capsys.readouterr().err, "episode 1 ", "asks nobody") == []
+    assert missing(capsys.readouterr().err, "episode 1 ", "no approval") == []
 
 
 @pytest.mark.parametrize("for_s", ["0s", "25h"])
@@ -233,7 +233,7 @@ def test_the_audit_tells_of_answers(
 ) -> None:
     asked(ledger, store, cli)
     cli("approve", "1", "--for", "15m", "--because", "looked")
-    ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "over", now=time.time())
+    ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "closed", now=time.time())
     capsys.readouterr()
 
     assert cli("ledger", "orders") == 0

@@ -142,7 +142,7 @@ def test_a_folder_that_is_not_there_is_told(
 
     assert main(["ledger", "--ledger", ledger_url, "export", "--output", str(tmp_path / "none" / "x")]) == 1
 
-    assert "cannot be written (No such file or directory): give another --output" in capsys.readouterr().err
+    assert "cannot be written (No such file or directory): choose another --output" in capsys.readouterr().err
 
 
 def test_what_takes_long_says_how_far_it_is(

@@ -199,7 +199,7 @@ def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys:
     told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
 
     assert missing(told[0], "dry run") == []
-    assert missing(told[-1], "24 threads", "`gpuwarden ledger evidence`") == []
+    assert missing(told[-1], "24 more threads", "`gpuwarden ledger evidence`") == []
     assert len(told) == 18
 
 
@@ -213,7 +213,7 @@ def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pyte
     assert told == [
         "  cut short after 5 s",
         "  no Python stacks of process 9: it has ended",
-        "  7 bytes more were seen than are kept (--capture-max-bytes)",
+        "  7 bytes left out (--capture-max-bytes)",
         "  exporter: alive True, beat_age_s 130.0, phase step, step 5",
         "  process 4001 python3, sleeping, 2 threads",
         "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds the GIL",
@@ -248,11 +248,11 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
 
     told = said(capsys, "--ledger", ledger_url, "show", "1")
     lines = [
-        "  beat age            |▁▁ ▅█| 0.2 s to 121.0 s, at last 121.0 s",
-        "  GPU use of GPU-0    |█▅ ▁▁| 0% to 93%, at last 0%",
-        "  GPU memory of GPU-0 |▁▁ ▁ | 0 MiB to 0 MiB, at last unknown",
-        "  RAM                 |██ ██| 1024 MiB to 1024 MiB, at last 1024 MiB",
-        "  of_a_later_version  |▁    | -1.0 s to -1.0 s, at last unknown",
+        "  beat age            |▁▁ ▅█| 0.2 s to 121.0 s, last 121.0 s",
+        "  GPU use of GPU-0    |█▅ ▁▁| 0% to 93%, last 0%",
+        "  GPU memory of GPU-0 |▁▁ ▁ | 0 MiB to 0 MiB, last unknown",
+        "  RAM                 |██ ██| 1024 MiB to 1024 MiB, last 1024 MiB",
+        "  of_a_later_version  |▁    | -1.0 s to -1.0 s, last unknown",
     ]
     assert told[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
     assert told[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]

@@ -120,13 +120,13 @@ def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Calla
         (("disarm", "--host", "bxo1"), 1, ("'bxo1'", "box1")),
         (("pause",), 2, ("--for", "--until")),
         (("pause", "--for", "soon"), 2, ("'soon'",)),
-        (("pause", "--for", "0s"), 2, ("before",)),
+        (("pause", "--for", "0s"), 2, ("after its start",)),
         (("pause", "--for", "32d"), 2, ("31 days",)),
         (("pause", "--until", "noon"), 2, ("'noon'",)),
-        (("pause", "--until", "2001-01-01T00:00"), 2, ("before",)),
+        (("pause", "--until", "2001-01-01T00:00"), 2, ("after its start",)),
         (("pause", "--until", "25:99"), 2, ("'25:99'",)),
-        (("resume",), 1, ("not paused",)),
-        (("brake", "release"), 1, ("not latched",)),
+        (("resume",), 1, ("nothing is paused",)),
+        (("brake", "release"), 1, ("not open",)),
         (("brake",), 2, ("release",)),
     ],
 )
@@ -217,7 +217,7 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
     to_the_end(executor(ledger, store, world), ledger)
 
     assert story_outcome(ledger) == "mended"
-    assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "finished") == []
+    assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "will finish") == []
 
 
 def test_a_pause_until_a_time_of_day_ends_at_the_next_one(ledger: Ledger, cli: Callable[..., int]) -> None:

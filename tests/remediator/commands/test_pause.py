@@ -89,7 +89,7 @@ def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: 
 
     assert left(ledger) == [3, 1]
     assert cli("resume", "2") == 1
-    assert missing(capsys.readouterr().err, "pause 2 ", "`gpuwarden status`") == []
+    assert missing(capsys.readouterr().err, "pause 2:", "`gpuwarden status`") == []
     cli("ledger", "orders")
     audit = capsys.readouterr().out.splitlines()
     assert "  resume     pause 2 on box1 until " in audit[-1]
@@ -114,7 +114,7 @@ def test_one_that_is_over_is_not_read_any_more(ledger: Ledger, cli: Callable[...
         (("pause", "--for", "1h", "--from", local(367 * 86400)), 2, ("366 days",)),
         (("pause", "--until", "2001-01-01T00:00"), 2, ("after its start",)),
         (("pause", "--for", "1h", "--host", "bxo1"), 1, ("'bxo1'", HOST)),
-        (("resume", "1"), 1, ("pause 1 ",)),
+        (("resume", "1"), 1, ("pause 1:",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(

@@ -131,7 +131,7 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         "executor box1 ok        alive, pid 7, sees 4 workers",
         "alerts        -         none yet",
         f"remediator    ok        ready at {parts.url}",
-        f"exporter      ok        well at {parts.url}",
+        f"exporter      ok        ready at {parts.url}",
         f"alertmanager  ok        ready at {parts.url}",
         f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",
         "",
@@ -179,13 +179,13 @@ def test_it_says_what_is_paused_and_what_is_planned(ledger: Ledger, ask: Callabl
 @pytest.mark.parametrize(
     ("path", "answer", "says"),
     [
-        ("/-/ready", (503, "no recent sample of this host"), "exporter: says 503 at http"),
+        ("/-/ready", (503, "no recent sample of this host"), "exporter: status 503 at http"),
         (
             "/metrics",
             (200, 'gpuwarden_collector_success{collector="source_docker"} 0\n'),
             "are unknown and are not acted on; check that Docker runs; see its log",
         ),
-        ("/-/ready", (503, "starting"), "alertmanager: says 503 at"),
+        ("/-/ready", (503, "starting"), "alertmanager: status 503 at"),
         ("/-/ready", (503, "starting"), "prometheus: status 503 at"),
         ("/api/v1/rules", (200, rules()), "calls the remediator; add alerts/*.rules.yaml"),
         (
@@ -199,8 +199,8 @@ def test_it_says_what_is_paused_and_what_is_planned(ledger: Ledger, ask: Callabl
             (200, json.dumps({"data": {"activeAlertmanagers": []}})),
             "no Alertmanager configured",
         ),
-        ("/api/v1/rules", (200, "<html>a proxy</html>"), "prometheus: Prometheus does not answer"),
-        ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus does not answer"),
+        ("/api/v1/rules", (200, "<html>a proxy</html>"), "prometheus: Prometheus is unreachable"),
+        ("/api/v1/rules", (200, "{}"), "prometheus: Prometheus is unreachable"),
     ],
 )
 def test_a_part_that_is_not_well_is_named_with_what_to_do(
@@ -231,7 +231,7 @@ def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, mon
         )
 
     assert any(line.startswith(f"exporter      NOT WELL  says 401 at {url}") for line in without)
-    assert f"exporter      ok        well at {url}" in known
+    assert f"exporter      ok        ready at {url}" in known
     assert any("not valid for 'box-2.test'" in line for line in named)
 
 
@@ -242,7 +242,7 @@ def test_a_silent_part_is_named_and_an_absent_one_is_not_asked(ask: Callable[...
     code, lines = ask("--prometheus", nobody, "--alertmanager", "none")
 
     assert code == 1
-    assert "alertmanager  -         not asked" in lines
+    assert "alertmanager  -         not checked" in lines
     (need,) = lines[lines.index("needs an operator:") + 1 :]
     assert [each for each in ("- prometheus: ", nobody, "--prometheus none") if each not in need] == []
 

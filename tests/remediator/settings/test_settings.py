@@ -106,7 +106,7 @@ def test_a_password_in_an_address_beside_one_that_will_not_do_is_not_told(capsys
 def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["execute", *WANTED, "--prometheus", "http://ann:secret@a:9090,nowhere"]) == 2
     said = capsys.readouterr().err
-    assert ("--prometheus wants URLs" in said, "URL 2 is invalid" in said, "secret" in said) == (True, True, False)
+    assert ("--prometheus: URL" in said, "URL 2 is invalid" in said, "secret" in said) == (True, True, False)
 
 
 @pytest.mark.parametrize(

@@ -233,8 +233,8 @@ def test_every_alertmanager_is_asked(ledger: Ledger, ledger_file: Path, server: 
 
 
 USELESS: dict[str, tuple[tuple[int, bytes], str]] = {
-    "an error": ((503, b"starting"), "it says 503"),
-    "elsewhere": ((302, b""), "it says 302"),
+    "an error": ((503, b"starting"), "it returned 503"),
+    "elsewhere": ((302, b""), "it returned 302"),
     "a page": ((200, b"<html>a proxy</html>"), "Expecting value"),
     "no text": ((200, b"\xff\xfe\xfd"), "codec can't decode"),
     "another API": ((200, b'{"data": []}'), "not a list of alerts"),
