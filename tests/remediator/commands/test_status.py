@@ -230,7 +230,7 @@ def test_tls_and_password_are_used(ask: Callable[..., Said], tmp_path: Path, mon
             "--exporter", url, "--exporter-basic-auth-file", str(secret), "--exporter-server-name", "box-2.test"
         )
 
-    assert any(line.startswith(f"exporter      NOT WELL  status 401 at {url}") for line in without)
+    assert any(line.startswith(f"exporter      DOWN      status 401 at {url}") for line in without)
     assert f"exporter      ok        ready at {url}" in known
     assert any("not valid for 'box-2.test'" in line for line in named)
 
