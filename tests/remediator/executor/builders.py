@@ -158,7 +158,7 @@ class Crash(BaseException):
     """The process ended here."""
 
 
-UNCOUNTED = frozenset({"now", "current", "standing"})
+UNCOUNTED = frozenset({"now", "current", "with_activity"})
 """What is only read from the ledger before an act: to end there is to end before the act."""
 
 
