@@ -41,7 +41,7 @@ UNHEARD_S: Final = 60
 RAN: Final = "gpuwarden_job_elapsed_seconds"
 NAMING: Final = ("job_id", "attempt", "incarnation")
 """The labels by which an alert says which attempt, or which incarnation, it accuses."""
-NAMELESS: Final = ("wrangle", "GpuwardenServerSilent")
+NAMELESS: Final = ("wrangle", "GpuwardenServerProbeFailing")
 """The remedy, and the alert, for which it says neither: it is for whoever works on a run's items, or for a person."""
 
 JOBS: Final = (Trip.STALL, Trip.GANG, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)

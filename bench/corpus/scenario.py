@@ -176,8 +176,8 @@ worker; or nobody can tell yet."""
 
 TELLING: Final = {
     "GpuwardenSharedJobStalled": "worker",
-    "GpuwardenServerSilent": "container",
-    "GpuwardenJobSlowed": "worker",
+    "GpuwardenServerProbeFailing": "container",
+    "GpuwardenJobSlow": "worker",
     "GpuwardenGpuXid": "gpu",
     "GpuwardenGpuEccUncorrected": "gpu",
     "GpuwardenGpuThrottled": "gpu",

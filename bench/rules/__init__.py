@@ -38,7 +38,7 @@ GANGS: Final = "gpuwarden_gang"
 """The group that a fleet without gangs pays nothing for."""
 TENANTS: Final = ("gpuwarden_vram", "gpuwarden_server")
 """And those that one without tenants and servers pays nothing for."""
-EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenRulesUnwatched"})
+EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenPrometheusSelfScrapeMissing"})
 """What fires in a fleet in health: the dead-man's switch, and that this Prometheus does not scrape itself."""
 
 
@@ -294,7 +294,7 @@ def _config(address: str, load: Load, hosts: int) -> dict[str, Any]:
 
 
 def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> None:
-    """An hour of scrapes of the series that `alerts/node.rules.yaml` looks back on, by promtool."""
+    """An hour of scrapes of the series that `alerts/host.rules.yaml` looks back on, by promtool."""
     text = work / "history"
     now_s = int(time.time())
     labels = f'job="gpuwarden-exporter",version="{__version__}"'

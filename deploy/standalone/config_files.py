@@ -23,7 +23,7 @@ class Intervals:
 WATCHDOG_S: Final = 60
 """Interval at which the watchdog alert is delivered, seconds."""
 
-HOST_LOST: Final = "GpuwardenNodeLost"
+HOST_LOST: Final = "GpuwardenHostLost"
 """This alert goes to operators and to the remediator: only operators can bring the host back."""
 
 _KNOWN: Final = "|".join(REMEDIES)
@@ -38,19 +38,19 @@ FOR_OPERATORS_TOO: Final = (
 IMPLIED: Final = (
     "GpuwardenExporterDown",
     "GpuwardenTelemetryStale",
-    "GpuwardenSourceFailing",
-    "GpuwardenScrapeTooSparse",
+    "GpuwardenCollectorFailing",
+    "GpuwardenScrapeIntervalTooLong",
     "GpuwardenGpuTelemetryDown",
     "GpuwardenRemediatorDown",
-    "GpuwardenExecutorSilent",
+    "GpuwardenExecutorDown",
 )
 """Alerts that a lost host also raises."""
 
-BREAKER_OPEN: Final = "GpuwardenBrakeLatched"
+BREAKER_OPEN: Final = "GpuwardenCircuitBreakerOpen"
 """Every host of a ledger raises this alert: operators receive it once."""
 
 _WORKER_DEAD: Final = "GpuwardenWorkerDead|GpuwardenWorkerGone"
-_NOT_FIXED: Final = "GpuwardenUnmended"
+_NOT_FIXED: Final = "GpuwardenRemediationOverdue"
 
 INHIBITIONS: Final[list[dict[str, list[str]]]] = [
     # A lost host explains its other alerts. The circuit breaker is not one of them.
@@ -70,7 +70,7 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
     # be sent.
     {
         "source_matchers": [f'alertname=~"{_WORKER_DEAD}"'],
-        "target_matchers": ['remedy=""', 'alertname="GpuwardenJobSlowed"'],
+        "target_matchers": ['remedy=""', 'alertname="GpuwardenJobSlow"'],
         "equal": ["host", "worker", "container"],
     },
     {

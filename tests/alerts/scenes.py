@@ -94,7 +94,7 @@ WEDGES: Final[Mapping[str, Wedge]] = {
         grow=(("gpuwarden_worker_dead_seconds", SLOT), ("gpuwarden_worker_heartbeat_age_seconds", SLOT)),
         stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 0)),
     ),
-    "GpuwardenServerUnanswering": Wedge(
+    "GpuwardenServerHung": Wedge(
         grow=(
             ("gpuwarden_server_unanswered_seconds", TENANT),
             ("gpuwarden_container_gpu_idle_seconds", TENANT),
@@ -173,7 +173,7 @@ def lost_as_due(scrape_s: int) -> tuple[tuple[int, str | None], ...]:
 
 
 SCENES: Final[Mapping[str, Scene]] = {
-    "GpuwardenVramVictim": Scene(
+    "GpuwardenVramRecycleDue": Scene(
         by="container",
         series=(
             ("gpuwarden_gpu_memory_free_bytes", GPU, lambda _: 100),
@@ -192,7 +192,7 @@ SCENES: Final[Mapping[str, Scene]] = {
         ),
         seen=lambda scrape_s: found_and_let_go(scrape_s, "w"),
     ),
-    "GpuwardenNodeLost": Scene(
+    "GpuwardenHostLost": Scene(
         by="host",
         series=(
             ("up", 'host="a", instance="a:9"', lambda _: 1),

@@ -54,7 +54,7 @@ def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> 
 
     assert len(acting) > 1
     assert {name: found for name, found in acting.items() if found} == {
-        "GpuwardenNodeLost": {"10"},
+        "GpuwardenHostLost": {"10"},
         "GpuwardenGangStuck": {"90"},
     }
     (heard,) = [rule for rule in rules() if rule.get("record") == "gpuwarden:host_heard:timestamp_seconds"]

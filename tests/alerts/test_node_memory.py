@@ -13,7 +13,7 @@ import httpx
 from deploy.standalone import debian_packages
 from tests.waiting import eventually
 
-RULES = Path(__file__).parents[2] / "alerts" / "node.rules.yaml"
+RULES = Path(__file__).parents[2] / "alerts" / "host.rules.yaml"
 DOWN_S = 600
 
 

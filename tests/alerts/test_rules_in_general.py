@@ -208,7 +208,7 @@ def test_no_rule_says_in_which_phases_work_is_a_sign_of_life() -> None:
         if (found := re.findall(r"gpuwarden_job_phase\{.*?\}", expression(rule)))
     }
 
-    assert by_phase == {"GpuwardenJobSlowed": ['gpuwarden_job_phase{phase="step"}']}, "which compares steps alone"
+    assert by_phase == {"GpuwardenJobSlow": ['gpuwarden_job_phase{phase="step"}']}, "which compares steps alone"
 
 
 def groups() -> list[dict[str, Any]]:
@@ -271,7 +271,7 @@ def test_a_real_prometheus_names_the_group_of_a_rule_that_cannot_be_evaluated_an
     with listening(command, tmp_path / "log") as url:
 
         def failing() -> list[str]:
-            query = {"query": 'ALERTS{alertname="GpuwardenRuleFailing"}'}
+            query = {"query": 'ALERTS{alertname="GpuwardenRuleFailures"}'}
             answer = httpx.get(f"{url}/api/v1/query", params=query, trust_env=False, verify=PLAIN)
             found = answer.raise_for_status().json()["data"]["result"]
             return sorted(each["metric"]["rule_group"].rpartition(";")[2] for each in found)

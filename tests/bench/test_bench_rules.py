@@ -20,7 +20,7 @@ SHORT = Load(
 def test_a_host_tells_the_name_that_it_is_scraped_under(fleet: Fleet) -> None:
     told = re.findall(r'nodename="([^"]*)"', fleet.page(7, now_s=0.0).decode())
 
-    assert told == ["h7"], "else GpuwardenHostMisnamed fires for each of them, and its cost is no part of health"
+    assert told == ["h7"], "else GpuwardenHostLabelMismatch fires for each of them, and its cost is no part of health"
 
 
 @pytest.mark.slow

@@ -27,15 +27,15 @@ STALL = {"alertname": "GpuwardenJobStalled", "remedy": "restart_worker", "trip":
 HEALTH = {"alertname": "GpuwardenJobUnhealthy", "remedy": "restart_worker", "trip": "health", **HERE}
 BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "trip": "budget", **HERE}
 DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "trip": "dead_worker", **HERE}
-LOST = {"alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
+LOST = {"alertname": "GpuwardenHostLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
 DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
-BREAKER_OPEN = {"alertname": "GpuwardenBrakeLatched", "severity": "critical", "host": "a"}
-SLOWED = {"alertname": "GpuwardenJobSlowed", "severity": "warning", **HERE}
+BREAKER_OPEN = {"alertname": "GpuwardenCircuitBreakerOpen", "severity": "critical", "host": "a"}
+SLOWED = {"alertname": "GpuwardenJobSlow", "severity": "warning", **HERE}
 SHARED = {"alertname": "GpuwardenSharedJobStalled", "severity": "critical", **HERE}
-UNMENDED = {"alertname": "GpuwardenUnmended", "severity": "critical", "wedge": "GpuwardenJobStalled", **HERE}
+UNMENDED = {"alertname": "GpuwardenRemediationOverdue", "severity": "critical", "wedge": "GpuwardenJobStalled", **HERE}
 LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
 VICTIM = {
-    "alertname": "GpuwardenVramVictim",
+    "alertname": "GpuwardenVramRecycleDue",
     "remedy": "recycle_container",
     "trip": "vram",
     "host": "a",
@@ -128,16 +128,16 @@ def held_back(url: str) -> list[str]:
         pytest.param([LOST, DOWN, LOW, {**DOWN, "host": "b"}],
                      ["GpuwardenExporterDown of a"],
                      id="a lost host that its exporter is down, and nothing of its GPUs nor of another host"),
-        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*IMPLIED, "GpuwardenBrakeLatched"))],
+        pytest.param([LOST, *({"alertname": each, "host": "a"} for each in (*IMPLIED, "GpuwardenCircuitBreakerOpen"))],
                      sorted(f"{each} of a" for each in IMPLIED), id="a lost host: all implied alerts, not the breaker"),
         pytest.param([LOST, STALL, VICTIM, {**DOWN, "alertname": "Theirs"}, DOWN], ["GpuwardenExporterDown of a"],
                      id="a lost host nothing that is acted on, and nothing of others"),
         pytest.param([DEAD, STALL, HEALTH, BUDGET, DOWN], [],
                      id="a dead worker nothing that is acted on, its own stall and health among it"),
-        pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlowed of a"],
+        pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlow of a"],
                      id="a dead worker that its own job is slow, and neither a neighbour's nor what nobody mends"),
         pytest.param([{**UNMENDED, "wedge": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
-                     ["GpuwardenUnmended of a"], id="a worker that is gone for good what else of it is not mended"),
+                     ["GpuwardenRemediationOverdue of a"], id="a worker that is gone for good what else of it is not mended"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
         pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),
@@ -173,7 +173,7 @@ def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_a
         ("gpuwarden", ("alertname=GpuwardenJobUnhealthy", "container=c", "host=a", "worker=w"), 1),
         ("people", ("alertname=GpuwardenVramLow", "host=a"), 2),
         ("people", ("alertname=GpuwardenVramLow", "host=b"), 1),
-        ("people", ("alertname=GpuwardenBrakeLatched",), 2),
+        ("people", ("alertname=GpuwardenCircuitBreakerOpen",), 2),
     }
     with alertmanager(tmp_path) as url:
         tell(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)

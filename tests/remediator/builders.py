@@ -64,7 +64,7 @@ def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "wedge
 def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about the server in container c1."""
     of_server: dict[str, Any] = {
-        "alertname": "GpuwardenServerUnanswering", "remedy": "restart_container", "trip": "server", "incarnation": KEY,
+        "alertname": "GpuwardenServerHung", "remedy": "restart_container", "trip": "server", "incarnation": KEY,
         "worker": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_server, **labels})
@@ -73,7 +73,7 @@ def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str 
 def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about host box1, which is silent."""
     of_host: dict[str, Any] = {
-        "alertname": "GpuwardenNodeLost", "remedy": "lose_node", "trip": "node_lost",
+        "alertname": "GpuwardenHostLost", "remedy": "lose_node", "trip": "node_lost",
         "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_host, **labels})
@@ -82,7 +82,7 @@ def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | 
 def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about the tenant in container c1, which holds too much of GPU-0's memory."""
     of_tenant: dict[str, Any] = {
-        "alertname": "GpuwardenVramVictim", "remedy": "recycle_container", "trip": "vram", "gpu": "GPU-0",
+        "alertname": "GpuwardenVramRecycleDue", "remedy": "recycle_container", "trip": "vram", "gpu": "GPU-0",
     }  # fmt: skip
     return server_alert(fingerprint, firing=firing, **{**of_tenant, **labels})
 

@@ -36,12 +36,12 @@ EQUIVALENT: Final[dict[str, str]] = {
         for its, places in (("gone: GpuwardenWorkerGone", (5, 6)), ("worker: GpuwardenWorkerDead", (4,)))
         for place in places
     },
-    "server: GpuwardenServerUnanswering: by (host, container) -> by (host, container, instance), at its place 3": (
+    "server: GpuwardenServerHung: by (host, container) -> by (host, container, instance), at its place 3": (
         _AND_ACCEPTS_SEVERAL
     ),
-    "vram: GpuwardenVramVictim: by (host, container) -> by (host, container, instance)": _AND_ACCEPTS_SEVERAL,
+    "vram: GpuwardenVramRecycleDue: by (host, container) -> by (host, container, instance)": _AND_ACCEPTS_SEVERAL,
     **{
-        f"vram: GpuwardenVramVictim: {change}": "one side of the join is enough"
+        f"vram: GpuwardenVramRecycleDue: {change}": "one side of the join is enough"
         for change in (
             f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m])",
             f"{_OVER_BUDGET} -> last_over_time({_OVER_BUDGET}[5m]), at its place 2",
@@ -53,7 +53,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "gpu: GpuwardenJobGpuLost: 0 -> (-1)",
-            "steps: GpuwardenJobSlowed: 0 -> (-1), at its place 8",
+            "steps: GpuwardenJobSlow: 0 -> (-1), at its place 8",
         ),
         "the comparison only excludes NaN; no value is below 0",
     ),
@@ -66,8 +66,8 @@ EQUIVALENT: Final[dict[str, str]] = {
             "budget: GpuwardenJobOverBudget",
             "worker: GpuwardenWorkerDead",
             "gone: GpuwardenWorkerGone",
-            "server: GpuwardenServerUnanswering",
-            "vram: GpuwardenVramVictim",
+            "server: GpuwardenServerHung",
+            "vram: GpuwardenVramRecycleDue",
             "gpu: GpuwardenJobGpuLost",
             "stuck: GpuwardenJobStuck",
             "gang: GpuwardenGangStuck",
@@ -84,7 +84,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("gone: GpuwardenWorkerGone", _OVERDUE),
             ("gpu: GpuwardenJobGpuLost", _OVERDUE),
             ("stuck: GpuwardenJobStuck", _OVERDUE),
-            ("steps: GpuwardenJobSlowed", "gpuwarden_job_id"),
+            ("steps: GpuwardenJobSlow", "gpuwarden_job_id"),
         )
     },
     **{
@@ -96,10 +96,10 @@ EQUIVALENT: Final[dict[str, str]] = {
     },
     'remediator: GpuwardenIntentOverdue: gpuwarden_remediator_intent_age_seconds{stage="planned"} -> '
     'last_over_time(gpuwarden_remediator_intent_age_seconds{stage="planned"}[5m])': "present now, or absent",
-    "remediator: GpuwardenRemediatorUnreached: count -> sum": _INFO_IS_1,
-    "remediator: GpuwardenRemediatorUnreached: max -> min, at its place 2": _ONLY_PRESENCE,
+    "remediator: GpuwardenWebhookNotReceiving: count -> sum": _INFO_IS_1,
+    "remediator: GpuwardenWebhookNotReceiving: max -> min, at its place 2": _ONLY_PRESENCE,
     **{
-        f"remediator: GpuwardenUnmended: {change}": "a firing alert is 1 and has no instance"
+        f"remediator: GpuwardenRemediationOverdue: {change}": "a firing alert is 1 and has no instance"
         for change in (
             "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, trip, wedge"),
             "max_over_time -> min_over_time",
@@ -111,7 +111,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         for other in ("min_over_time", "max_over_time")
     },
     **{
-        f"node: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
+        f"host: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
         for record in ("host", "nobody")
         for change, why in (
             *((each, _CARRIES_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
@@ -119,7 +119,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"node: gpuwarden:host_heard:timestamp_seconds: {change}": why
+        f"host: gpuwarden:host_heard:timestamp_seconds: {change}": why
         for change, why in (
             ("by (host) -> by (host, instance)", _NO_INSTANCE),
             (
@@ -129,7 +129,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"node: gpuwarden:{record}: {change}": why
+        f"host: gpuwarden:{record}: {change}": why
         for record, change, why in (
             *(
                 (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "every host has a name")
@@ -138,7 +138,7 @@ EQUIVALENT: Final[dict[str, str]] = {
             ("host_missed:timestamp_seconds", "3600 -> 3599", _BETWEEN_STEPS),
             (
                 "host_lost:timestamp_seconds",
-                'ALERTS{alertname="GpuwardenNodeLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenNodeLost"}',
+                'ALERTS{alertname="GpuwardenHostLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenHostLost"}',
                 "an alert without `for` is never pending",
             ),
             (
@@ -157,7 +157,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"node: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
+        f"host: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
         for record, other, place, why in (
             ("host_heard", "max_over_time", "", _NEVER_DECREASES),
             ("nobody_heard", "max_over_time", "", _NEVER_DECREASES),
@@ -173,9 +173,9 @@ EQUIVALENT: Final[dict[str, str]] = {
             *(("host_told", "max_over_time", place, _NEVER_DECREASES) for place in ("", ", at its place 2")),
         )
     },
-    "steps: GpuwardenJobSlowed: bool -> nothing": "an unknown value counts as shared, and so does 0",
+    "steps: GpuwardenJobSlow: bool -> nothing": "an unknown value counts as shared, and so does 0",
     **{
-        f"telemetry: GpuwardenScrapeTooSparse: {change}": why
+        f"telemetry: GpuwardenScrapeIntervalTooLong: {change}": why
         for change, why in (
             *(
                 (each, "600 s over a whole number of scrapes is 75 s, or 86 s")
@@ -190,16 +190,16 @@ EQUIVALENT: Final[dict[str, str]] = {
             ),
         )
     },
-    f"node: GpuwardenNodeLost: {_NO_SCRAPE} -> last_over_time({_NO_SCRAPE}[5m])": (
+    f"host: GpuwardenHostLost: {_NO_SCRAPE} -> last_over_time({_NO_SCRAPE}[5m])": (
         "the record ends after an hour, and excludes for at most 490 s"
     ),
-    "node: GpuwardenNodeLost: count -> sum, at its place 2": _INFO_IS_1,
-    "node: GpuwardenNodeLost: count -> sum, at its place 4": _INFO_IS_1,
-    'node: GpuwardenNodeLost: up{host!=""} -> up{}': "every host has a name",
-    f"node: GpuwardenNodeLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
+    "host: GpuwardenHostLost: count -> sum, at its place 2": _INFO_IS_1,
+    "host: GpuwardenHostLost: count -> sum, at its place 4": _INFO_IS_1,
+    'node: GpuwardenHostLost: up{host!=""} -> up{}': "every host has a name",
+    f"host: GpuwardenHostLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
     "is not lost",
     **{
-        f"node: gpuwarden:host_told:timestamp_seconds: {change}": why
+        f"host: gpuwarden:host_told:timestamp_seconds: {change}": why
         for change, why in (
             (f"{_MISSING} -> last_over_time({_MISSING}[5m])", "a host that is back does not count"),
             (f"{_MISSING} -> last_over_time({_MISSING}[5m]), at its place 3", "a missing host is missing now"),
@@ -222,7 +222,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         for place in (6, 7, 11, 12)
     },
     **{
-        f"faults: GpuwardenGpuUnmeasured: {_UNKNOWN % (_WATCHED + _READABLE)} -> {_UNKNOWN % wider}{place}": "a series "
+        f"faults: GpuwardenGpuMetricsMissing: {_UNKNOWN % (_WATCHED + _READABLE)} -> {_UNKNOWN % wider}{place}": "a series "
         "of one operand alone gives no result"
         for wider in (
             _WATCHED.rstrip(", "),
@@ -250,19 +250,19 @@ EQUIVALENT: Final[dict[str, str]] = {
     "wrangling: GpuwardenItemsFailing: by (host, worker, run) -> by (host, worker, run, instance)": _NO_INSTANCE,
     "chain: GpuwardenWatchdog: 1 -> 2": "the value is not published",
     "chain: GpuwardenWatchdog: 1 -> 0": "the value is not published",
-    "evaluation: GpuwardenRuleFailing: sum -> max": "a sum of increases is positive if one is",
-    "evaluation: GpuwardenRulesLate: sum -> max": "a sum of increases is positive if one is",
+    "evaluation: GpuwardenRuleFailures: sum -> max": "a sum of increases is positive if one is",
+    "evaluation: GpuwardenRuleEvaluationsMissed: sum -> max": "a sum of increases is positive if one is",
     'telemetry: GpuwardenTelemetryStale: gpuwarden_collector_success{collector="sampler"} -> '
     "gpuwarden_collector_success{}": "an exporter with an old sample publishes no other collector",
-    "telemetry: GpuwardenScrapeTooSparse: count_over_time -> sum_over_time, at its place 2": _ONLY_PRESENCE,
-    "telemetry: GpuwardenWorkerUnseen: by (host) -> by (host, instance)": _ONLY_PRESENCE,
-    "telemetry: GpuwardenHostMisnamed: max -> min": _INFO_IS_1,
-    "telemetry: GpuwardenHostMisnamed: by (nodename) -> by (nodename, instance)": _ONLY_PRESENCE,
-    f"telemetry: GpuwardenHostMisnamed: {_INFOS} -> last_over_time({_INFOS}[5m])": (
+    "telemetry: GpuwardenScrapeIntervalTooLong: count_over_time -> sum_over_time, at its place 2": _ONLY_PRESENCE,
+    "telemetry: GpuwardenWorkerNotMonitored: by (host) -> by (host, instance)": _ONLY_PRESENCE,
+    "telemetry: GpuwardenHostLabelMismatch: max -> min": _INFO_IS_1,
+    "telemetry: GpuwardenHostLabelMismatch: by (nodename) -> by (nodename, instance)": _ONLY_PRESENCE,
+    f"telemetry: GpuwardenHostLabelMismatch: {_INFOS} -> last_over_time({_INFOS}[5m])": (
         "a vanished series is on neither side, and each target has one name"
     ),
     **{
-        f"steps: GpuwardenJobSlowed: {change}": why
+        f"steps: GpuwardenJobSlow: {change}": why
         for change, why in (
             ("by (host, container) -> by (host, container, instance)", _NO_INSTANCE),
             ("by (host, container) -> by (host, container, instance), at its place 2", _NO_INSTANCE),

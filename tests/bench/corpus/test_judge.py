@@ -138,16 +138,16 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
 
 def test_people_are_told_by_the_alert_that_is_wanted() -> None:
     one = named("wedges while another worker of its container computes, and")
-    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlowed", remedy="", trip="", of="w", at_s=300, named=FIRST)
+    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlow", remedy="", trip="", of="w", at_s=300, named=FIRST)
 
     assert Played(scenario=one, fired=(fired,)).wrong() == [
-        "GpuwardenJobSlowed tells of w at 300s, of which nothing is to be told",
+        "GpuwardenJobSlow tells of w at 300s, of which nothing is to be told",
         "GpuwardenSharedJobStalled tells nobody of w, which is due at 300s",
     ]
 
 
 def test_people_are_told_of_a_server_by_its_container() -> None:
-    labels = {"alertname": "GpuwardenServerSilent", "host": "0-a", "container": "llm", "severity": "warning"}
+    labels = {"alertname": "GpuwardenServerProbeFailing", "host": "0-a", "container": "llm", "severity": "warning"}
     one = named("deadlocks at 100 % over two GPUs as a server")
     fired = judge.accuses(labels, at_s=1500)
 
@@ -155,7 +155,7 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
     assert (fired.policy, fired.of) == (judge.PEOPLE, "llm")
     assert Played(scenario=one, fired=(fired,)).wrong() == []
     assert Played(scenario=one, fired=()).wrong() == [
-        "GpuwardenServerSilent tells nobody of llm, which is due at 1500s"
+        "GpuwardenServerProbeFailing tells nobody of llm, which is due at 1500s"
     ]
 
 
@@ -163,7 +163,9 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
     ("later_s", "said"),
     [
         pytest.param(30, [], id="of the same wedge"),
-        pytest.param(0, ["GpuwardenServerSilent tells of llm at 420s, of which nothing is to be told"], id="by then"),
+        pytest.param(
+            0, ["GpuwardenServerProbeFailing tells of llm at 420s, of which nothing is to be told"], id="by then"
+        ),
     ],
 )
 def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
@@ -172,7 +174,9 @@ def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, 
         policy=judge.OURS, alert="Server", remedy="restart_container", trip="server", of="llm", at_s=420,
         named={"incarnation": "llm@0"},
     )  # fmt: skip
-    tells = Fired(policy=judge.PEOPLE, alert="GpuwardenServerSilent", remedy="", trip="", of="llm", at_s=420 + later_s)
+    tells = Fired(
+        policy=judge.PEOPLE, alert="GpuwardenServerProbeFailing", remedy="", trip="", of="llm", at_s=420 + later_s
+    )
 
     assert Played(scenario=one, fired=(acts, tells)).wrong() == said
 

@@ -285,7 +285,7 @@ def test_a_server_that_does_not_answer_and_does_nothing_is_freed_and_answers_aga
     assert (story.remedy, story.trip, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
     assert (story.job_id, story.attempt) == (None, None)
     assert freed.happened(name) == ["start", "die", "stop", "start"]
-    assert freed.fired(name) == {"GpuwardenServerUnanswering"}
+    assert freed.fired(name) == {"GpuwardenServerHung"}
     assert freed.fleet.incarnation(named(name)) != freed.first[name]
     freed.until(lambda: freed.answers(name), "it answers again")
     freed.until(lambda: freed.facts(name).answered and freed.facts(name).unanswered_s == 0, "and is seen to")

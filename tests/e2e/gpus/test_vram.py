@@ -204,7 +204,7 @@ def test_in_a_dry_run_what_would_be_done_is_told_with_the_ranking_and_nothing_is
 @pytest.mark.behaviour("C6")
 def test_each_tenant_over_its_budget_on_a_gpu_that_is_short_is_named_and_no_other(observed: Scene) -> None:
     def victims() -> set[str]:
-        return observed.firing("GpuwardenVramVictim", "container")
+        return observed.firing("GpuwardenVramRecycleDue", "container")
 
     wanted = {named(name) for name in ("arena", *TIED)}
     observed.until(lambda: victims() == wanted, "those over their budgets are named")
@@ -221,7 +221,7 @@ def armed(observed: Scene) -> Scene:
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="a test", because="", remedy="recycle_container"))
     observed.until(lambda: mended(observed, "arena"), "the arena is recycled")
     observed.until(lambda: any(mended(observed, name) for name in TIED), "and one of the two that are level")
-    observed.until(lambda: not observed.firing("GpuwardenVramVictim", "container"), "nobody is to go any more")
+    observed.until(lambda: not observed.firing("GpuwardenVramRecycleDue", "container"), "nobody is to go any more")
     return observed
 
 
@@ -379,7 +379,7 @@ def ended(grown: Scene) -> Ended:
 
 @pytest.mark.behaviour("C3")
 def test_nobody_goes_for_the_memory_of_one_that_has_ended_by_itself_while_it_is_on_its_way_back(ended: Ended) -> None:
-    scene, alerts = ended.scene, 'ALERTS{alertname="GpuwardenVramVictim", gpu=~"GPU-sim-(returned|leaked)"}'
+    scene, alerts = ended.scene, 'ALERTS{alertname="GpuwardenVramRecycleDue", gpu=~"GPU-sim-(returned|leaked)"}'
     ever = scene.stage.chain.query(f"group by (container) (last_over_time({alerts}[1h]))")
 
     assert scene.happened("quits") == ["start", "die"]
