@@ -75,7 +75,7 @@ class ChangeLog:
                 dead.add(sighting.worker.worker)
                 if sighting.worker.worker not in self._dead:
                     log.error("worker dead: no heartbeat, no CPU time", worker=sighting.worker.worker,
-                              job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_still_s=still_s,
+                              job_id=job.job_id, attempt=job.attempt, pid=sighting.pid, cpu_idle_s=still_s,
                               heartbeat_age_s=sighting.worker.heartbeat.age_s(snapshot.taken))  # fmt: skip
             elif job and (dead_s := snapshot.dead_s.get(sighting.worker.worker, 0.0)) >= dead_after_s:
                 dead.add(sighting.worker.worker)

@@ -127,7 +127,7 @@ class Sampler:
             sources=self._runner.health,
             thresholds=self._thresholds,
             ended=tuple(container_history.stopped_container_evidence(each) for each in found.ended),
-            cpu_still_s=found.cpu_still_s,
+            cpu_idle_s=found.cpu_idle_s,
             dead_s=found.dead_s,
             servers=servers,
             tasks=answers.tasks,

@@ -18,12 +18,12 @@ from exporter.sources.containers.systemd import Units
 class WorkersSeen:
     """Workers, with the containers of dead ones; `ended` are such containers that do not run.
 
-    `cpu_still_s` and `dead_s` are as in `Snapshot`.
+    `cpu_idle_s` and `dead_s` are as in `Snapshot`.
     """
 
     workers: WorkerReadings | None
     ended: tuple[Container, ...]
-    cpu_still_s: Mapping[int, float]
+    cpu_idle_s: Mapping[int, float]
     dead_s: Mapping[str, float]
 
 
@@ -43,12 +43,12 @@ class WorkerWatch:
     ) -> WorkersSeen:
         """Add one sample."""
         by_id = {each.id: each for each in running.containers.values()}
-        cpu_still_s = self._measure_cpu_idle(found, by_id, now_s)
+        cpu_idle_s = self._measure_cpu_idle(found, by_id, now_s)
         ended: dict[str, Container] = {}
         if found is not None:
             found = self._locate_dead_workers(found, by_id, listings, ended)
         dead_s = self._measure_deaths(found, {**ended, **by_id}, now_s)
-        return WorkersSeen(workers=found, ended=tuple(ended.values()), cpu_still_s=cpu_still_s, dead_s=dead_s)
+        return WorkersSeen(workers=found, ended=tuple(ended.values()), cpu_idle_s=cpu_idle_s, dead_s=dead_s)
 
     def _locate_dead_workers(
         self, found: WorkerReadings, by_id: Mapping[str, Container], listings: Listings, ended: dict[str, Container]

@@ -40,13 +40,13 @@ def activity(
     phase: str | None,
     *,
     has_beaten: bool,
-    beat_age_s: float | None,
+    step_beat_age_s: float | None,
     phase_age_s: float | None,
     gpu_s: float | None,
-    ram_still_s: float | None,
-    work_still_s: float | None,
+    ram_idle_s: float | None,
+    work_idle_s: float | None,
     io_counts: bool = False,
-    io_still_s: float | None = None,
+    io_idle_s: float | None = None,
 ) -> dict[Sign, float | None]:
     """Each sign of life that counts, and for how long a job has been without it (A2 to A5, A7).
 
@@ -56,32 +56,32 @@ def activity(
     Args:
         phase: what the job does now.
         has_beaten: beats count once there was one.
-        beat_age_s: time since the last beat.
+        step_beat_age_s: time since the last beat.
         phase_age_s: time since the job entered its phase.
         gpu_s: for how long every GPU has been idle, or for a lost GPU, lost or idle.
-        ram_still_s: for how long RAM has not moved.
-        work_still_s: for how long I/O, page faults and CPU time have been still.
+        ram_idle_s: for how long RAM has not moved.
+        work_idle_s: for how long I/O, page faults and CPU time have been still.
         io_counts: whether I/O counts in each phase. It does for one worker of several in a container, because the page
             cache is part of the container's RAM and of no worker's.
-        io_still_s: for how long I/O has been still.
+        io_idle_s: for how long I/O has been still.
     """
-    signs: dict[Sign, float | None] = {Sign.BEAT: beat_age_s} if has_beaten else {}
-    signs |= {Sign.PHASE: phase_age_s, Sign.GPU: gpu_s, Sign.RAM: ram_still_s}
+    signs: dict[Sign, float | None] = {Sign.BEAT: step_beat_age_s} if has_beaten else {}
+    signs |= {Sign.PHASE: phase_age_s, Sign.GPU: gpu_s, Sign.RAM: ram_idle_s}
     if io_counts:
-        signs[Sign.IO] = io_still_s
+        signs[Sign.IO] = io_idle_s
     if phase in _WORK_COUNTS:
-        signs[Sign.WORK] = work_still_s
+        signs[Sign.WORK] = work_idle_s
     return signs
 
 
 def no_progress_s(
     *,
-    gpu_pegged_s: float | None,
-    gpu_not_seen_busy_s: float | None,
-    cpu_still_s: float | None,
-    ram_still_s: float | None,
-    io_still_s: float | None,
-    fault_still_s: float | None,
+    gpu_saturated_s: float | None,
+    gpu_last_busy_age_s: float | None,
+    cpu_idle_s: float | None,
+    ram_idle_s: float | None,
+    io_idle_s: float | None,
+    page_fault_idle_s: float | None,
 ) -> float | None:
     """For how long nothing of a container has moved, though its GPU may be fully used (A14b, A19); `None` is unknown.
 
@@ -89,61 +89,63 @@ def no_progress_s(
     and its process may spin. Or the GPU was never seen busy, being idle or unknown. Unknown is not idle, so then the
     processes used no CPU time either.
     """
-    at_rest_s = least(gpu_not_seen_busy_s, cpu_still_s)
-    known_s = [each for each in (gpu_pegged_s, at_rest_s) if each is not None]
-    return least(max(known_s), ram_still_s, io_still_s, fault_still_s) if known_s else None
+    at_rest_s = least(gpu_last_busy_age_s, cpu_idle_s)
+    known_s = [each for each in (gpu_saturated_s, at_rest_s) if each is not None]
+    return least(max(known_s), ram_idle_s, io_idle_s, page_fault_idle_s) if known_s else None
 
 
-def is_stalled(beat_age_s: float | None, quiet_s: float | None, silence_s: float | None) -> bool:
+def is_stalled(step_beat_age_s: float | None, inactive_s: float | None, silence_s: float | None) -> bool:
     """Without a beat, and without any other sign of life, for the silence that is allowed (A2)."""
-    return reached(least(beat_age_s, quiet_s), silence_s)
+    return reached(least(step_beat_age_s, inactive_s), silence_s)
 
 
-def is_stuck(beat_age_s: float | None, after_s: float | None, rest_s: float | None, still_s: float | None) -> bool:
+def is_stuck(step_beat_age_s: float | None, after_s: float | None, rest_s: float | None, still_s: float | None) -> bool:
     """Without a beat for far longer than its own steps took, and at rest for almost as long (A14b, A19).
 
     Args:
-        beat_age_s: time since the last beat.
+        step_beat_age_s: time since the last beat.
         after_s: time without a beat after which it is stuck.
         rest_s: of a job that is alone its `no_progress_s`, of a rank of a gang its `spinning_s`.
         still_s: for how long it must have been at rest.
     """
-    return reached(beat_age_s, after_s) and reached(rest_s, still_s)
+    return reached(step_beat_age_s, after_s) and reached(rest_s, still_s)
 
 
 def spinning_s(
-    *, gpu_pegged_s: float | None, ram_still_s: float | None, io_still_s: float | None, fault_still_s: float | None
+    *, gpu_saturated_s: float | None, ram_idle_s: float | None, io_idle_s: float | None, page_fault_idle_s: float | None
 ) -> float | None:
     """For how long a GPU has been fully used without a pause and nothing else has moved (A14b); `None` is unknown."""
-    return least(gpu_pegged_s, ram_still_s, io_still_s, fault_still_s)
+    return least(gpu_saturated_s, ram_idle_s, io_idle_s, page_fault_idle_s)
 
 
-def rank_spinning_s(beat_age_s: float | None, rest_s: float | None, late_s: float) -> float | None:
+def rank_spinning_s(step_beat_age_s: float | None, rest_s: float | None, late_s: float) -> float | None:
     """One figure for a rank of a gang, which reaches `after_s` when the rank `is_stuck` (A14b).
 
     Args:
-        beat_age_s: time since the last beat.
+        step_beat_age_s: time since the last beat.
         rest_s: the rank's `spinning_s`.
         late_s: how late it may show that nothing moves: `after_s - still_s`.
     """
     if rest_s == 0.0:
-        return None if beat_age_s is None else 0.0
-    return least(beat_age_s, None if rest_s is None else rest_s + late_s)
+        return None if step_beat_age_s is None else 0.0
+    return least(step_beat_age_s, None if rest_s is None else rest_s + late_s)
 
 
-def is_unhealthy(quiet_s: float | None, window_s: float | None, elapsed_s: float | None, grace_s: float | None) -> bool:
+def is_unhealthy(
+    inactive_s: float | None, window_s: float | None, elapsed_s: float | None, grace_s: float | None
+) -> bool:
     """A GPU job without a sign of life for a whole window, which began after the grace for its load (A7)."""
     grown_s = None if elapsed_s is None or grace_s is None else elapsed_s - grace_s
-    return reached(least(quiet_s, grown_s), window_s)
+    return reached(least(inactive_s, grown_s), window_s)
 
 
 def is_overdue(
     *,
     elapsed_s: float | None,
     budget_s: float | None,
-    beat_age_s: float | None,
+    step_beat_age_s: float | None,
     silence_s: float | None,
-    quiet_s: float | None,
+    inactive_s: float | None,
     quiet_gpu_lost_s: float | None,
     window_s: float | None,
     heartbeat_age_s: float | None,
@@ -157,8 +159,8 @@ def is_overdue(
     """
     return (
         reached(elapsed_s, budget_s)
-        or reached(beat_age_s, silence_s)
-        or reached(quiet_s, window_s)
+        or reached(step_beat_age_s, silence_s)
+        or reached(inactive_s, window_s)
         or reached(quiet_gpu_lost_s, window_s)
         or reached(heartbeat_age_s, dead_after_s)
         or reached(dead_s, dead_after_s)

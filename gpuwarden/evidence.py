@@ -46,15 +46,15 @@ class ContainerFacts:
     gpu_unknown: str | None
     # For how long the same of its GPUs have been fully taken by it and the others idle; and for how long none was
     # measured to do anything for it. An exporter of before these fields tells neither.
-    gpu_pegged_s: float | None = None
-    gpu_not_seen_busy_s: float | None = None
+    gpu_saturated_s: float | None = None
+    gpu_last_busy_age_s: float | None = None
     ram_bytes: int | None
-    ram_still_s: float | None
+    ram_idle_s: float | None
     ram_unknown: str | None
     # For how long its processes have kept under the rates of I/O, page faults and CPU time that tell work.
-    io_still_s: float | None
-    fault_still_s: float | None
-    container_cpu_still_s: float | None
+    io_idle_s: float | None
+    page_fault_idle_s: float | None
+    container_cpu_idle_s: float | None
     work_unknown: str | None
     # The processes that the driver lists on each of the host's GPUs, by UUID; null for a GPU that could not be asked,
     # and null as a whole when none could.
@@ -80,7 +80,7 @@ class WorkerFacts(ContainerFacts):
     # For how long its process has been seen to use no CPU time; for how long its lock has been seen free beside its
     # files and its heartbeat unmoved, in one incarnation of its container; and how long a worker that owns a job may go
     # with either.
-    cpu_still_s: float | None
+    cpu_idle_s: float | None
     dead_s: float | None
     dead_after_s: float
     # How many live workers there are in it, null where there may be others than those that are known: it can be freed
@@ -102,7 +102,7 @@ class WorkerFacts(ContainerFacts):
     # The same of one rank of a gang, which is stuck only if every other rank is too: no host alone can tell that.
     gang_stuck_after_s: float | None = None
     gang_stuck_still_s: float | None = None
-    beat_age_s: float | None
+    step_beat_age_s: float | None
     # How long its container may stay without a sign of life, and how long after its start that begins at the soonest,
     # for its load; null for a job without a GPU, the former also while it says that it is idle. Like the silence
     # allowed, 0 where silence is not policed, they are those of the phase that it is in.

@@ -95,7 +95,7 @@ class Stage:
     def armed(self, worker: str) -> bool:
         """Whether a worker's job has made its first step beat, by the exporter."""
         try:
-            return self.witness.worker_evidence(worker, host=self.chain.plan.host).beat_age_s is not None
+            return self.witness.worker_evidence(worker, host=self.chain.plan.host).step_beat_age_s is not None
         except ExporterError:
             return False
 

@@ -229,7 +229,7 @@ class Exporter:
         losses, gpus = self._losses.observe(self._driver.readings(second), now_s=now.boottime_s)
         running = {each.incarnation: each for each in self._listed()}
         found = self._containers.look(running, gpus, losses.named, second, now, found=self.snapshot is None)
-        sightings, ended, dead_s, cpu_still_s = [], {}, {}, {}
+        sightings, ended, dead_s, cpu_idle_s = [], {}, {}, {}
         for life in self._lives:
             if life.files.worker is None:
                 continue
@@ -256,7 +256,7 @@ class Exporter:
                     start_ticks=life.lives, used_ticks=life.ticks, uninterruptible=life.doing.waits_for_storage
                 )
                 stores = life.files.job is not None and life.files.job.phase in container_history.STORAGE_PHASES
-                cpu_still_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
+                cpu_idle_s[life.pid] = history.observe(use, now_s=now.boottime_s, stores=stores)
             else:
                 death = self._deaths.setdefault(life.program.name, DeathTracker(self._thresholds))
                 dead_s[life.program.name] = death.observe(
@@ -265,7 +265,7 @@ class Exporter:
         self.snapshot = Snapshot(
             host=self._host, taken=now, gpus=gpus, workers=WorkerReadings(workers=tuple(sightings)),
             containers=tuple(found.values()), sources=tuple(self._sources(gpus, now)), thresholds=self._thresholds,
-            ended=tuple(ended.values()), dead_s=dead_s, cpu_still_s=cpu_still_s,
+            ended=tuple(ended.values()), dead_s=dead_s, cpu_idle_s=cpu_idle_s,
             servers=tuple(self._servers.look(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
             drivers=self._driver.health(second), worker_evidence=self._containers.apart,
             returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),

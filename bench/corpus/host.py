@@ -157,7 +157,7 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
     """What the remediator of each host tells the rules: that it works, two settings, how the items of runs get on."""
     yield gauge("gpuwarden_remediator_ledger_up", "", (), [((), 1.0)], source="the scenario", absent="never")
     yield gauge(
-        "gpuwarden_remediator_node_lost_after_seconds",
+        "gpuwarden_remediator_host_lost_after_seconds",
         "",
         (),
         [((), Limits.node_lost_after_s)],

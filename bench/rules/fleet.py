@@ -68,7 +68,7 @@ GANG: Final = "g"
 _OF_THE_JOB: Final = {
     "gpuwarden_job_elapsed_seconds": "elapsed",
     "gpuwarden_job_phase_age_seconds": "phase",
-    "gpuwarden_job_beat_age_seconds": "beat",
+    "gpuwarden_job_step_beat_age_seconds": "beat",
     "gpuwarden_job_steps": "steps",
 }
 _GROWS: Final = "gpuwarden_container_gpu_busy_seconds_total"

@@ -50,7 +50,7 @@ PANELS: Final = (
         unit="percentunit",
         queries=(
             Query(
-                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_unattributed_utilization_ratio", where=HOST)),
+                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_unlisted_utilization_ratio", where=HOST)),
                 legend=_BY_GPU,
             ),
         ),
@@ -91,11 +91,11 @@ PANELS: Final = (
         unit="bytes",
         queries=(
             Query(
-                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_unattributed_memory_bytes", where=HOST)),
+                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_unlisted_memory_bytes", where=HOST)),
                 legend=f"{_BY_GPU} of no process",
             ),
             Query(
-                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_unplaced_memory_bytes", where=HOST)),
+                expr=on_gpu(aggregate("max", GPU, "gpuwarden_gpu_uncontained_memory_bytes", where=HOST)),
                 legend=f"{_BY_GPU} in no container",
             ),
         ),
@@ -119,7 +119,7 @@ PANELS: Final = (
         unit="s",
         queries=(
             Query(
-                expr=aggregate("min", CONTAINER, "gpuwarden_container_ram_still_seconds", where=HOST),
+                expr=aggregate("min", CONTAINER, "gpuwarden_container_ram_idle_seconds", where=HOST),
                 legend=_BY_CONTAINER,
             ),
         ),
@@ -174,11 +174,11 @@ PANELS: Final = (
         unit="s",
         queries=(
             Query(
-                expr=aggregate("min", CONTAINER, "gpuwarden_server_unanswered_seconds", where=HOST),
+                expr=aggregate("min", CONTAINER, "gpuwarden_server_probe_failing_seconds", where=HOST),
                 legend=_BY_CONTAINER,
             ),
             Query(
-                expr=aggregate("max", CONTAINER, "gpuwarden_server_silence_allowed_seconds", where=HOST),
+                expr=aggregate("max", CONTAINER, "gpuwarden_server_restart_after_seconds", where=HOST),
                 legend=f"{_BY_CONTAINER} allowed",
                 limit=True,
             ),

@@ -8,7 +8,7 @@ from dashboards.panels import Panel, Query, ValueText
 from gpuwarden.job import Phase
 
 _BY_SLOT: Final = "{{host}}/{{worker}}"
-_BEAT_AGE: Final = aggregate("min", SLOT, "gpuwarden_job_beat_age_seconds")
+_BEAT_AGE: Final = aggregate("min", SLOT, "gpuwarden_job_step_beat_age_seconds")
 _STALL_TIMEOUT: Final = aggregate("max", SLOT, "gpuwarden_job_stall_timeout_seconds")
 _ELAPSED: Final = aggregate("max", SLOT, "gpuwarden_job_elapsed_seconds")
 _PHASE_COLORS: Final[Mapping[Phase, str]] = {
@@ -55,8 +55,11 @@ PANELS: Final = (
         "timeout and the health window. A gap is unknown.",
         unit="s",
         queries=(
-            Query(expr=aggregate("min", SLOT, "gpuwarden_job_quiet_seconds"), legend=_BY_SLOT),
-            Query(expr=aggregate("min", SLOT, "gpuwarden_job_quiet_apart_seconds"), legend=f"{_BY_SLOT} shared"),
+            Query(expr=aggregate("min", SLOT, "gpuwarden_job_inactive_seconds"), legend=_BY_SLOT),
+            Query(
+                expr=aggregate("min", SLOT, "gpuwarden_job_inactive_in_shared_container_seconds"),
+                legend=f"{_BY_SLOT} shared",
+            ),
             Query(expr=_STALL_TIMEOUT, legend=f"{_BY_SLOT} timeout", limit=True),
             Query(
                 expr=aggregate("max", SLOT, "gpuwarden_job_health_window_seconds"),

@@ -40,7 +40,8 @@ PANELS: Final = (
         unit="s",
         queries=(
             Query(
-                expr=aggregate("max", _QUEUE, "gpuwarden_queue_oldest_seconds", where=HOST), legend="{{host}} {{queue}}"
+                expr=aggregate("max", _QUEUE, "gpuwarden_queue_oldest_job_age_seconds", where=HOST),
+                legend="{{host}} {{queue}}",
             ),
         ),
     ),

@@ -12,7 +12,7 @@ _HOST: Final = ("host",)
 _INFO: Final = "gpuwarden_remediator_info"
 _LEDGER_UP: Final = aggregate("min", _HOST, "gpuwarden_remediator_ledger_up", where=HOST)
 _KNOWN: Final = f"({_LEDGER_UP} == 1)"
-_BEAT_AGE: Final = aggregate("max", _HOST, "gpuwarden_remediator_executor_beat_age_seconds", where=HOST)
+_BEAT_AGE: Final = aggregate("max", _HOST, "gpuwarden_remediator_executor_heartbeat_age_seconds", where=HOST)
 
 PANELS: Final = (
     Panel(

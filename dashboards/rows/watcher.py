@@ -117,7 +117,7 @@ PANELS: Final = (
                 # max before sum: a host scraped twice counts once.
                 expr=or_none(
                     "sum by (what, reason) (max by (host, container, what, reason) "
-                    f"(rate(gpuwarden_unknown_samples_total{{{HOST}}}[$__rate_interval])))",
+                    f"(rate(gpuwarden_container_unknown_samples_total{{{HOST}}}[$__rate_interval])))",
                     EXPORTER_KNOWN,
                     "what",
                     "reason",

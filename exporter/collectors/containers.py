@@ -163,7 +163,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent="its share of this GPU was never measured",
     )
     yield counter(
-        "gpuwarden_unknown_samples",
+        "gpuwarden_container_unknown_samples",
         "Samples in which something of a container was unknown, by what and why.",
         ("container", "what", "reason"),
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
@@ -176,9 +176,9 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
     """For how long each container has shown no sign of life, by each that there is."""
     for name, help_text, told, source, absent in (
         (
-            "ram_still_seconds",
+            "ram_idle_seconds",
             "For how long the container's RAM has moved by no more than the delta.",
-            lambda each: or_nan(each.ram_still_s),
+            lambda each: or_nan(each.ram_idle_s),
             "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
             (f"{_IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, or it is paused"),
         ),
@@ -200,16 +200,16 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             ),
         ),
         (
-            "gpu_pegged_seconds",
+            "gpu_saturated_seconds",
             "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
-            lambda each: each.gpu_pegged_s,
+            lambda each: each.gpu_saturated_s,
             "its share of each of its GPUs at each look",
             ("it has no GPU but lost ones, another of its is unknown or used by no listed process, or it is paused"),
         ),
         (
-            "gpu_not_seen_busy_seconds",
+            "gpu_last_busy_age_seconds",
             "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
-            lambda each: or_nan(each.gpu_not_seen_busy_s),
+            lambda each: or_nan(each.gpu_last_busy_age_s),
             "its share of each of its GPUs at each look, compared with `--idle-ratio`",
             (
                 f"{_IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
@@ -218,35 +218,35 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             ),
         ),
         (
-            "io_still_seconds",
+            "io_idle_seconds",
             "For how long its processes have read and written no more than the threshold.",
-            lambda each: or_nan(each.io_still_s),
+            lambda each: or_nan(each.io_idle_s),
             "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
             f"{_NO_WORK_READ}, or the kernel does not tell their I/O",
         ),
         (
-            "fault_still_seconds",
+            "page_fault_idle_seconds",
             "For how long its processes have had no more page faults than the threshold.",
-            lambda each: or_nan(each.fault_still_s),
+            lambda each: or_nan(each.page_fault_idle_s),
             "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
             _NO_WORK_READ,
         ),
         (
-            "cpu_still_seconds",
+            "cpu_idle_seconds",
             "For how long its processes have used no more CPU time than the threshold.",
-            lambda each: or_nan(each.cpu_still_s),
+            lambda each: or_nan(each.cpu_idle_s),
             "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
             _NO_WORK_READ,
         ),
         (
-            "work_still_seconds",
+            "work_idle_seconds",
             "For how long I/O, page faults and CPU time of its processes have all been still.",
-            lambda each: or_nan(each.work_still_s),
+            lambda each: or_nan(each.work_idle_s),
             "the least of the three times for I/O, page faults and CPU time",
             f"{_IT_IS_DOWN}; NaN while any of the three is",
         ),
         (
-            "unmoved_seconds",
+            "no_progress_seconds",
             "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
             lambda each: or_nan(each.no_progress_s),
             "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",

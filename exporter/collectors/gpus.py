@@ -101,7 +101,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent=f"{_NO_GPUS}, or the GPU has no more memory than that in all",
     )
     yield gauge(
-        "gpuwarden_gpu_unattributed_utilization_ratio",
+        "gpuwarden_gpu_unlisted_utilization_ratio",
         "Share of the GPU's time used by no process on its list; it vetoes idle where it is over the idle ratio and "
         "their copies and video cannot be that time. Less than 0 is by how much its processes are told to do more "
         "than the GPU itself.",
@@ -112,7 +112,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         values="ratio, 1 or less",
     )
     yield gauge(
-        "gpuwarden_gpu_unattributed_memory_bytes",
+        "gpuwarden_gpu_unlisted_memory_bytes",
         "GPU memory held by no process on its list. Less than 0 is by how much its processes are told to hold more "
         "than is in use.",
         _GPU,
@@ -121,7 +121,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent=_NO_PARTS,
     )
     yield gauge(
-        "gpuwarden_gpu_memory_returning_bytes",
+        "gpuwarden_gpu_memory_reclaiming_bytes",
         "GPU memory that processes held which have ended, and which the driver counts as in use still; NaN if unknown.",
         _GPU,
         (((gpu.uuid,), or_nan(snapshot.returning_bytes.get(gpu.uuid))) for gpu in gpus),
@@ -134,7 +134,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
     )
     yield gauge(
-        "gpuwarden_gpu_unplaced_utilization_ratio",
+        "gpuwarden_gpu_uncontained_utilization_ratio",
         "Share of the GPU's time used by processes on its list that are in none of the containers told of here.",
         _GPU,
         (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
@@ -147,12 +147,12 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         values="ratio, 0 or more",
     )
     yield gauge(
-        "gpuwarden_gpu_unplaced_memory_bytes",
+        "gpuwarden_gpu_uncontained_memory_bytes",
         "GPU memory held by processes on its list that are in none of the containers told of here.",
         _GPU,
         (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
         source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
-        absent="as `gpuwarden_gpu_unplaced_utilization_ratio`",
+        absent="as `gpuwarden_gpu_uncontained_utilization_ratio`",
     )
     yield gauge(
         "gpuwarden_gpu_lost_seconds",

@@ -38,9 +38,9 @@ class _Row:
     # A job whose worker is dead shows no life by any clock: what is wrong is that, and nothing else is accused of it.
     policed: bool
     elapsed_s: float | None
-    beat_age_s: float | None
+    step_beat_age_s: float | None
     # `None` of one that is not policed as well: no figure from before stands for a worker that has died since.
-    quiet_s: float | None
+    inactive_s: float | None
     quiet_gpu_lost_s: float | None
     quiet_apart_s: float | None
     heartbeat_age_s: float | None
@@ -92,8 +92,8 @@ def _row(
         own=own,
         policed=policed,
         elapsed_s=job.started.age_s(now),
-        beat_age_s=job.beat.age_s(now) if job.beat else None,
-        quiet_s=activity.inactive_s(job, place, now=now) if policed else None,
+        step_beat_age_s=job.beat.age_s(now) if job.beat else None,
+        inactive_s=activity.inactive_s(job, place, now=now) if policed else None,
         quiet_gpu_lost_s=activity.inactive_s(job, place, now=now, gpu_lost=True) if lost else None,
         quiet_apart_s=activity.inactive_s(job, own, now=now, shared_container=True) if policed and own else None,
         heartbeat_age_s=sighting.worker.heartbeat.age_s(now),
@@ -118,7 +118,7 @@ def _beside_others(rows: list[_Row]) -> list[_Row]:
             return row
         return replace(
             row,
-            quiet_s=conditions.least(row.quiet_s, *others),
+            inactive_s=conditions.least(row.inactive_s, *others),
             quiet_gpu_lost_s=conditions.least(row.quiet_gpu_lost_s, *others),
         )
 
@@ -189,9 +189,9 @@ def _is_overdue(row: _Row, snapshot: Snapshot) -> bool:
     return conditions.is_overdue(
         elapsed_s=row.elapsed_s,
         budget_s=job.budget_s,
-        beat_age_s=row.beat_age_s,
+        step_beat_age_s=row.step_beat_age_s,
         silence_s=thresholds.timeouts.stall_after_s(job),
-        quiet_s=row.quiet_s,
+        inactive_s=row.inactive_s,
         quiet_gpu_lost_s=row.quiet_gpu_lost_s,
         window_s=thresholds.timeouts.health_window_s(job, thresholds.health_window_s),
         heartbeat_age_s=row.heartbeat_age_s,
@@ -252,15 +252,15 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
     """For how long each attempt was silent, and showed no other sign of life either."""
     timeouts = snapshot.thresholds.timeouts
     yield gauge(
-        "gpuwarden_job_beat_age_seconds",
+        "gpuwarden_job_step_beat_age_seconds",
         "Time since the attempt's last beat, by CLOCK_BOOTTIME; NaN until it is armed.",
         _SLOT,
-        ((row.key, or_nan(row.beat_age_s)) for row in rows),
+        ((row.key, or_nan(row.step_beat_age_s)) for row in rows),
         source="job file, against CLOCK_BOOTTIME at the look",
         absent=f"{_NO_JOB}; NaN while it is not armed yet, or {_UNKNOWN_AGE}",
     )
     yield gauge(
-        "gpuwarden_job_beat_timestamp_seconds",
+        "gpuwarden_job_step_beat_timestamp_seconds",
         "When the attempt last beat, Unix time; absent until it is armed.",
         _SLOT,
         ((row.key, row.job.beat.unix_s if row.job.beat else None) for row in rows),
@@ -283,13 +283,13 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         absent=f"{_NO_JOB}, the stall condition does not police it, or {_DEAD}",
     )
     yield gauge(
-        "gpuwarden_job_quiet_seconds",
+        "gpuwarden_job_inactive_seconds",
         "For how long the attempt has shown no sign of life in its phase: no beat once it has beaten, every GPU of its "
         "container idle, its RAM still, and in a load, an evaluation, a save or a checkpoint its work too; nor has any "
-        "other worker with a job there, by `gpuwarden_job_quiet_apart_seconds`.",
+        "other worker with a job there, by `gpuwarden_job_inactive_in_shared_container_seconds`.",
         _SLOT,
-        (*((row.key, or_nan(row.quiet_s)) for row in rows), *((key, math.nan) for key in waiting)),
-        source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
+        (*((row.key, or_nan(row.inactive_s)) for row in rows), *((key, math.nan) for key in waiting)),
+        source="the least of `gpuwarden_job_step_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
         "the times for its GPU, its RAM and, where it counts, its work",
         absent=(
             "as `gpuwarden_worker_info`; NaN where the worker runs no job, while any of these "
@@ -297,30 +297,30 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         ),
     )
     yield gauge(
-        "gpuwarden_job_quiet_gpu_lost_seconds",
+        "gpuwarden_job_inactive_gpu_lost_seconds",
         "For how long the attempt of a GPU job has been as quiet in its phase, a GPU of its container lost and each "
         "other one lost or idle.",
         _SLOT,
         ((row.key, or_nan(row.quiet_gpu_lost_s)) for row in rows if row.may_have_lost_gpu),
-        source="as `gpuwarden_job_quiet_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
+        source="as `gpuwarden_job_inactive_seconds`, with `gpuwarden_container_gpu_lost_seconds` for its GPU",
         absent=(
             f"{_NO_JOB}, its class uses no GPU, or every GPU of its container is "
             f"measured; NaN while none of them is lost, any of these is unknown that counts, or {_DEAD}"
         ),
     )
     yield gauge(
-        "gpuwarden_job_quiet_apart_seconds",
+        "gpuwarden_job_inactive_in_shared_container_seconds",
         "For how long the attempt of a worker that shares its container has itself shown no sign of life in its phase: "
-        "as `gpuwarden_job_quiet_seconds`, but by what its worker does, and its I/O still in each phase.",
+        "as `gpuwarden_job_inactive_seconds`, but by what its worker does, and its I/O still in each phase.",
         _SLOT,
         (
             *((row.key, or_nan(row.quiet_apart_s)) for row in rows if row.own),
             *((key, math.nan) for key in waiting if key[0] in snapshot.worker_evidence),
         ),
-        source="the least of `gpuwarden_job_beat_age_seconds`, `gpuwarden_job_phase_age_seconds`, "
-        "`gpuwarden_worker_gpu_idle_seconds`, `gpuwarden_worker_ram_still_seconds`, "
-        "`gpuwarden_worker_io_still_seconds` and, where it counts, `gpuwarden_worker_work_still_seconds`",
-        absent=f"{_NOT_SHARED}; NaN as `gpuwarden_job_quiet_seconds`",
+        source="the least of `gpuwarden_job_step_beat_age_seconds`, `gpuwarden_job_phase_age_seconds`, "
+        "`gpuwarden_worker_gpu_idle_seconds`, `gpuwarden_worker_ram_idle_seconds`, "
+        "`gpuwarden_worker_io_idle_seconds` and, where it counts, `gpuwarden_worker_work_idle_seconds`",
+        absent=f"{_NOT_SHARED}; NaN as `gpuwarden_job_inactive_seconds`",
     )
 
 
@@ -371,7 +371,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         ),
     )
     yield gauge(
-        "gpuwarden_job_stuck_still_seconds",
+        "gpuwarden_job_stuck_idle_seconds",
         "How long the container of a stuck job must have shown no other sign of life: a little less than without a "
         "beat, for rates of work show late, and never less than the silence the job is allowed.",
         _SLOT,
@@ -475,4 +475,4 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
 def _spinning_s(row: _Row, timeouts: PhaseTimeouts) -> float | None:
     spinning_s = row.place.spinning_s if row.place else None
     late_s = timeouts.gang_activity_lag_s(row.job, row.pauses)
-    return conditions.rank_spinning_s(row.beat_age_s, spinning_s, late_s)
+    return conditions.rank_spinning_s(row.step_beat_age_s, spinning_s, late_s)

@@ -39,7 +39,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent=f"{_NOT_ASKED}; NaN while that is unknown",
     )
     yield gauge(
-        "gpuwarden_server_unanswered_seconds",
+        "gpuwarden_server_probe_failing_seconds",
         "For how long the server has been asked again and again without an answer; 0 while it answers.",
         _NAME,
         (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in asked),
@@ -47,7 +47,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent=f"{_NOT_ASKED}; NaN while it was not asked lately, or is paused",
     )
     yield gauge(
-        "gpuwarden_server_silence_allowed_seconds",
+        "gpuwarden_server_restart_after_seconds",
         "For how long the server may leave askings unanswered, as its owner says.",
         _NAME,
         (((each.container.name,), probe.restart_after_s) for each, probe in asked),

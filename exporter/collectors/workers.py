@@ -77,7 +77,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         absent="as `gpuwarden_worker_info`",
     )
     yield gauge(
-        "gpuwarden_worker_cpu_still_seconds",
+        "gpuwarden_worker_cpu_idle_seconds",
         "For how long the worker's process has been seen to use no CPU time, all its threads together.",
         _SLOT,
         ((key, or_nan(snapshot.cpu_still_of(sighting))) for key, sighting in keyed),
@@ -95,24 +95,24 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             f"{_NOT_SHARED}; NaN while any GPU of that is unknown",
         ),
         (
-            "ram_still_seconds",
+            "ram_idle_seconds",
             "For how long the RAM of a worker that shares its container, less page cache, has kept within the delta.",
-            "ram_still_s",
+            "ram_idle_s",
             "`/proc/PID/statm` of its processes, compared at each look with `--ram-delta-mib`",
             f"{_NOT_SHARED}; NaN while its processes cannot be read",
         ),
         (
-            "io_still_seconds",
+            "io_idle_seconds",
             "For how long a worker that shares its container has read and written no more than the threshold.",
-            "io_still_s",
+            "io_idle_s",
             "`/proc/PID/io` of its processes, compared at each look with `--io-still-kib-per-s`",
             f"{_NOT_SHARED}; NaN while the kernel does not tell",
         ),
         (
-            "work_still_seconds",
+            "work_idle_seconds",
             "For how long I/O, page faults and CPU time of a worker that shares its container have all been still.",
-            "work_still_s",
-            "`/proc/PID/io` and `/proc/PID/stat` of its processes, as `gpuwarden_container_work_still_seconds`",
+            "work_idle_s",
+            "`/proc/PID/io` and `/proc/PID/stat` of its processes, as `gpuwarden_container_work_idle_seconds`",
             f"{_NOT_SHARED}; NaN while any of the three is unknown",
         ),
     ):

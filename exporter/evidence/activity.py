@@ -43,13 +43,13 @@ def _seconds_without(
     return conditions.activity(
         job.phase,
         has_beaten=job.beat is not None,
-        beat_age_s=job.beat.age_s(now) if job.beat else None,
+        step_beat_age_s=job.beat.age_s(now) if job.beat else None,
         phase_age_s=job.phase_started.age_s(now),
         gpu_s=gpu_s,
-        ram_still_s=evidence.ram_still_s if evidence else None,
-        work_still_s=evidence.work_still_s if evidence else None,
+        ram_idle_s=evidence.ram_idle_s if evidence else None,
+        work_idle_s=evidence.work_idle_s if evidence else None,
         io_counts=shared_container,
-        io_still_s=evidence.io_still_s if evidence else None,
+        io_idle_s=evidence.io_idle_s if evidence else None,
     )
 
 

@@ -30,7 +30,7 @@ def stopped_container_evidence(container: Container) -> ContainerEvidence:
     down = Unknown(reason="down", because=because)
     return ContainerEvidence(
         container=container, shares=(), gpus=(), gpu_idle_s=None, gpu_unknown=down, busy_s={},
-        ram=RamUse(usage_bytes=None), ram_still_s=None, ram_unknown=down, work_unknown=down,
+        ram=RamUse(usage_bytes=None), ram_idle_s=None, ram_unknown=down, work_unknown=down,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ class ContainerHistory:
         busy_s, peak_bytes = self._usage.observe(gpu.shares, gap_s)
         unknown = PAUSED if container.paused else None
         seen = None if unknown else gpu
-        idle_s, not_seen_busy_s = self._idle.observe(seen, now_s=now_s)
+        idle_s, last_busy_age_s = self._idle.observe(seen, now_s=now_s)
         still = self._work.observe(NOT_SAMPLED if unknown else work, now_s=now_s)
         return ContainerEvidence(
             container=container,
@@ -173,16 +173,16 @@ class ContainerHistory:
             gpus=gpu.gpus,
             nameless=gpu.nameless,
             gpu_idle_s=idle_s,
-            gpu_pegged_s=self._saturated.observe(seen, lost, now_s=now_s),
-            gpu_not_seen_busy_s=not_seen_busy_s,
+            gpu_saturated_s=self._saturated.observe(seen, lost, now_s=now_s),
+            gpu_last_busy_age_s=last_busy_age_s,
             gpu_unknown=gpu.unknown or unknown,
             busy_s=busy_s,
             ram=ram,
-            ram_still_s=self._ram.observe(None if unknown else ram.usage_bytes, now_s=now_s),
+            ram_idle_s=self._ram.observe(None if unknown else ram.usage_bytes, now_s=now_s),
             ram_unknown=ram.unknown or unknown,
-            io_still_s=still.io_still_s,
-            fault_still_s=still.fault_still_s,
-            cpu_still_s=still.cpu_still_s,
+            io_idle_s=still.io_idle_s,
+            page_fault_idle_s=still.page_fault_idle_s,
+            cpu_idle_s=still.cpu_idle_s,
             work_unknown=work.unknown or unknown,
             peak_bytes=peak_bytes,
             lost_gpus=tuple(uuid for uuid in gpu.gpus if uuid in lost) if lost else (),

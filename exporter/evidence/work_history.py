@@ -32,9 +32,9 @@ NOT_SAMPLED: Final = ContainerWork(processes=None)
 class WorkStill(NamedTuple):
     """Seconds without each kind of work; `None` is unknown."""
 
-    io_still_s: float | None = None
-    fault_still_s: float | None = None
-    cpu_still_s: float | None = None
+    io_idle_s: float | None = None
+    page_fault_idle_s: float | None = None
+    cpu_idle_s: float | None = None
 
 
 class WorkTracker:
@@ -59,13 +59,13 @@ class WorkTracker:
         starting = self._starts.skip_starting(new, now_s)
         done = [_work_since(before.get(pid), each) for pid, each in changed.items() if pid not in starting]
         faults_still_s = self._faults.add(now_s, sum(each.faults for each in done))
-        cpu_still_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
+        cpu_idle_s = self._cpu.add(now_s, sum(each.cpu_s for each in done))
         sizes = [each.io_bytes for each in done]
         if None in sizes or any(each.io_bytes is None for each in work.processes.values()):
             self._io.forget()
-            return WorkStill(None, faults_still_s, cpu_still_s)
-        io_still_s = self._io.add(now_s, sum(size or 0 for size in sizes))
-        return WorkStill(io_still_s, faults_still_s, cpu_still_s)
+            return WorkStill(None, faults_still_s, cpu_idle_s)
+        io_idle_s = self._io.add(now_s, sum(size or 0 for size in sizes))
+        return WorkStill(io_idle_s, faults_still_s, cpu_idle_s)
 
     def forget(self) -> None:
         """Restart, as at the first sample."""

@@ -8,12 +8,12 @@ from exporter.model.worker import CpuUse, WorkerReading, WorkerReadings
 from gpuwarden.state_file import Stamp
 
 
-def is_dead(sighting: WorkerReading, cpu_still_s: float | None, *, now: Stamp, dead_after_s: float) -> bool:
+def is_dead(sighting: WorkerReading, cpu_idle_s: float | None, *, now: Stamp, dead_after_s: float) -> bool:
     """Whether a live worker with a job is dead (A14): a native call may block its heartbeats alone."""
     heartbeat_age_s = sighting.worker.heartbeat.age_s(now)
-    if sighting.job is None or not sighting.alive or heartbeat_age_s is None or cpu_still_s is None:
+    if sighting.job is None or not sighting.alive or heartbeat_age_s is None or cpu_idle_s is None:
         return False
-    return min(heartbeat_age_s, cpu_still_s) >= dead_after_s
+    return min(heartbeat_age_s, cpu_idle_s) >= dead_after_s
 
 
 def may_have_unknown_workers(container: Container, workers: WorkerReadings, containers: Iterable[Container]) -> bool:

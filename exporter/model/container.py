@@ -121,15 +121,15 @@ class ContainerEvidence(NamedTuple):
     gpu_unknown: Unknown | None
     busy_s: Mapping[str, float]
     ram: RamUse
-    ram_still_s: float | None
+    ram_idle_s: float | None
     ram_unknown: Unknown | None
-    io_still_s: float | None = None
-    fault_still_s: float | None = None
-    cpu_still_s: float | None = None
+    io_idle_s: float | None = None
+    page_fault_idle_s: float | None = None
+    cpu_idle_s: float | None = None
     work_unknown: Unknown | None = None
-    gpu_pegged_s: float | None = None
+    gpu_saturated_s: float | None = None
     """Time with the same GPUs saturated and the others idle."""
-    gpu_not_seen_busy_s: float | None = None
+    gpu_last_busy_age_s: float | None = None
     """Time since one of its GPUs was seen busy."""
     peak_bytes: Mapping[str, int] = EMPTY_MAPPING
     """Most memory on each GPU."""
@@ -147,30 +147,30 @@ class ContainerEvidence(NamedTuple):
         return self.ram.usage_bytes
 
     @property
-    def work_still_s(self) -> float | None:
+    def work_idle_s(self) -> float | None:
         """Seconds without I/O, page faults and CPU time."""
-        return conditions.least(self.io_still_s, self.fault_still_s, self.cpu_still_s)
+        return conditions.least(self.io_idle_s, self.page_fault_idle_s, self.cpu_idle_s)
 
     @property
     def no_progress_s(self) -> float | None:
         """Seconds without progress, though a process may spin (A14b, A19)."""
         return conditions.no_progress_s(
-            gpu_pegged_s=self.gpu_pegged_s,
-            gpu_not_seen_busy_s=self.gpu_not_seen_busy_s,
-            cpu_still_s=self.cpu_still_s,
-            ram_still_s=self.ram_still_s,
-            io_still_s=self.io_still_s,
-            fault_still_s=self.fault_still_s,
+            gpu_saturated_s=self.gpu_saturated_s,
+            gpu_last_busy_age_s=self.gpu_last_busy_age_s,
+            cpu_idle_s=self.cpu_idle_s,
+            ram_idle_s=self.ram_idle_s,
+            io_idle_s=self.io_idle_s,
+            page_fault_idle_s=self.page_fault_idle_s,
         )
 
     @property
     def spinning_s(self) -> float | None:
         """Seconds with a saturated GPU and nothing else active."""
         return conditions.spinning_s(
-            gpu_pegged_s=self.gpu_pegged_s,
-            ram_still_s=self.ram_still_s,
-            io_still_s=self.io_still_s,
-            fault_still_s=self.fault_still_s,
+            gpu_saturated_s=self.gpu_saturated_s,
+            ram_idle_s=self.ram_idle_s,
+            io_idle_s=self.io_idle_s,
+            page_fault_idle_s=self.page_fault_idle_s,
         )
 
 

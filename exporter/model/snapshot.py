@@ -60,7 +60,7 @@ class Snapshot:
     """Stopped containers of dead workers."""
     dead_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds for which each dead worker's lock has been free."""
-    cpu_still_s: Mapping[int, float] = field(default_factory=dict)
+    cpu_idle_s: Mapping[int, float] = field(default_factory=dict)
     """Seconds without CPU time, by pid of each lock holder."""
     servers: tuple[ServerEvidence, ...] | None = None
     """Containers with a probe label; `None` if containers cannot be listed."""
@@ -99,7 +99,7 @@ class Snapshot:
 
     def cpu_still_of(self, sighting: WorkerReading) -> float | None:
         """Seconds without CPU time of a worker's process."""
-        return None if sighting.pid is None else self.cpu_still_s.get(sighting.pid)
+        return None if sighting.pid is None else self.cpu_idle_s.get(sighting.pid)
 
     @cached_property
     def _places(self) -> tuple[Mapping[str, ContainerEvidence], Mapping[int, ContainerEvidence]]:

@@ -31,17 +31,17 @@ ANSWER_MAX_BYTES: Final = 2 * 2**20
 """Maximum size of an answer. With 64 GPUs it has about 400 KiB."""
 
 NAMES: Final[Mapping[str, str]] = {
-    "gpuwarden_job_beat_age_seconds": "beat age",
+    "gpuwarden_job_step_beat_age_seconds": "beat age",
     "gpuwarden_worker_heartbeat_age_seconds": "heartbeat age",
-    "gpuwarden_server_unanswered_seconds": "time without an answer",
+    "gpuwarden_server_probe_failing_seconds": "time without an answer",
     "gpuwarden_container_gpu_utilization_ratio": "GPU use",
     "gpuwarden_container_gpu_memory_bytes": "GPU memory",
     "gpuwarden_container_memory_bytes": "RAM",
 }
 
 _OF_ITS_OWN: Final[Mapping[Subject, Sequence[str]]] = {
-    Subject.WORKER: ("gpuwarden_job_beat_age_seconds", "gpuwarden_worker_heartbeat_age_seconds"),
-    Subject.SERVER: ("gpuwarden_server_unanswered_seconds",),
+    Subject.WORKER: ("gpuwarden_job_step_beat_age_seconds", "gpuwarden_worker_heartbeat_age_seconds"),
+    Subject.SERVER: ("gpuwarden_server_probe_failing_seconds",),
 }
 
 

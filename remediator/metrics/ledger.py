@@ -72,7 +72,7 @@ SERIES: Final = Catalogue(
         absent=_NONE_YET,
     ),
     Series(
-        "gpuwarden_remediator_received_to_outcome_seconds",
+        "gpuwarden_remediator_episode_duration_seconds",
         "Duration of closed episodes, from the arrival of the first alert to the outcome.",
         labels=("outcome",),
         is_histogram=True,
@@ -102,7 +102,7 @@ SERIES: Final = Catalogue(
         absent=_NONE_YET,
     ),
     Series(
-        "gpuwarden_remediator_brake_latched",
+        "gpuwarden_remediator_circuit_breaker_open",
         "1 while the circuit breaker is open, until an operator releases it.",
         absent=_UNREAD,
     ),
@@ -116,7 +116,7 @@ SERIES: Final = Catalogue(
         absent=_NO_EXECUTOR,
     ),
     Series(
-        "gpuwarden_remediator_executor_beat_age_seconds",
+        "gpuwarden_remediator_executor_heartbeat_age_seconds",
         "Time since the executor's last heartbeat.",
         absent=_NO_EXECUTOR,
     ),
@@ -126,7 +126,7 @@ SERIES: Final = Catalogue(
         absent=_NO_EXECUTOR,
     ),
     Series(
-        "gpuwarden_remediator_executor_silent_after_seconds",
+        "gpuwarden_remediator_executor_down_after_seconds",
         "An alert fires if an executor has no heartbeat for this long: the setting executor_silent_s.",
     ),
     Series(
@@ -134,7 +134,7 @@ SERIES: Final = Catalogue(
         "An alert fires if an intent is open for this long: the setting intent_overdue_s.",
     ),
     Series(
-        "gpuwarden_remediator_node_lost_after_seconds",
+        "gpuwarden_remediator_host_lost_after_seconds",
         "Time without contact until a host counts as lost: the setting node_lost_after_s.",
     ),
     Series(
@@ -205,7 +205,7 @@ class LedgerCollector(Collector):
             held.add_metric((reason,), count)
         yield held
         yield _counted(SERIES.counter("gpuwarden_remediator_episodes_total"), totals.outcomes)
-        took = SERIES.histogram("gpuwarden_remediator_received_to_outcome_seconds")
+        took = SERIES.histogram("gpuwarden_remediator_episode_duration_seconds")
         for outcome, found in sorted(totals.took.items()):
             bounds = [*(f"{bound:.1f}" for bound in DURATION_BOUNDS_S), "+Inf"]
             buckets = list(zip(bounds, (*found.within, found.count), strict=True))
@@ -224,7 +224,7 @@ class LedgerCollector(Collector):
         yield _counted(SERIES.counter("gpuwarden_remediator_steps_total"), totals.steps)
 
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
-        yield SERIES.gauge("gpuwarden_remediator_brake_latched", float(totals.orders.brake() is not None))
+        yield SERIES.gauge("gpuwarden_remediator_circuit_breaker_open", float(totals.orders.brake() is not None))
         pause = totals.orders.pause(host=self._host, now=now)
         yield SERIES.gauge("gpuwarden_remediator_paused", float(pause is not None))
 
@@ -236,7 +236,7 @@ class LedgerCollector(Collector):
         for remedy in sorted(REMEDIES):
             armed.add_metric((remedy,), float(totals.orders.armed(host=self._host, remedy=remedy)))
         yield armed
-        yield SERIES.gauge("gpuwarden_remediator_executor_beat_age_seconds", max(0.0, now - beat_at))
+        yield SERIES.gauge("gpuwarden_remediator_executor_heartbeat_age_seconds", max(0.0, now - beat_at))
         yield SERIES.counter("gpuwarden_remediator_executor_errors_total", errors)
 
 

@@ -86,7 +86,7 @@ SERIES: Final = Catalogue(
         absent=f"{_UNREAD}; state queued also without a count from the last {COUNT_AGE_MAX_S:g} s",
     ),
     Series(
-        "gpuwarden_queue_oldest_seconds",
+        "gpuwarden_queue_oldest_job_age_seconds",
         "Age of the oldest claimable job.",
         labels=("queue",),
         absent="the queue has no claimable job, or as `gpuwarden_queue_jobs` of state queued",
@@ -134,7 +134,7 @@ SERIES: Final = Catalogue(
         absent=_NONE_YET,
     ),
     Series(
-        "gpuwarden_queue_run_seconds",
+        "gpuwarden_queue_job_duration_seconds",
         "Time from the claim of the last attempt to the end of completed and failed jobs.",
         labels=("queue", "job_class"),
         is_histogram=True,
@@ -160,7 +160,7 @@ SERIES: Final = Catalogue(
         absent="as `gpuwarden_queue_run_items_failed`",
     ),
     Series(
-        "gpuwarden_queue_run_workers_left_out",
+        "gpuwarden_queue_run_workers_truncated",
         f"Workers with failed items that those series leave out: more than {FAILING_MAX}.",
         absent=_NO_COUNT,
     ),
@@ -354,7 +354,7 @@ class QueueCollector(Collector):
         yield from (quarantined, lag)
 
     def _jobs(self, look: Look, counted: tuple[float, Count] | None, queues: Sequence[str]) -> Iterator[Metric]:
-        jobs, oldest = SERIES.gauge("gpuwarden_queue_jobs"), SERIES.gauge("gpuwarden_queue_oldest_seconds")
+        jobs, oldest = SERIES.gauge("gpuwarden_queue_jobs"), SERIES.gauge("gpuwarden_queue_oldest_job_age_seconds")
         age = SERIES.gauge("gpuwarden_queue_count_age_seconds")
         for queue in queues:
             for state in OPEN:
@@ -380,7 +380,10 @@ class QueueCollector(Collector):
         for key, count in sorted(ended.items()):
             outcomes.add_metric(key, count)
         yield outcomes
-        wait, ran = SERIES.histogram("gpuwarden_queue_wait_seconds"), SERIES.histogram("gpuwarden_queue_run_seconds")
+        wait, ran = (
+            SERIES.histogram("gpuwarden_queue_wait_seconds"),
+            SERIES.histogram("gpuwarden_queue_job_duration_seconds"),
+        )
         for queue, spread in sorted(self._outcomes.waited.items()):
             wait.add_metric((queue,), spread.buckets(), spread.total_s)
         for its, spread in sorted(self._outcomes.ran.items()):
@@ -407,6 +410,6 @@ def _items(failing: Failing) -> Iterator[Metric]:
     for each in failing.workers:
         failed.add_metric((each.run_id, each.host, each.worker), each.failed)
         done.add_metric((each.run_id, each.host, each.worker), each.done)
-    left_out = SERIES.gauge("gpuwarden_queue_run_workers_left_out")
+    left_out = SERIES.gauge("gpuwarden_queue_run_workers_truncated")
     left_out.add_metric((), failing.left_out)
     yield from (failed, done, left_out)

@@ -39,16 +39,16 @@ def _unanswering(seen: ServerFacts) -> Finding:
         return Finding(doubt=Doubt.ANSWER_UNKNOWN, message=message)
     if seen.gpu_idle_s is None:
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=f"GPU unknown: {seen.gpu_unknown or 'not measured'}")
-    if seen.ram_still_s is None:
+    if seen.ram_idle_s is None:
         return Finding(doubt=Doubt.RAM_UNKNOWN, message=f"RAM unknown: {seen.ram_unknown or 'not measured'}")
-    if seen.io_still_s is None:
+    if seen.io_idle_s is None:
         return Finding(doubt=Doubt.WORK_UNKNOWN, message=f"I/O unknown: {seen.work_unknown or 'not measured'}")
     figures = (
         f"unanswered for {seen.unanswered_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
-        f"RAM still {seen.ram_still_s:.1f} s, I/O still {seen.io_still_s:.1f} s of {silence_s:.1f} s allowed"
+        f"RAM still {seen.ram_idle_s:.1f} s, I/O still {seen.io_idle_s:.1f} s of {silence_s:.1f} s allowed"
     ) + (", simulated GPU" if seen.gpu_simulated else "")
-    quiet_s = conditions.least(seen.unanswered_s, seen.gpu_idle_s, seen.ram_still_s, seen.io_still_s)
-    return Finding.of(conditions.reached(quiet_s, silence_s), figures)
+    inactive_s = conditions.least(seen.unanswered_s, seen.gpu_idle_s, seen.ram_idle_s, seen.io_idle_s)
+    return Finding.of(conditions.reached(inactive_s, silence_s), figures)
 
 
 CONDITIONS: Final[Mapping[Trip, Callable[[ServerFacts], Finding]]] = {

@@ -30,7 +30,7 @@ def confirm(evidence: WorkerFacts, trip: Trip) -> Finding:
 def _stalled(evidence: WorkerFacts) -> Finding:
     """Silent with its GPU idle (A2), or, far longer than its own step or phase, with one that proves nothing (A14b)."""
     silent = _silent(evidence)
-    if silent.confirmed or not conditions.reached(evidence.beat_age_s, evidence.stuck_after_s):
+    if silent.confirmed or not conditions.reached(evidence.step_beat_age_s, evidence.stuck_after_s):
         return silent
     stuck = _stuck(evidence)
     return stuck if stuck.confirmed else replace(stuck, message=f"{silent.message}; {stuck.message}")
@@ -41,27 +41,27 @@ def _gang_stuck(evidence: WorkerFacts) -> Finding:
 
     So it is asked for by the alert about the gang only: a rank that spins is as healthy as the one that it waits for.
     """
-    after_s, beat_age_s = evidence.gang_stuck_after_s, evidence.beat_age_s
+    after_s, step_beat_age_s = evidence.gang_stuck_after_s, evidence.step_beat_age_s
     if after_s is None:
         message = "the worker runs no rank of a gang, or after how long that is stuck is not said"
         return Finding(doubt=Doubt.NO_GANG, message=message)
-    if beat_age_s is None:
+    if step_beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the rank is not armed (phase {evidence.phase})")
     still_s = evidence.gang_stuck_still_s
     spinning_s = conditions.spinning_s(
-        gpu_pegged_s=evidence.gpu_pegged_s,
-        ram_still_s=evidence.ram_still_s,
-        io_still_s=evidence.io_still_s,
-        fault_still_s=evidence.fault_still_s,
+        gpu_saturated_s=evidence.gpu_saturated_s,
+        ram_idle_s=evidence.ram_idle_s,
+        io_idle_s=evidence.io_idle_s,
+        page_fault_idle_s=evidence.page_fault_idle_s,
     )
     if still_s is None or spinning_s is None:
         message = "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message=message)
     figures = (
-        f"a rank that spins: no step for {beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
+        f"a rank that spins: no step for {step_beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
         f"still {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    return Finding.of(conditions.is_stuck(beat_age_s, after_s, spinning_s, still_s), figures)
+    return Finding.of(conditions.is_stuck(step_beat_age_s, after_s, spinning_s, still_s), figures)
 
 
 def _stuck(evidence: WorkerFacts) -> Finding:
@@ -70,34 +70,36 @@ def _stuck(evidence: WorkerFacts) -> Finding:
     A GPU that is pegged without a pause is held by what waits for ever, and its process may spin beside it. Where the
     GPU is unknown the job may compute on it, so that its processes must use no CPU time either (A19).
     """
-    still_s, pegged_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_pegged_s, evidence.gpu_not_seen_busy_s
-    cpu_s = evidence.container_cpu_still_s
-    rest_s = conditions.least(evidence.ram_still_s, evidence.io_still_s, evidence.fault_still_s)
+    still_s, saturated_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_saturated_s, evidence.gpu_last_busy_age_s
+    cpu_s = evidence.container_cpu_idle_s
+    rest_s = conditions.least(evidence.ram_idle_s, evidence.io_idle_s, evidence.page_fault_idle_s)
     if still_s is None or rest_s is None:
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message="whether RAM, I/O and page faults are still is unknown")
-    pegged = conditions.reached(pegged_s, still_s)
+    pegged = conditions.reached(saturated_s, still_s)
     gpu = (
-        f"GPU pegged {pegged_s:.1f} s"
+        f"GPU pegged {saturated_s:.1f} s"
         if pegged
         else "GPU " + ("not told" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
     )
     cpu = "" if pegged or cpu_s is None else f", CPU still {cpu_s:.1f} s"
     where = "" if evidence.phase in (None, Phase.STEP) else f" in phase {evidence.phase}"
     figures = (
-        f"stuck{where}: no step for {evidence.beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, "
+        f"stuck{where}: no step for {evidence.step_beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, "
         f"{gpu}{cpu}, RAM, I/O, page faults still {rest_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
     if not pegged and (not_busy_s is None or cpu_s is None):
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=figures)
     no_progress_s = conditions.no_progress_s(
-        gpu_pegged_s=pegged_s,
-        gpu_not_seen_busy_s=not_busy_s,
-        cpu_still_s=cpu_s,
-        ram_still_s=evidence.ram_still_s,
-        io_still_s=evidence.io_still_s,
-        fault_still_s=evidence.fault_still_s,
+        gpu_saturated_s=saturated_s,
+        gpu_last_busy_age_s=not_busy_s,
+        cpu_idle_s=cpu_s,
+        ram_idle_s=evidence.ram_idle_s,
+        io_idle_s=evidence.io_idle_s,
+        page_fault_idle_s=evidence.page_fault_idle_s,
     )
-    return Finding.of(conditions.is_stuck(evidence.beat_age_s, evidence.stuck_after_s, no_progress_s, still_s), figures)
+    return Finding.of(
+        conditions.is_stuck(evidence.step_beat_age_s, evidence.stuck_after_s, no_progress_s, still_s), figures
+    )
 
 
 def _silent(evidence: WorkerFacts) -> Finding:
@@ -105,13 +107,13 @@ def _silent(evidence: WorkerFacts) -> Finding:
     silence_s = evidence.stall_timeout_s
     if not silence_s:
         return Finding(doubt=Doubt.NOT_POLICED, message="the worker runs no job that the stall condition polices")
-    if evidence.beat_age_s is None:
+    if evidence.step_beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the job is not armed (phase {evidence.phase})")
-    quiet_s, signs, unknown = _quiet(evidence)
-    if quiet_s is None:
+    inactive_s, signs, unknown = _quiet(evidence)
+    if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
-    figures = f"silent {evidence.beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
-    return Finding.of(conditions.is_stalled(evidence.beat_age_s, quiet_s, silence_s), figures)
+    figures = f"silent {evidence.step_beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
+    return Finding.of(conditions.is_stalled(evidence.step_beat_age_s, inactive_s, silence_s), figures)
 
 
 def _over_budget(evidence: WorkerFacts) -> Finding:
@@ -139,16 +141,16 @@ def _unhealthy(evidence: WorkerFacts) -> Finding:
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
         message = "for how long the attempt has run, or been in its phase, is unknown"
         return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
-    quiet_s, signs, unknown = _quiet(evidence)
-    if quiet_s is None:
+    inactive_s, signs, unknown = _quiet(evidence)
+    if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
-    beat_age_s = evidence.beat_age_s
+    step_beat_age_s = evidence.step_beat_age_s
     figures = (
-        f"{'without a beat so far' if beat_age_s is None else f'silent {beat_age_s:.1f} s'}, "
+        f"{'without a beat so far' if step_beat_age_s is None else f'silent {step_beat_age_s:.1f} s'}, "
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
-    return Finding.of(conditions.is_unhealthy(quiet_s, window_s, evidence.elapsed_s, grace_s), figures)
+    return Finding.of(conditions.is_unhealthy(inactive_s, window_s, evidence.elapsed_s, grace_s), figures)
 
 
 def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
@@ -161,15 +163,15 @@ def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
         return Finding(doubt=Doubt.NOT_POLICED, message="the job's class uses no GPU")
     if evidence.phase_age_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has been in its phase is unknown")
-    quiet_s, signs, unknown = _quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
-    if quiet_s is None:
+    inactive_s, signs, unknown = _quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
+    if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
-    beat_age_s = evidence.beat_age_s
+    step_beat_age_s = evidence.step_beat_age_s
     figures = (
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, its last beat "
-        f"{'never' if beat_age_s is None else f'{beat_age_s:.1f} s ago'}, {_where(evidence)}"
+        f"{'never' if step_beat_age_s is None else f'{step_beat_age_s:.1f} s ago'}, {_where(evidence)}"
     )
-    return Finding.of(conditions.reached(quiet_s, window_s), figures)
+    return Finding.of(conditions.reached(inactive_s, window_s), figures)
 
 
 def _quiet(
@@ -181,21 +183,21 @@ def _quiet(
     then which.
     """
     state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
-    work_s = conditions.least(evidence.io_still_s, evidence.fault_still_s, evidence.container_cpu_still_s)
+    work_s = conditions.least(evidence.io_idle_s, evidence.page_fault_idle_s, evidence.container_cpu_idle_s)
     signs = conditions.activity(
         evidence.phase,
-        has_beaten=evidence.beat_age_s is not None,
-        beat_age_s=evidence.beat_age_s,
+        has_beaten=evidence.step_beat_age_s is not None,
+        step_beat_age_s=evidence.step_beat_age_s,
         phase_age_s=evidence.phase_age_s,
         gpu_s=gpu_s,
-        ram_still_s=evidence.ram_still_s,
-        work_still_s=work_s,
+        ram_idle_s=evidence.ram_idle_s,
+        work_idle_s=work_s,
     )
     unknown = next((sign for sign, for_s in signs.items() if for_s is None), None)
     if unknown is not None:
         doubt, what, because = _UNKNOWN[unknown]
         return None, f"{what} unknown: {because(evidence) or 'not measured'}", doubt
-    figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_still_s:.1f} s"
+    figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_idle_s:.1f} s"
     if Sign.WORK in signs:
         figures += f", I/O, page faults and CPU still {work_s:.1f} s"
     return conditions.least(*signs.values()), figures, None
@@ -237,13 +239,13 @@ def _worker_dead(evidence: WorkerFacts) -> Finding:
         return Finding.of(conditions.reached(gone_s, bound_s), figures)
     if evidence.heartbeat_age_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="the worker's heartbeat is unknown")
-    if evidence.cpu_still_s is None:
+    if evidence.cpu_idle_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="the CPU time of the worker's process is unknown")
     figures = (
-        f"no heartbeat for {evidence.heartbeat_age_s:.1f} s and no CPU time used for {evidence.cpu_still_s:.1f} s "
+        f"no heartbeat for {evidence.heartbeat_age_s:.1f} s and no CPU time used for {evidence.cpu_idle_s:.1f} s "
         f"of {bound_s:.1f} s allowed, phase {evidence.phase}, step {evidence.step}"
     )
-    silent_s = conditions.least(evidence.heartbeat_age_s, evidence.cpu_still_s)
+    silent_s = conditions.least(evidence.heartbeat_age_s, evidence.cpu_idle_s)
     return Finding.of(conditions.reached(silent_s, bound_s), figures)
 
 

@@ -91,9 +91,9 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     _publish_thresholds(
         registry,
         {
-            "gpuwarden_remediator_node_lost_after_seconds": node_lost_after_s,
+            "gpuwarden_remediator_host_lost_after_seconds": node_lost_after_s,
             "gpuwarden_remediator_wrangle_activation_items": wrangle_activation,
-            "gpuwarden_remediator_executor_silent_after_seconds": executor_silent_s,
+            "gpuwarden_remediator_executor_down_after_seconds": executor_silent_s,
             "gpuwarden_remediator_intent_overdue_after_seconds": intent_overdue_s,
         },
     )

@@ -206,9 +206,9 @@ def _fleet(watcher: Watcher) -> Table:
             _format(facts.attempt),
             facts.phase or "-",
             _format(facts.step),
-            _format(facts.beat_age_s),
+            _format(facts.step_beat_age_s),
             _format(facts.gpu_idle_s),
-            _format(facts.ram_still_s),
+            _format(facts.ram_idle_s),
         )
     return table
 

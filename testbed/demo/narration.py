@@ -99,7 +99,7 @@ class Watcher:
                 yield from self._worker(facts)
 
     def _worker(self, facts: WorkerFacts) -> Iterator[Event]:
-        if facts.job_id is None or facts.attempt is None or facts.beat_age_s is None:
+        if facts.job_id is None or facts.attempt is None or facts.step_beat_age_s is None:
             return
         attempt = (facts.job_id, facts.attempt)
         title = self.title(facts.job_id)
@@ -107,21 +107,21 @@ class Watcher:
             self._reported.armed.add(attempt)
             yield self._event("exporter", f"{facts.worker}: {title} has loaded and is monitored")
         silence_s = facts.stall_timeout_s or float("inf")
-        if facts.alive and facts.beat_age_s > silence_s / 2 and attempt not in self._reported.silent:
+        if facts.alive and facts.step_beat_age_s > silence_s / 2 and attempt not in self._reported.silent:
             self._reported.silent.add(attempt)
             gpu = "unknown" if facts.gpu_idle_s is None else f"idle {facts.gpu_idle_s:.0f} s"
             gpu = "busy" if facts.gpu_idle_s == 0 else gpu
             yield self._event(
                 "exporter",
-                f"{facts.worker}: no step beat for {facts.beat_age_s:.0f} s at step {facts.step}, GPU {gpu}, "
-                f"RAM idle {facts.ram_still_s or 0:.0f} s",
+                f"{facts.worker}: no step beat for {facts.step_beat_age_s:.0f} s at step {facts.step}, GPU {gpu}, "
+                f"RAM idle {facts.ram_idle_s or 0:.0f} s",
                 "watch",
             )
         lasting_s = silence_s + SUSPECTED_S
         busy = facts.gpu_idle_s is not None and facts.gpu_idle_s < silence_s
-        if facts.alive and facts.beat_age_s >= lasting_s and busy and attempt not in self._reported.suspected:
+        if facts.alive and facts.step_beat_age_s >= lasting_s and busy and attempt not in self._reported.suspected:
             self._reported.suspected.add(attempt)
-            text = f"{facts.worker}: suspected, no step beat for {facts.beat_age_s:.0f} s, GPU busy: no action"
+            text = f"{facts.worker}: suspected, no step beat for {facts.step_beat_age_s:.0f} s, GPU busy: no action"
             yield self._event("exporter", text, "watch")
 
     def _prometheus(self) -> Iterator[Event]:

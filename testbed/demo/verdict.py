@@ -62,9 +62,9 @@ def _check_restarted(
     episode = stage.ledger.reports.get(episodes[0].episode_id) if episodes else None
     worker = episode.worker if episode else "none"
     for series, name in (
-        ("gpuwarden_job_beat_age_seconds", "exporter: no step beat"),
+        ("gpuwarden_job_step_beat_age_seconds", "exporter: no step beat"),
         ("gpuwarden_container_gpu_idle_seconds", "exporter: GPU idle"),
-        ("gpuwarden_container_ram_still_seconds", "exporter: RAM idle"),
+        ("gpuwarden_container_ram_idle_seconds", "exporter: RAM idle"),
     ):
         label = "worker" if "job" in series else "container"
         reached_s = _value(stage, f'max_over_time({series}{{{label}="{worker}"}}[{WINDOW}])')

@@ -35,22 +35,22 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     ),
     "GpuwardenJobStalled": Wedge(
         grow=(
-            ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_job_quiet_seconds", SLOT),
+            ("gpuwarden_job_step_beat_age_seconds", SLOT),
+            ("gpuwarden_job_inactive_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
     "GpuwardenSharedJobStalled": Wedge(
         grow=(
-            ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_job_quiet_apart_seconds", SLOT),
+            ("gpuwarden_job_step_beat_age_seconds", SLOT),
+            ("gpuwarden_job_inactive_in_shared_container_seconds", SLOT),
         ),
         stay=(JOB, ("gpuwarden_job_stall_timeout_seconds", SLOT, LIMIT_S)),
     ),
     "GpuwardenJobUnhealthy": Wedge(
         grow=(
             ("gpuwarden_job_elapsed_seconds", SLOT),
-            ("gpuwarden_job_quiet_seconds", SLOT),
+            ("gpuwarden_job_inactive_seconds", SLOT),
         ),
         stay=(
             JOB,
@@ -60,13 +60,13 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     ),
     "GpuwardenJobStuck": Wedge(
         grow=(
-            ("gpuwarden_job_beat_age_seconds", SLOT),
-            ("gpuwarden_container_unmoved_seconds", TENANT),
+            ("gpuwarden_job_step_beat_age_seconds", SLOT),
+            ("gpuwarden_container_no_progress_seconds", TENANT),
         ),
         stay=(
             JOB,
             ("gpuwarden_job_stuck_after_seconds", SLOT, LIMIT_S),
-            ("gpuwarden_job_stuck_still_seconds", SLOT, LIMIT_S),
+            ("gpuwarden_job_stuck_idle_seconds", SLOT, LIMIT_S),
         ),
     ),
     "GpuwardenGangStuck": Wedge(
@@ -83,11 +83,11 @@ WEDGES: Final[Mapping[str, Wedge]] = {
         ),
     ),
     "GpuwardenJobGpuLost": Wedge(
-        grow=(("gpuwarden_job_quiet_gpu_lost_seconds", SLOT),),
+        grow=(("gpuwarden_job_inactive_gpu_lost_seconds", SLOT),),
         stay=(JOB, ("gpuwarden_job_health_window_seconds", SLOT, LIMIT_S)),
     ),
     "GpuwardenWorkerDead": Wedge(
-        grow=(("gpuwarden_worker_heartbeat_age_seconds", SLOT), ("gpuwarden_worker_cpu_still_seconds", SLOT)),
+        grow=(("gpuwarden_worker_heartbeat_age_seconds", SLOT), ("gpuwarden_worker_cpu_idle_seconds", SLOT)),
         stay=(JOB, ("gpuwarden_worker_dead_after_seconds", SLOT, LIMIT_S), ("gpuwarden_worker_alive", SLOT, 1)),
     ),
     "GpuwardenWorkerGone": Wedge(
@@ -96,15 +96,15 @@ WEDGES: Final[Mapping[str, Wedge]] = {
     ),
     "GpuwardenServerHung": Wedge(
         grow=(
-            ("gpuwarden_server_unanswered_seconds", TENANT),
+            ("gpuwarden_server_probe_failing_seconds", TENANT),
             ("gpuwarden_container_gpu_idle_seconds", TENANT),
-            ("gpuwarden_container_ram_still_seconds", TENANT),
-            ("gpuwarden_container_io_still_seconds", TENANT),
+            ("gpuwarden_container_ram_idle_seconds", TENANT),
+            ("gpuwarden_container_io_idle_seconds", TENANT),
         ),
         stay=(
             ("gpuwarden_server_info", TENANT + ', incarnation="i"', 1),
             ("gpuwarden_server_answered", TENANT, 1),
-            ("gpuwarden_server_silence_allowed_seconds", TENANT, LIMIT_S),
+            ("gpuwarden_server_restart_after_seconds", TENANT, LIMIT_S),
         ),
     ),
 }
@@ -178,7 +178,7 @@ SCENES: Final[Mapping[str, Scene]] = {
         series=(
             ("gpuwarden_gpu_memory_free_bytes", GPU, lambda _: 100),
             ("gpuwarden_gpu_memory_floor_bytes", GPU, lambda _: 1500),
-            ("gpuwarden_gpu_memory_returning_bytes", GPU, lambda _: 0),
+            ("gpuwarden_gpu_memory_reclaiming_bytes", GPU, lambda _: 0),
             *tenant("over", while_it_is(lambda _: 2010)),
         ),
         seen=lambda scrape_s: found_and_let_go(scrape_s, "over"),
@@ -203,7 +203,7 @@ SCENES: Final[Mapping[str, Scene]] = {
                 'host="b", instance="b:9"',
                 lambda at: None if FELL_SILENT_S <= at < HEARD_AGAIN_S else 1,
             ),
-            ("gpuwarden_remediator_node_lost_after_seconds", 'host="a"', lambda _: LOST_AFTER_S),
+            ("gpuwarden_remediator_host_lost_after_seconds", 'host="a"', lambda _: LOST_AFTER_S),
         ),
         seen=lost_as_due,
         lasts_s=720,

@@ -30,24 +30,24 @@ CASES: Final[Mapping[str, _Case]] = {
     ),
     "GpuwardenJobStalled": _Case(
         {
-            "gpuwarden_job_beat_age_seconds": AGE,
-            "gpuwarden_job_quiet_seconds": AGE,
+            "gpuwarden_job_step_beat_age_seconds": AGE,
+            "gpuwarden_job_inactive_seconds": AGE,
             "gpuwarden_job_stall_timeout_seconds": LIMIT,
         },
         conditions.is_stalled,
     ),
     "GpuwardenJobStuck": _Case(
         {
-            "gpuwarden_job_beat_age_seconds": AGE,
+            "gpuwarden_job_step_beat_age_seconds": AGE,
             "gpuwarden_job_stuck_after_seconds": LIMIT,
-            "gpuwarden_container_unmoved_seconds": AGE,
-            "gpuwarden_job_stuck_still_seconds": LIMIT,
+            "gpuwarden_container_no_progress_seconds": AGE,
+            "gpuwarden_job_stuck_idle_seconds": LIMIT,
         },
         conditions.is_stuck,
     ),
     "GpuwardenJobUnhealthy": _Case(
         {
-            "gpuwarden_job_quiet_seconds": AGE,
+            "gpuwarden_job_inactive_seconds": AGE,
             "gpuwarden_job_health_window_seconds": LIMIT,
             "gpuwarden_job_elapsed_seconds": (29.5, 30.0, UNKNOWN),
             "gpuwarden_job_health_grace_seconds": (20.0, UNKNOWN),
@@ -55,7 +55,7 @@ CASES: Final[Mapping[str, _Case]] = {
         conditions.is_unhealthy,
     ),
     "GpuwardenJobGpuLost": _Case(
-        {"gpuwarden_job_quiet_gpu_lost_seconds": AGE, "gpuwarden_job_health_window_seconds": LIMIT},
+        {"gpuwarden_job_inactive_gpu_lost_seconds": AGE, "gpuwarden_job_health_window_seconds": LIMIT},
         conditions.reached,
     ),
 }

@@ -57,7 +57,7 @@ def test_a_rule_that_acts_has_no_figure_but_of_how_old_what_it_asks_may_be() -> 
         "GpuwardenHostLost": {"10"},
         "GpuwardenGangStuck": {"90"},
     }
-    (heard,) = [rule for rule in rules() if rule.get("record") == "gpuwarden:host_heard:timestamp_seconds"]
+    (heard,) = [rule for rule in rules() if rule.get("record") == "gpuwarden:host_last_scrape:timestamp_seconds"]
     assert ":10s]" in heard["expr"]
 
 

@@ -20,8 +20,8 @@ DOWN_S = 600
 def test_who_was_heard_of_before_prometheus_was_down_for_minutes_is_not_forgotten(tmp_path: Path) -> None:
     heard_s = int(time.time()) - DOWN_S
     with prometheus(tmp_path, heard_s=heard_s) as query:
-        eventually(lambda: query("gpuwarden:host_heard:timestamp_seconds") == {"b": heard_s}, within_s=30)
-        (blind_s,) = query("gpuwarden:nobody_heard:timestamp_seconds").values()
+        eventually(lambda: query("gpuwarden:host_last_scrape:timestamp_seconds") == {"b": heard_s}, within_s=30)
+        (blind_s,) = query("gpuwarden:no_host_scraped:timestamp_seconds").values()
 
     assert blind_s > heard_s + DOWN_S - 60, "and for all that time it has seen nobody"
 
@@ -31,8 +31,8 @@ def prometheus(work: Path, *, heard_s: int) -> Iterator[Callable[[str], dict[str
     """One that scrapes nobody, with what it had recorded of host b before it was down."""
     history = work / "history"
     history.write_text(
-        "# TYPE gpuwarden:host_heard:timestamp_seconds gauge\n"
-        f'gpuwarden:host_heard:timestamp_seconds{{host="b"}} {heard_s} {heard_s}\n# EOF\n',
+        "# TYPE gpuwarden:host_last_scrape:timestamp_seconds gauge\n"
+        f'gpuwarden:host_last_scrape:timestamp_seconds{{host="b"}} {heard_s} {heard_s}\n# EOF\n',
         encoding="ascii",
     )
     promtool: list[str | Path] = [

@@ -164,7 +164,11 @@ def test_a_runbook_with_an_unknown_command_is_refused(says: str, problems: list[
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("gpuwarden_job_beat_age_seconds", "gpuwarden_job_beat_seconds", "gpuwarden_job_beat_seconds is published by"),
+        (
+            "gpuwarden_job_step_beat_age_seconds",
+            "gpuwarden_job_step_beat_seconds",
+            "gpuwarden_job_step_beat_seconds is published by",
+        ),
         ("topk by", "gpuwarden:beat or topk by", "gpuwarden:beat is published by nobody"),
         ("topk by", '{__name__=~"up|gpuwarden_job_(info|beat)"} or topk by', "gpuwarden_job_beat is published by"),
         ("remedy: restart_worker", "remedy: restart_wroker", "remedy restart_wroker is unknown; known are: "),

@@ -43,8 +43,8 @@ SIGN_OF_LIFE: Final = re.compile(
     r"|gpuwarden_job_(?:beat_age_seconds|phase_age_seconds|phase)\b"
 )
 ASKED_BESIDES: Final = {
-    ("GpuwardenJobStalled", "gpuwarden_job_beat_age_seconds"): "a job is armed by its first beat",
-    ("GpuwardenSharedJobStalled", "gpuwarden_job_beat_age_seconds"): "likewise",
+    ("GpuwardenJobStalled", "gpuwarden_job_step_beat_age_seconds"): "a job is armed by its first beat",
+    ("GpuwardenSharedJobStalled", "gpuwarden_job_step_beat_age_seconds"): "likewise",
     (
         "GpuwardenJobGpuLost",
         "gpuwarden_container_gpu_idle_seconds",
@@ -192,13 +192,13 @@ def expression(rule: dict[str, Any]) -> str:
 
 
 def test_a_rule_that_asks_how_quiet_a_job_is_asks_for_no_sign_of_life_besides() -> None:
-    quiet = [rule for rule in rules() if "gpuwarden_job_quiet" in expression(rule)]
+    quiet = [rule for rule in rules() if "gpuwarden_job_inactive" in expression(rule)]
 
     asked = {(rule["alert"], sign) for rule in quiet for sign in SIGN_OF_LIFE.findall(expression(rule))}
 
     assert len(quiet) > 1
     assert asked == ASKED_BESIDES.keys()
-    assert [rule["alert"] for rule in quiet if expression(rule).count("gpuwarden_job_quiet") != 1] == []
+    assert [rule["alert"] for rule in quiet if expression(rule).count("gpuwarden_job_inactive") != 1] == []
 
 
 def test_no_rule_says_in_which_phases_work_is_a_sign_of_life() -> None:

@@ -66,11 +66,11 @@ def test_a_job_is_followed_by_another_and_its_ages_are_its_own(fleet: Fleet) -> 
     slot = '{container="w3",worker="w3"}'
     early, late = page(fleet, begins_s + 5), page(fleet, begins_s + 200)
 
-    assert math.isnan(early[f"gpuwarden_job_beat_age_seconds{slot}"]), "it loads for 30 s"
+    assert math.isnan(early[f"gpuwarden_job_step_beat_age_seconds{slot}"]), "it loads for 30 s"
     assert early[f"gpuwarden_job_elapsed_seconds{slot}"] == pytest.approx(5.5, abs=1)
     assert late[f"gpuwarden_job_elapsed_seconds{slot}"] == pytest.approx(200.5, abs=1)
     assert late[f"gpuwarden_job_phase_age_seconds{slot}"] == pytest.approx(200.5 - LOAD_S, abs=1)
-    assert late[f"gpuwarden_job_beat_age_seconds{slot}"] < 2
+    assert late[f"gpuwarden_job_step_beat_age_seconds{slot}"] < 2
     assert job_id(fleet, begins_s) == job_id(fleet, begins_s + 288) != job_id(fleet, begins_s + 291)
 
 

@@ -100,7 +100,9 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
     until(scene, lambda: all("decided wait: paused" in acts(scene, each) for each in CROWD), "all of them have wedged")
     gpuwarden(scene, "resume")
 
-    until(scene, lambda: bool(scene.chain.query("gpuwarden_remediator_brake_latched == 1")), "the brake is latched")
+    until(
+        scene, lambda: bool(scene.chain.query("gpuwarden_remediator_circuit_breaker_open == 1")), "the brake is latched"
+    )
     until(scene, lambda: held(scene) | closed(scene) == set(CROWD), "each is mended, or held by the brake")
     # One that had begun and fenced nothing yet when the brake latched is held as well.
     assert len(closed(scene)) <= STORM_ABOVE - len(freed_before(scene))

@@ -289,11 +289,13 @@ def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
     assert "GPU pegged" in scene.told(wedges)
     assert 76 in scene.exit_codes(wedges)
     scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "its second attempt is done")
-    scene.until(lambda: (scene.facts(is_slow).beat_age_s or 0) > 2 * STUCK_S, "it takes twice as long as is allowed")
+    scene.until(
+        lambda: (scene.facts(is_slow).step_beat_age_s or 0) > 2 * STUCK_S, "it takes twice as long as is allowed"
+    )
     facts = scene.facts(is_slow)
     assert facts.stuck_after_s is not None
-    assert facts.stuck_after_s < (facts.beat_age_s or 0)
-    assert (facts.gpu_idle_s, facts.gpu_pegged_s) == (0, 0)  # busy, and no more than that
+    assert facts.stuck_after_s < (facts.step_beat_age_s or 0)
+    assert (facts.gpu_idle_s, facts.gpu_saturated_s) == (0, 0)  # busy, and no more than that
     assert (scene.fired(is_slow), scene.stories(is_slow)) == (set(), [])
     assert scene.stage.store.job(slow).attempt == 1
 
@@ -317,10 +319,10 @@ def test_a_load_that_reads_is_left_alone_until_it_stops(scene: Scene, loads: Map
 
     facts = scene.facts("warm")
     assert facts.phase == "load"
-    assert min(facts.gpu_idle_s or 0, facts.ram_still_s or 0) > WINDOW_S
-    assert (facts.fault_still_s or 0, facts.io_still_s or 0) > (WINDOW_S, -1)
-    assert facts.io_still_s is not None
-    assert facts.io_still_s < WINDOW_S
+    assert min(facts.gpu_idle_s or 0, facts.ram_idle_s or 0) > WINDOW_S
+    assert (facts.page_fault_idle_s or 0, facts.io_idle_s or 0) > (WINDOW_S, -1)
+    assert facts.io_idle_s is not None
+    assert facts.io_idle_s < WINDOW_S
     assert (scene.fired("warm"), scene.stories("warm")) == (set(), [])
     assert scene.stage.store.job(loads["warm"]).attempt == 1
 

@@ -93,7 +93,7 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
         )
         silent = [name for name in SCRIPTS if name not in ("control", "loading", "never-armed")]
         eventually(
-            lambda: all((watched.facts(name).beat_age_s or 0) > 2 * SILENCE_S for name in silent),
+            lambda: all((watched.facts(name).step_beat_age_s or 0) > 2 * SILENCE_S for name in silent),
             within_s=60,
             what="the others were silent for over twice the time allowed",
         )
@@ -118,13 +118,13 @@ def test_a_job_that_still_loads_is_left_alone(watched: Watched) -> None:
     facts = watched.facts("loading")
 
     assert watched.untouched("loading")
-    assert (facts.phase, facts.beat_age_s) == ("load", None)
+    assert (facts.phase, facts.step_beat_age_s) == ("load", None)
     assert facts.elapsed_s is not None
     assert facts.elapsed_s > 2 * SILENCE_S
     assert facts.gpu_idle_s is not None
     assert facts.gpu_idle_s > SILENCE_S
-    assert facts.ram_still_s is not None
-    assert facts.ram_still_s < SILENCE_S
+    assert facts.ram_idle_s is not None
+    assert facts.ram_idle_s < SILENCE_S
 
 
 @pytest.mark.behaviour("A3")
@@ -132,11 +132,11 @@ def test_a_job_that_was_never_armed_is_left_alone_though_gpu_and_ram_are_still(w
     facts = watched.facts("never-armed")
 
     assert watched.untouched("never-armed")
-    assert facts.beat_age_s is None
+    assert facts.step_beat_age_s is None
     assert facts.gpu_idle_s is not None
-    assert facts.ram_still_s is not None
-    assert min(facts.gpu_idle_s, facts.ram_still_s) > SILENCE_S
-    armed = watched.scene.chain.query(f'gpuwarden_job_beat_age_seconds{{worker="{_worker("never-armed")}"}}')
+    assert facts.ram_idle_s is not None
+    assert min(facts.gpu_idle_s, facts.ram_idle_s) > SILENCE_S
+    armed = watched.scene.chain.query(f'gpuwarden_job_step_beat_age_seconds{{worker="{_worker("never-armed")}"}}')
     assert [each["value"][1] for each in armed] == ["NaN"]
 
 
@@ -156,8 +156,8 @@ def test_a_step_that_stages_data_through_ram_with_an_idle_gpu_is_left_alone(watc
     assert watched.untouched("staging")
     assert facts.gpu_idle_s is not None
     assert facts.gpu_idle_s > SILENCE_S
-    assert facts.ram_still_s is not None
-    assert facts.ram_still_s < SILENCE_S
+    assert facts.ram_idle_s is not None
+    assert facts.ram_idle_s < SILENCE_S
 
 
 @pytest.mark.behaviour("A5")
@@ -170,7 +170,7 @@ def test_a_wedge_whose_gpu_or_one_of_two_cannot_be_read_is_left_alone(watched: W
     assert facts.gpu_unknown is not None
     series = watched.scene.chain.query(f'gpuwarden_container_gpu_idle_seconds{{container="{_worker(name)}"}}')
     assert [each["value"][1] for each in series] == ["NaN"]
-    counted = f'gpuwarden_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
+    counted = f'gpuwarden_container_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
     eventually(lambda: watched.scene.chain.query(counted), "it is counted")
 
 
@@ -181,8 +181,8 @@ def test_a_wedged_video_model_or_job_without_steps_is_left_to_its_budget(watched
 
     assert watched.untouched(name)
     assert facts.gpu_idle_s is not None
-    assert facts.ram_still_s is not None
-    assert min(facts.gpu_idle_s, facts.ram_still_s, facts.beat_age_s or 0) > SILENCE_S
+    assert facts.ram_idle_s is not None
+    assert min(facts.gpu_idle_s, facts.ram_idle_s, facts.step_beat_age_s or 0) > SILENCE_S
     (timeout,) = watched.scene.chain.query(f'gpuwarden_job_stall_timeout_seconds{{worker="{_worker(name)}"}}')
     assert timeout["value"][1] == "NaN"
 

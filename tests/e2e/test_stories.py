@@ -148,7 +148,7 @@ def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(p
     )  # fmt: skip
     last = slice(-3, None)  # points a second apart, half of the silence that was waited for
 
-    assert (values["gpuwarden_job_beat_age_seconds"][0], min(beat) < 2.0) == (None, True)
+    assert (values["gpuwarden_job_step_beat_age_seconds"][0], min(beat) < 2.0) == (None, True)
     assert (beat[last], beat[-1] > SILENCE_S - 2.0) == (sorted(beat[last]), True)
     assert (set(gpu[last]), gpu_memory[0], min(gpu_memory[last]) > 0.0) == ({0.0}, 0.0, True)
     assert max(ram[last]) - min(ram[last]) < 4 * 2**20 < max(ram) - min(ram)

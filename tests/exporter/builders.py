@@ -126,11 +126,11 @@ def evidence(**changes: Any) -> ContainerEvidence:
         "gpu_unknown": None,
         "busy_s": {},
         "ram": RAM,
-        "ram_still_s": 500.0,
+        "ram_idle_s": 500.0,
         "ram_unknown": None,
-        "io_still_s": 400.0,
-        "fault_still_s": 300.0,
-        "cpu_still_s": 200.0,
+        "io_idle_s": 400.0,
+        "page_fault_idle_s": 300.0,
+        "cpu_idle_s": 200.0,
     }
     return ContainerEvidence(**(given | changes))
 
@@ -171,7 +171,7 @@ def snapshot(*sightings: WorkerReading, **changes: Any) -> Snapshot:
         "containers": (evidence(),),
         "sources": (),
         "thresholds": Thresholds(),
-        "cpu_still_s": {4001: 1.0},
+        "cpu_idle_s": {4001: 1.0},
         "servers": (),
     }
     given |= changes

@@ -137,8 +137,8 @@ SNAPSHOT = build.snapshot(
                          busiest_ratio=0.4),
             ),
             gpu_idle_s=0.0,
-            gpu_pegged_s=0.0,
-            gpu_not_seen_busy_s=0.0,
+            gpu_saturated_s=0.0,
+            gpu_last_busy_age_s=0.0,
             busy_s={"GPU-0": 61.5},
             peak_bytes={"GPU-0": 2060 * build.MIB},
         ),
@@ -153,12 +153,12 @@ SNAPSHOT = build.snapshot(
                 GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=3 * build.MIB, attributed=False),
             ),
             gpu_idle_s=None,
-            gpu_not_seen_busy_s=90.0,
+            gpu_last_busy_age_s=90.0,
             gpu_unknown=Unknown(reason="not_listed", because="GPU-1: GPU is lost"),
             lost_gpus=("GPU-1",),
             gpu_lost_s=42.0,
             busy_s={"GPU-0": 0.0},
-            ram_still_s=0.0,
+            ram_idle_s=0.0,
         ),
         build.evidence(
             # A pod's, with a GPU that it shares and nothing else to tell.
@@ -174,8 +174,8 @@ SNAPSHOT = build.snapshot(
                 id=SPINNING_ID, name="worker-3", incarnation=f"{SPINNING_ID}@2024-05-01T11:30:00Z"
             ),
             shares=(GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),),
-            gpu_idle_s=0.0, gpu_pegged_s=690.0, ram_still_s=695.0, io_still_s=695.0, fault_still_s=695.0,
-            cpu_still_s=0.0,
+            gpu_idle_s=0.0, gpu_saturated_s=690.0, ram_idle_s=695.0, io_idle_s=695.0, page_fault_idle_s=695.0,
+            cpu_idle_s=0.0,
         ),
         build.evidence(
             container=build.container(
@@ -185,9 +185,9 @@ SNAPSHOT = build.snapshot(
             gpus=(),
             gpu_idle_s=None,
             ram=RamUse(usage_bytes=None),
-            ram_still_s=None,
+            ram_idle_s=None,
             ram_unknown=Unknown(reason="unreadable", because="gone"),
-            io_still_s=None,
+            io_idle_s=None,
             work_unknown=Unknown(reason="io_unreadable", because="not told"),
         ),
     ),
@@ -246,11 +246,11 @@ SNAPSHOT = build.snapshot(
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
     returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
-    cpu_still_s={4001: 44.5, 4002: 0.0},
+    cpu_idle_s={4001: 44.5, 4002: 0.0},
     worker_evidence={
-        "w0": build.evidence(gpu_idle_s=130.5, ram_still_s=140.0, io_still_s=120.0),
+        "w0": build.evidence(gpu_idle_s=130.5, ram_idle_s=140.0, io_idle_s=120.0),
         # Of its GPU and its I/O nothing is known.
-        "w1": build.evidence(gpu_idle_s=None, ram_still_s=0.0, io_still_s=None),
+        "w1": build.evidence(gpu_idle_s=None, ram_idle_s=0.0, io_idle_s=None),
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
     took_s=0.0125,

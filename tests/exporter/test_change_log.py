@@ -14,7 +14,7 @@ from tests.exporter.conftest import StartWorker, Worker
 from tests.exporter.test_sampler import sampler
 
 
-def report_job(worker: Worker, *, beat_age_s: float) -> None:
+def report_job(worker: Worker, *, step_beat_age_s: float) -> None:
     """Write its job file for it, last beaten that long ago."""
     now = clock.stamp()
 
@@ -22,7 +22,7 @@ def report_job(worker: Worker, *, beat_age_s: float) -> None:
         return replace(now, boottime_s=now.boottime_s - seconds, unix_s=now.unix_s - seconds)
 
     job = build.job_file(
-        worker="w0", incarnation=worker.incarnation, started=ago(300), phase_started=ago(300), beat=ago(beat_age_s)
+        worker="w0", incarnation=worker.incarnation, started=ago(300), phase_started=ago(300), beat=ago(step_beat_age_s)
     )
     (worker.folder / "w0.job.json").write_text(state_file.render(job))
 
@@ -32,10 +32,10 @@ def test_a_suspected_job_is_logged_once(house: Path, start_worker: StartWorker, 
     busy = GpuProcess(pid=worker.pid, utilization_ratio=0.9, memory_bytes=0)
     look = sampler(house, gpus=lambda: build.gpus(build.gpu(0, busy)))
 
-    report_job(worker, beat_age_s=200)
+    report_job(worker, step_beat_age_s=200)
     look.sample()
     look.sample()
-    report_job(worker, beat_age_s=1)
+    report_job(worker, step_beat_age_s=1)
     look.sample()
 
     assert [

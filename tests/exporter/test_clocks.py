@@ -79,8 +79,8 @@ class Machine:
         found = self.facts()
         assert found.job_id is not None
         assert found.alive
-        stall = (found.beat_age_s, found.gpu_idle_s, found.ram_still_s)
-        dead = (found.heartbeat_age_s, found.cpu_still_s)
+        stall = (found.step_beat_age_s, found.gpu_idle_s, found.ram_idle_s)
+        dead = (found.heartbeat_age_s, found.cpu_idle_s)
         return {
             name
             for name, silences, allowed_s in (
@@ -126,8 +126,8 @@ def test_a_wall_clock_that_is_set_changes_no_age_and_no_duration(machine: Machin
     machine.set_wall_clock(step_s)
 
     assert machine.facts() == before
-    assert (before.heartbeat_age_s, before.beat_age_s, before.elapsed_s) == (20.0, 20.0, 20.0)
-    assert (before.cpu_still_s, before.gpu_idle_s, before.ram_still_s) == (20.0, 20.0, 20.0)
+    assert (before.heartbeat_age_s, before.step_beat_age_s, before.elapsed_s) == (20.0, 20.0, 20.0)
+    assert (before.cpu_idle_s, before.gpu_idle_s, before.ram_idle_s) == (20.0, 20.0, 20.0)
 
 
 @STEPS
@@ -138,7 +138,7 @@ def test_a_sign_of_life_after_the_wall_clock_was_set_is_as_fresh_as_any(machine:
     machine.show_life()
 
     found = machine.facts()
-    assert (found.heartbeat_age_s, found.beat_age_s, found.elapsed_s) == (0.0, 0.0, 0.0)
+    assert (found.heartbeat_age_s, found.step_beat_age_s, found.elapsed_s) == (0.0, 0.0, 0.0)
     assert machine.accused() == set()
 
 
@@ -168,7 +168,7 @@ def test_what_is_published_differs_by_nothing_but_the_unix_times(step_s: float) 
 
     changed = {old.partition("{")[0] for old, new in zip(scraped(0.0), scraped(step_s), strict=True) if old != new}
 
-    assert changed == {"gpuwarden_worker_heartbeat_timestamp_seconds", "gpuwarden_job_beat_timestamp_seconds"}
+    assert changed == {"gpuwarden_worker_heartbeat_timestamp_seconds", "gpuwarden_job_step_beat_timestamp_seconds"}
 
 
 # The machine sleeps
@@ -180,8 +180,8 @@ def test_a_machine_that_slept_accuses_nobody_right_after_though_every_age_is_old
 
     found = machine.facts()
 
-    assert (found.heartbeat_age_s, found.beat_age_s) == (SLEEP_S, SLEEP_S)
-    assert (found.cpu_still_s, found.gpu_idle_s, found.ram_still_s) == (0.0, 0.0, 0.0)
+    assert (found.heartbeat_age_s, found.step_beat_age_s) == (SLEEP_S, SLEEP_S)
+    assert (found.cpu_idle_s, found.gpu_idle_s, found.ram_idle_s) == (0.0, 0.0, 0.0)
     assert machine.accused() == set()
 
 

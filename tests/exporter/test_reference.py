@@ -69,7 +69,9 @@ def test_every_series_has_its_source_on_the_page_and_none_is_sent_with_a_scrape(
             id="a gauge",
         ),
         pytest.param(
-            counter("gpuwarden_unknown_samples", "", (), (), source="", absent="never"), "samples_total", id="a counter"
+            counter("gpuwarden_container_unknown_samples", "", (), (), source="", absent="never"),
+            "samples_total",
+            id="a counter",
         ),
         pytest.param(gauge("gpuwarden_build_info", "", (), (), source="here", absent=""), "absent", id="a gap"),
         pytest.param(GaugeMetricFamily("gpuwarden_exporter_info", ""), "family.py", id="one that is made otherwise"),

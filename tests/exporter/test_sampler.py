@@ -102,7 +102,7 @@ def test_a_bare_worker_is_seen_by_its_process_tree(house: Path, start_worker: St
     assert (found.gpus, found.gpu_idle_s, found.shares[0].utilization_ratio) == (("GPU-sim-0",), 0.0, 0.75)
     assert found.ram_bytes is not None
     assert found.ram_bytes > build.MIB
-    assert found.ram_still_s == 0.0
+    assert found.ram_idle_s == 0.0
     assert snapshot.workers is not None
     assert snapshot.container_of(snapshot.workers.workers[0]) is found
     assert health(snapshot) == {"workers": True, "gpu": True}
@@ -116,7 +116,7 @@ def test_durations_grow_from_one_look_to_the_next(house: Path, start_worker: Sta
     first, second = look.sample(), look.sample()
 
     between_s = second.taken.boottime_s - first.taken.boottime_s
-    assert (only(second).gpu_idle_s, only(second).ram_still_s) == (between_s, between_s)
+    assert (only(second).gpu_idle_s, only(second).ram_idle_s) == (between_s, between_s)
 
 
 def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
@@ -126,8 +126,8 @@ def test_where_there_is_no_source_of_gpus_none_is_out_of_order(
     start_worker("w0")
     fails = partial(simulated.read, tmp_path / "no such file")
 
-    assert only(sampler(house, gpus=fails).sample()).gpu_not_seen_busy_s == 0.0
-    assert only(sampler(house).sample()).gpu_not_seen_busy_s is None
+    assert only(sampler(house, gpus=fails).sample()).gpu_last_busy_age_s == 0.0
+    assert only(sampler(house).sample()).gpu_last_busy_age_s is None
 
 
 def test_a_restarted_worker_has_new_durations(house: Path, start_worker: StartWorker, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_restarted_worker_has_new_durations(house: Path, start_worker: StartWo
     after = look.sample()
 
     assert only(before).gpu_idle_s != 0.0
-    assert only(after).gpu_idle_s == only(after).ram_still_s == 0.0
+    assert only(after).gpu_idle_s == only(after).ram_idle_s == 0.0
     assert only(after).container.incarnation != only(before).container.incarnation
 
 
@@ -759,7 +759,7 @@ def test_a_container_whose_first_process_is_gone_is_unknown_in_everything(house:
     snapshot = sampler(house, containers={"docker": Docker(gone)}, gpus=lambda: build.gpus(build.gpu(0))).sample()
 
     found = only(snapshot)
-    assert (found.ram_bytes, found.ram_still_s, found.gpu_idle_s) == (None, None, None)
+    assert (found.ram_bytes, found.ram_idle_s, found.gpu_idle_s) == (None, None, None)
     assert snapshot.unknown == {("worker-0", "gpu", "processes_unknown"): 1, ("worker-0", "ram", "unreadable"): 1}
 
 

@@ -154,10 +154,10 @@ def test_ram_and_io_are_each_workers_own(shared: Shared) -> None:
     found = shared.sampler.sample().worker_evidence
     of_w, of_v = found["w"], found["v"]
 
-    assert (of_v.ram_still_s, of_v.io_still_s, of_v.work_still_s) == (0.0, 0.0, 0.0)
-    assert of_w.ram_still_s is not None
-    assert of_w.io_still_s is not None
-    assert min(of_w.ram_still_s, of_w.io_still_s) > 0.0
+    assert (of_v.ram_idle_s, of_v.io_idle_s, of_v.work_idle_s) == (0.0, 0.0, 0.0)
+    assert of_w.ram_idle_s is not None
+    assert of_w.io_idle_s is not None
+    assert min(of_w.ram_idle_s, of_w.io_idle_s) > 0.0
 
 
 def test_a_worker_whose_process_is_not_among_the_containers_is_unknown_and_not_idle(shared: Shared) -> None:
@@ -178,7 +178,7 @@ def test_ram_that_cannot_be_read_is_unknown_and_counted(shared: Shared, monkeypa
     snapshot = shared.sampler.sample()
 
     assert snapshot.containers[0].ram_bytes == 4096
-    assert {name: each.ram_still_s for name, each in snapshot.worker_evidence.items()} == {"w": None, "v": None}
+    assert {name: each.ram_idle_s for name, each in snapshot.worker_evidence.items()} == {"w": None, "v": None}
     assert snapshot.unknown["worker-0", "worker_ram", "unreadable"] == 2
 
 

@@ -51,7 +51,7 @@ def sampler(house: Path, *running: Container, dead_after_s: float = 30.0) -> Sam
 def silence(snapshot: Snapshot) -> Silence:
     facts = evidence.worker_evidence("w0", snapshot, now=snapshot.taken)
     assert facts is not None
-    return Silence(facts.heartbeat_age_s, facts.cpu_still_s)
+    return Silence(facts.heartbeat_age_s, facts.cpu_idle_s)
 
 
 def looking(look: Sampler, holds: Callable[[float, float], bool]) -> Silence:
@@ -172,7 +172,7 @@ def seen_as(monkeypatch: pytest.MonkeyPatch, **changes: object) -> None:
     monkeypatch.setattr(workers, "read", lambda _: found)
 
 
-CPU_STILL: Final = 'gpuwarden_worker_cpu_still_seconds{container="w0",worker="w0"}'
+CPU_STILL: Final = 'gpuwarden_worker_cpu_idle_seconds{container="w0",worker="w0"}'
 
 
 @pytest.mark.parametrize(

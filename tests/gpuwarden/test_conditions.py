@@ -44,7 +44,7 @@ def test_the_least_of_several_ages(ages_s: tuple[float | None, ...], least_s: fl
 
 
 AGES: dict[str, Any] = {
-    "beat_age_s": 1.0, "phase_age_s": 2.0, "gpu_s": 3.0, "ram_still_s": 4.0, "work_still_s": 5.0, "io_still_s": 6.0,
+    "step_beat_age_s": 1.0, "phase_age_s": 2.0, "gpu_s": 3.0, "ram_idle_s": 4.0, "work_idle_s": 5.0, "io_idle_s": 6.0,
 }  # fmt: skip
 ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
 
@@ -71,8 +71,8 @@ def test_the_signs_of_life_that_count(
 
 
 UNMOVED = {
-    "gpu_pegged_s": 10.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
-    "ram_still_s": 12.0, "io_still_s": 13.0, "fault_still_s": 14.0,
+    "gpu_saturated_s": 10.0, "gpu_last_busy_age_s": 0.0, "cpu_idle_s": 0.0,
+    "ram_idle_s": 12.0, "io_idle_s": 13.0, "page_fault_idle_s": 14.0,
 }  # fmt: skip
 
 
@@ -80,13 +80,13 @@ UNMOVED = {
     ("changed", "no_progress_s"),
     [
         pytest.param({}, 10.0, id="its GPU is fully used"),
-        pytest.param({"gpu_not_seen_busy_s": 11.0, "cpu_still_s": 11.5}, 11.0, id="its GPU was not busy for longer"),
-        pytest.param({"gpu_pegged_s": None}, 0.0, id="its GPU was busy"),
-        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 11.0}, 0.0, id="its processes compute"),
-        pytest.param({"gpu_pegged_s": None, "cpu_still_s": None}, None, id="GPU and CPU time are unknown"),
-        pytest.param({"cpu_still_s": None}, 10.0, id="CPU time is unknown, its GPU fully used"),
-        pytest.param({"ram_still_s": 1.0}, 1.0, id="its RAM moved"),
-        pytest.param({"io_still_s": None}, None, id="its I/O is unknown"),
+        pytest.param({"gpu_last_busy_age_s": 11.0, "cpu_idle_s": 11.5}, 11.0, id="its GPU was not busy for longer"),
+        pytest.param({"gpu_saturated_s": None}, 0.0, id="its GPU was busy"),
+        pytest.param({"gpu_saturated_s": None, "gpu_last_busy_age_s": 11.0}, 0.0, id="its processes compute"),
+        pytest.param({"gpu_saturated_s": None, "cpu_idle_s": None}, None, id="GPU and CPU time are unknown"),
+        pytest.param({"cpu_idle_s": None}, 10.0, id="CPU time is unknown, its GPU fully used"),
+        pytest.param({"ram_idle_s": 1.0}, 1.0, id="its RAM moved"),
+        pytest.param({"io_idle_s": None}, None, id="its I/O is unknown"),
     ],
 )
 def test_how_long_nothing_of_a_container_has_moved(
@@ -99,14 +99,16 @@ def test_how_long_nothing_of_a_container_has_moved(
     ("changed", "met"),
     [
         pytest.param({}, True, id="silent and quiet"),
-        pytest.param({"beat_age_s": 119.9}, False, id="it beat"),
-        pytest.param({"quiet_s": 119.9}, False, id="it showed another sign of life"),
-        pytest.param({"quiet_s": None}, False, id="a sign of life is unknown"),
+        pytest.param({"step_beat_age_s": 119.9}, False, id="it beat"),
+        pytest.param({"inactive_s": 119.9}, False, id="it showed another sign of life"),
+        pytest.param({"inactive_s": None}, False, id="a sign of life is unknown"),
         pytest.param({"silence_s": 0.0}, False, id="its silence is not policed"),
     ],
 )
 def test_a_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
-    assert conditions.is_stalled(**{"beat_age_s": 120.0, "quiet_s": 120.0, "silence_s": 120.0, **changed}) is met
+    assert (
+        conditions.is_stalled(**{"step_beat_age_s": 120.0, "inactive_s": 120.0, "silence_s": 120.0, **changed}) is met
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,56 +116,56 @@ def test_a_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
     [
         pytest.param({}, True, id="a window after its grace"),
         pytest.param({"elapsed_s": 659.9}, False, id="the window began in its grace"),
-        pytest.param({"quiet_s": 299.9}, False, id="it showed a sign of life"),
+        pytest.param({"inactive_s": 299.9}, False, id="it showed a sign of life"),
         pytest.param({"elapsed_s": None}, False, id="it began before a reboot"),
         pytest.param({"grace_s": None}, False, id="its grace is unknown"),
         pytest.param({"window_s": None}, False, id="it uses no GPU"),
     ],
 )
 def test_a_gpu_job_is_unhealthy(changed: dict[str, float | None], met: bool) -> None:
-    figures = {"quiet_s": 300.0, "window_s": 300.0, "elapsed_s": 660.0, "grace_s": 360.0, **changed}
+    figures = {"inactive_s": 300.0, "window_s": 300.0, "elapsed_s": 660.0, "grace_s": 360.0, **changed}
     assert conditions.is_unhealthy(**figures) is met
 
 
-@given(beat_age_s=FIGURE, rest_s=FIGURE, after_s=st.integers(1, 6), late_s=st.integers(0, 5))
+@given(step_beat_age_s=FIGURE, rest_s=FIGURE, after_s=st.integers(1, 6), late_s=st.integers(0, 5))
 def test_a_rank_is_stuck_when_its_one_figure_reaches_the_limit(
-    beat_age_s: float | None, rest_s: float | None, after_s: int, late_s: int
+    step_beat_age_s: float | None, rest_s: float | None, after_s: int, late_s: int
 ) -> None:
     still_s = max(after_s - late_s, 1)
-    one_s = conditions.rank_spinning_s(beat_age_s, rest_s, after_s - still_s)
+    one_s = conditions.rank_spinning_s(step_beat_age_s, rest_s, after_s - still_s)
 
-    assert conditions.reached(one_s, after_s) == conditions.is_stuck(beat_age_s, after_s, rest_s, still_s)
+    assert conditions.reached(one_s, after_s) == conditions.is_stuck(step_beat_age_s, after_s, rest_s, still_s)
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(("pegged", "ram", "io", "fault"), FIGURE)))
 def test_a_rank_that_spins_is_unmoved(ages_s: dict[str, float | None]) -> None:
-    rest = {"ram_still_s": ages_s["ram"], "io_still_s": ages_s["io"], "fault_still_s": ages_s["fault"]}
-    spinning_s = conditions.spinning_s(gpu_pegged_s=ages_s["pegged"], **rest)
+    rest = {"ram_idle_s": ages_s["ram"], "io_idle_s": ages_s["io"], "page_fault_idle_s": ages_s["fault"]}
+    spinning_s = conditions.spinning_s(gpu_saturated_s=ages_s["pegged"], **rest)
 
     assert spinning_s == conditions.no_progress_s(
-        gpu_pegged_s=ages_s["pegged"], gpu_not_seen_busy_s=None, cpu_still_s=None, **rest
+        gpu_saturated_s=ages_s["pegged"], gpu_last_busy_age_s=None, cpu_idle_s=None, **rest
     )
 
 
 OVERDUE = (
-    "elapsed_s", "budget_s", "beat_age_s", "silence_s", "quiet_s", "quiet_gpu_lost_s", "window_s", "heartbeat_age_s",
+    "elapsed_s", "budget_s", "step_beat_age_s", "silence_s", "inactive_s", "quiet_gpu_lost_s", "window_s", "heartbeat_age_s",
     "dead_s", "dead_after_s",
 )  # fmt: skip
 
 
-@given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "no_progress_s", "cpu_still_s", "longer_s"), FIGURE)))
+@given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "no_progress_s", "cpu_idle_s", "longer_s"), FIGURE)))
 def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> None:
     """The exporter names a job to the rules only while it is overdue: no condition may be met without that."""
     known = {name: figures[name] for name in OVERDUE}
-    beat_age_s, silence_s = known["beat_age_s"], known["silence_s"]
+    step_beat_age_s, silence_s = known["step_beat_age_s"], known["silence_s"]
     after_s = silence_s + (figures["longer_s"] or 0.0) if silence_s else None
     met = (
         conditions.reached(known["elapsed_s"], known["budget_s"])
-        or conditions.is_stalled(beat_age_s, known["quiet_s"], silence_s)
-        or conditions.is_stuck(beat_age_s, after_s, figures["no_progress_s"], 1.0)
-        or conditions.is_unhealthy(known["quiet_s"], known["window_s"], known["elapsed_s"], figures["grace_s"])
+        or conditions.is_stalled(step_beat_age_s, known["inactive_s"], silence_s)
+        or conditions.is_stuck(step_beat_age_s, after_s, figures["no_progress_s"], 1.0)
+        or conditions.is_unhealthy(known["inactive_s"], known["window_s"], known["elapsed_s"], figures["grace_s"])
         or conditions.reached(known["quiet_gpu_lost_s"], known["window_s"])
-        or conditions.reached(conditions.least(known["heartbeat_age_s"], figures["cpu_still_s"]), known["dead_after_s"])
+        or conditions.reached(conditions.least(known["heartbeat_age_s"], figures["cpu_idle_s"]), known["dead_after_s"])
         or conditions.reached(known["dead_s"], known["dead_after_s"])
     )
 

@@ -195,7 +195,7 @@ class World:
         if seen is None:
             raise WorkerUnseenError(f"played: sees no worker {worker!r}")
         if mode is Exporter.UNKNOWN:
-            return replace(seen, gpu_idle_s=None, gpu_unknown="played", gpu_pids=None, cpu_still_s=None)
+            return replace(seen, gpu_idle_s=None, gpu_unknown="played", gpu_pids=None, cpu_idle_s=None)
         return seen
 
     def workers(self, host: str) -> int:
@@ -208,7 +208,7 @@ class World:
         process, now_s = slot.process, self.clocks.steady_s
         if process is None or (not process.lives and not process.files):
             return None
-        quiet_s = now_s - process.since_s
+        inactive_s = now_s - process.since_s
         silent, held = process.does in SILENT, process.job
         frozen = process.does is Does.FROZEN or not process.lives
         known: dict[str, Any] = dict.fromkeys(
@@ -221,17 +221,17 @@ class World:
             worker=slot.worker,
             alive=process.lives,
             worker_incarnation=process.incarnation,
-            heartbeat_age_s=quiet_s if frozen else 1.0,
-            cpu_still_s=quiet_s if frozen else 0.0,
+            heartbeat_age_s=inactive_s if frozen else 1.0,
+            cpu_idle_s=inactive_s if frozen else 0.0,
             dead_after_s=DEAD_AFTER_S,
             job_id=None if held is None else held[0],
             attempt=None if held is None else held[1],
             phase=None if held is None else "step",
             stall_timeout_s=None if held is None else STALL_S,
-            beat_age_s=None if held is None else quiet_s if silent or process.does is Does.BUSY else 0.1,
+            step_beat_age_s=None if held is None else inactive_s if silent or process.does is Does.BUSY else 0.1,
             gpus=list(slot.gpus),
-            gpu_idle_s=quiet_s if silent else 0.0,
-            ram_still_s=quiet_s if silent else 0.0,
+            gpu_idle_s=inactive_s if silent else 0.0,
+            ram_idle_s=inactive_s if silent else 0.0,
             gpu_pids=self._listed(slot.host),
             **known,
         )

@@ -130,14 +130,14 @@ def evidence(**changed: Any) -> WorkerFacts:
     """What the exporter says of w1: by default a wedge that it saw 0.3 s ago."""
     default = WorkerFacts(
         host=HOST, worker="w1", sample_age_s=0.3, alive=True, worker_incarnation="i1", heartbeat_age_s=1.0,
-        cpu_still_s=0.0, dead_s=None, dead_after_s=30.0,
+        cpu_idle_s=0.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="c1", container_id=HANDLE, container_incarnation=KEY,
         container_workers=1, job_id=7, attempt=1, phase="step", phase_age_s=290.0, step=5,
         elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0,
-        beat_age_s=130.0, health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
+        step_beat_age_s=130.0, health_window_s=300.0, health_grace_s=360.0, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None,
-        ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None,
-        io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
+        ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
+        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)},
     )  # fmt: skip
     return replace(default, **changed)
@@ -149,8 +149,8 @@ def server(**changed: Any) -> ServerFacts:
         host=HOST, sample_age_s=0.3, container_kind="docker", container="c1", container_id=HANDLE,
         container_incarnation=KEY, probe="http", workers=0, answered=True, unanswered_s=130.0, silence_allowed_s=120.0,
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
-        ram_bytes=2**30, ram_still_s=130.0, ram_unknown=None,
-        io_still_s=130.0, fault_still_s=130.0, container_cpu_still_s=130.0, work_unknown=None,
+        ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
+        io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
         gpu_pids={"GPU-0": sorted(PIDS)}, unseen=[], nameless_gpus=[],
     )  # fmt: skip
     return replace(default, **changed)

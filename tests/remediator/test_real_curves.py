@@ -40,7 +40,7 @@ def asked(running: str) -> Iterator[Curves]:
         yield its
 
 
-BEAT = "gpuwarden_job_beat_age_seconds"
+BEAT = "gpuwarden_job_step_beat_age_seconds"
 USE = "gpuwarden_container_gpu_utilization_ratio"
 RAM = "gpuwarden_container_memory_bytes"
 

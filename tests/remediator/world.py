@@ -79,9 +79,9 @@ class World:
             raise WorkerUnseenError(f"sees no worker {worker!r}")
         life: dict[str, Any] = {}
         if not box.wedged:
-            life = {"beat_age_s": 0.1, "gpu_idle_s": 0.0}
+            life = {"step_beat_age_s": 0.1, "gpu_idle_s": 0.0}
         if not first:
-            life |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "beat_age_s": None}
+            life |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "step_beat_age_s": None}
         elif not box.running:
             life |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
         if first and box.running and box.processes:
@@ -91,7 +91,7 @@ class World:
         if self.gpu_lost:
             life |= {"gpu_pids": {"GPU-0": None}, "lost_gpus_s": {"GPU-0": self.gpu_lost_s}, "gpu_idle_s": None}
             if first and box.running and box.wedged:
-                life |= {"gpu_lost_s": 300.0, "ram_still_s": 300.0, "phase_age_s": 300.0, "beat_age_s": 300.0}
+                life |= {"gpu_lost_s": 300.0, "ram_idle_s": 300.0, "phase_age_s": 300.0, "step_beat_age_s": 300.0}
         default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
         return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **life})

@@ -5,7 +5,7 @@ from typing import Final
 _OVERDUE: Final = "gpuwarden_job_overdue_id"
 _INFO_IS_1: Final = "an info series is always 1"
 _ONLY_PRESENCE: Final = "only the presence of a value matters"
-_MISSING: Final = "gpuwarden:host_missed:timestamp_seconds"
+_MISSING: Final = "gpuwarden:host_scrape_missing:timestamp_seconds"
 _UNKNOWN: Final = "gpuwarden_gpu_unknown_samples_total{%s}"
 _WATCHED: Final = 'figure=~"gpu|utilization|memory|processes|process_utilization", '
 _READABLE: Final = 'reason!~"not_supported|not_told|asleep|hung"'
@@ -24,8 +24,8 @@ _INFOS: Final = '{__name__=~"gpuwarden_(exporter|remediator)_info"}'
 _UNCORRECTED: Final = 'gpuwarden_gpu_ecc_errors_total{error="uncorrected"}'
 _ANY_ERROR: Final = "gpuwarden_gpu_ecc_errors_total{}"
 _NEVER_DECREASES: Final = "the last scrape time never decreases"
-_LAST_SCRAPE: Final = "gpuwarden:host_heard:timestamp_seconds"
-_NO_SCRAPE: Final = "gpuwarden:nobody_heard:timestamp_seconds"
+_LAST_SCRAPE: Final = "gpuwarden:host_last_scrape:timestamp_seconds"
+_NO_SCRAPE: Final = "gpuwarden:no_host_scraped:timestamp_seconds"
 _OVER_BUDGET: Final = "gpuwarden_container_gpu_memory_over_budget_bytes"
 _AND_ACCEPTS_SEVERAL: Final = "`and` accepts several series of one worker"
 EQUIVALENT: Final[dict[str, str]] = {
@@ -119,7 +119,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         )
     },
     **{
-        f"host: gpuwarden:host_heard:timestamp_seconds: {change}": why
+        f"host: gpuwarden:host_last_scrape:timestamp_seconds: {change}": why
         for change, why in (
             ("by (host) -> by (host, instance)", _NO_INSTANCE),
             (
@@ -199,7 +199,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     f"host: GpuwardenHostLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
     "is not lost",
     **{
-        f"host: gpuwarden:host_told:timestamp_seconds: {change}": why
+        f"host: gpuwarden:host_lost_reported:timestamp_seconds: {change}": why
         for change, why in (
             (f"{_MISSING} -> last_over_time({_MISSING}[5m])", "a host that is back does not count"),
             (f"{_MISSING} -> last_over_time({_MISSING}[5m]), at its place 3", "a missing host is missing now"),

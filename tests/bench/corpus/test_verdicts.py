@@ -36,11 +36,11 @@ LEAST: Final = 60
 """How many scenarios there are at least that the rules judge right."""
 
 SLOT: Final = "(host, worker, container)"
-NOT_QUIET: Final = f"<= min by {SLOT} (gpuwarden_job_quiet_seconds)"
+NOT_QUIET: Final = f"<= min by {SLOT} (gpuwarden_job_inactive_seconds)"
 NEWEST: Final = "(1, timestamp(gpuwarden_job_overdue_id))"
 BLIND_TOO: Final = (
-    "unless on () ( time() - gpuwarden:nobody_heard:timestamp_seconds < on () "
-    "(max(gpuwarden_remediator_node_lost_after_seconds) + 10) )"
+    "unless on () ( time() - gpuwarden:no_host_scraped:timestamp_seconds < on () "
+    "(max(gpuwarden_remediator_host_lost_after_seconds) + 10) )"
 )
 BLIND_WHERE_REPEATED: Final = "or absent_over_time(gpuwarden_exporter_info[75s])"
 NONE_DONE: Final = (
@@ -49,9 +49,9 @@ NONE_DONE: Final = (
 CAUGHT: Final = (
     ("shared", "<= min by", ">= min by", "hangs while another worker of its container takes"),
     ("stall", NOT_QUIET, "", "takes twenty minutes for one step, its"),
-    ("health", f"min by {SLOT} (gpuwarden_job_quiet_seconds) >=", "", "takes twenty minutes for one step, its"),
+    ("health", f"min by {SLOT} (gpuwarden_job_inactive_seconds) >=", "", "takes twenty minutes for one step, its"),
     ("stall", "labels: severity", "for: 1m\n        labels:\n          severity", "is alone on its host and wedges"),
-    ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_still_seconds)", "", "holds Python's lock for ten minutes"),
+    ("worker", f"<= min by {SLOT} (gpuwarden_worker_cpu_idle_seconds)", "", "holds Python's lock for ten minutes"),
     ("gone", ">= max by", ">= 0 * max by", "is killed, started again after 25 s"),
     ("node", BLIND_TOO, "", "falls silent while Prometheus is down"),
     ("node", BLIND_WHERE_REPEATED, "", "was cut off for a minute just before Prometheus was down"),
@@ -68,12 +68,12 @@ CAUGHT: Final = (
 """Broken rules: the topic, what is replaced in it and by what, and how the name of the scenario begins that tells."""
 
 BLIND: Final = {
-    "io_still_s": "evaluates for a quarter of an hour at 100 % without a word",
-    "fault_still_s": "tunes its kernels anew",
-    "ram_still_s": "stages 6 GiB up and down",
-    "cpu_still_s": "takes ten minutes for a step on a GPU that is not measured",
-    "gpu_not_seen_busy_s": "waits twelve minutes for a step without a spin",
-    "gpu_pegged_s": "computes a step for a quarter of an hour at 100 %, with a pause",
+    "io_idle_s": "evaluates for a quarter of an hour at 100 % without a word",
+    "page_fault_idle_s": "tunes its kernels anew",
+    "ram_idle_s": "stages 6 GiB up and down",
+    "cpu_idle_s": "takes ten minutes for a step on a GPU that is not measured",
+    "gpu_last_busy_age_s": "waits twelve minutes for a step without a spin",
+    "gpu_saturated_s": "computes a step for a quarter of an hour at 100 %, with a pause",
 }
 """Signs of life of which what tells that nothing moved might be made without, each with a scenario that tells."""
 
@@ -184,9 +184,9 @@ UNPLAYED: Final = {
     "gpuwarden_queue_host_worker_info": "a worker whose files cannot be read, of which nothing here is known",
     **dict.fromkeys(
         (
-            "gpuwarden_remediator_brake_latched",
-            "gpuwarden_remediator_executor_beat_age_seconds",
-            "gpuwarden_remediator_executor_silent_after_seconds",
+            "gpuwarden_remediator_circuit_breaker_open",
+            "gpuwarden_remediator_executor_heartbeat_age_seconds",
+            "gpuwarden_remediator_executor_down_after_seconds",
             "gpuwarden_remediator_intent_age_seconds",
             "gpuwarden_remediator_intent_overdue_after_seconds",
             "gpuwarden_remediator_paused",
@@ -306,7 +306,7 @@ def test_work_is_life_only_in_some_phases(played: Mapping[str, Played], monkeypa
 def test_a_busy_gpu_alone_is_no_sign_of_life(played: Mapping[str, Played], monkeypatch: pytest.MonkeyPatch) -> None:
     one, whole = named("deadlocks in a collective, its GPU at 100 %"), vars(ContainerEvidence)["no_progress_s"].fget
     monkeypatch.setattr(
-        ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(gpu_pegged_s=None)))
+        ContainerEvidence, "no_progress_s", property(lambda seen: whole(seen._replace(gpu_saturated_s=None)))
     )
 
     (found,) = judge.play([one])

@@ -54,7 +54,7 @@ def main(work: Path) -> None:
                 "restarted": fleet.incarnation(worker) != before[worker],
                 "lives": fleet.lives(worker),
                 "attempt": scene.store.job(jobs[worker]).attempt,
-                "beat_age_s": scene.witness.worker_evidence(worker, host=host).beat_age_s,
+                "step_beat_age_s": scene.witness.worker_evidence(worker, host=host).step_beat_age_s,
             }
             for worker in (WEDGED, UNMANAGED)
         }

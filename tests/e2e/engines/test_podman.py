@@ -69,7 +69,7 @@ def test_a_wedged_podman_worker_is_restarted_and_its_job_finished(tmp_path: Path
         (capture,) = scene.ledger.captures.of_episode(episode)
         assert [log["source"] for log in capture.document["logs"]] == ["the container's log"]
         # The control: silent for as long, and not its owner's to give.
-        assert facts.beat_age_s is not None
-        assert facts.beat_age_s > 3
+        assert facts.step_beat_age_s is not None
+        assert facts.step_beat_age_s > 3
         assert fleet.incarnation(UNMANAGED) == before[UNMANAGED]
         assert scene.store.job(jobs[UNMANAGED]).attempt == 1

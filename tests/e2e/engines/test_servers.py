@@ -303,17 +303,17 @@ def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
     idle, busy, moving, reading, never = (freed.facts(name) for name in ("idle", "busy", "moving", "reading", "never"))
 
     assert (idle.answered, idle.unanswered_s) == (True, 0.0)
-    assert min(idle.gpu_idle_s or 0, idle.ram_still_s or 0) > 2 * SILENCE_S
+    assert min(idle.gpu_idle_s or 0, idle.ram_idle_s or 0) > 2 * SILENCE_S
     assert (busy.answered, busy.gpu_idle_s) == (True, 0.0)
-    assert min(busy.unanswered_s or 0, busy.ram_still_s or 0) > 2 * SILENCE_S
-    assert moving.ram_still_s is not None
-    assert moving.ram_still_s < SILENCE_S
+    assert min(busy.unanswered_s or 0, busy.ram_idle_s or 0) > 2 * SILENCE_S
+    assert moving.ram_idle_s is not None
+    assert moving.ram_idle_s < SILENCE_S
     assert min(moving.unanswered_s or 0, moving.gpu_idle_s or 0) > 2 * SILENCE_S
-    assert reading.io_still_s is not None
-    assert reading.io_still_s < SILENCE_S
-    assert min(reading.unanswered_s or 0, reading.gpu_idle_s or 0, reading.ram_still_s or 0) > 2 * SILENCE_S
+    assert reading.io_idle_s is not None
+    assert reading.io_idle_s < SILENCE_S
+    assert min(reading.unanswered_s or 0, reading.gpu_idle_s or 0, reading.ram_idle_s or 0) > 2 * SILENCE_S
     assert never.answered is False
-    assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_still_s or 0) > 2 * SILENCE_S
+    assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_idle_s or 0) > 2 * SILENCE_S
 
 
 def test_a_label_that_names_another_place_is_told_and_not_followed(freed: Scene) -> None:

@@ -38,5 +38,5 @@ def test_a_wedged_worker_in_a_service_is_restarted_once_and_its_job_finished(tmp
     assert (wedged["restarted"], wedged["lives"], wedged["attempt"]) == (True, 2, 2)
     # The control: silent for as long, and in a service that nobody opted in.
     assert unmanaged["kind"] == "process"
-    assert unmanaged["beat_age_s"] > 3
+    assert unmanaged["step_beat_age_s"] > 3
     assert (unmanaged["restarted"], unmanaged["lives"], unmanaged["attempt"]) == (False, 1, 1)

@@ -81,7 +81,10 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
         }
 
         def silent_s(worker: str) -> float:
-            return answered(lambda: scene.witness.worker_evidence(worker, host=scene.chain.plan.host)).beat_age_s or 0.0
+            return (
+                answered(lambda: scene.witness.worker_evidence(worker, host=scene.chain.plan.host)).step_beat_age_s
+                or 0.0
+            )
 
         def log() -> str:
             return scene.chain.log_tail("execute")

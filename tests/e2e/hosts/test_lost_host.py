@@ -225,7 +225,7 @@ def test_a_deadlocked_gang_over_two_hosts_is_requeued_as_one_and_a_waiting_one_i
     # Rank 1 has a limit too, and has been as long without a step: that its GPU is not pegged is all that speaks for it.
     waits = (
         f'gpuwarden_gang_rank_spinning_seconds{{worker="{WAITS}"}} > {2 * STUCK_S}'
-        f' and on () gpuwarden_job_beat_age_seconds{{worker="{WORKS}"}} > {2 * STUCK_S}'
+        f' and on () gpuwarden_job_step_beat_age_seconds{{worker="{WORKS}"}} > {2 * STUCK_S}'
         f' and on () gpuwarden_gang_rank_stuck_after_seconds{{worker="{WORKS}"}} <= {2 * STUCK_S}'
         f' and on () gpuwarden_gang_rank_spinning_seconds{{worker="{WORKS}"}} == 0'
     )

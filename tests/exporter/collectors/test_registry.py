@@ -145,7 +145,7 @@ def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
 
 
 NOTHING: Final = dict.fromkeys(
-    ("gpu_idle_s", "ram_still_s", "io_still_s", "fault_still_s", "cpu_still_s", "gpu_not_seen_busy_s"), None
+    ("gpu_idle_s", "ram_idle_s", "io_idle_s", "page_fault_idle_s", "cpu_idle_s", "gpu_last_busy_age_s"), None
 )
 """What is told of a container of which nothing is known."""
 
@@ -176,7 +176,7 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
 
     assert found == {name for name, when in reference.absent().items() if "NaN" in when}
     share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0)
-    known = build.evidence(gpu_not_seen_busy_s=1.0, shares=(share,))
+    known = build.evidence(gpu_last_busy_age_s=1.0, shares=(share,))
     well = build.snapshot(
         build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
         containers=(known,), worker_evidence={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
@@ -227,7 +227,7 @@ def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int |
 def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:
     def beats(sighting: WorkerReading) -> list[list[float | None]]:
         text = golden.scraped(build.snapshot(sighting))
-        return [told(text, f"gpuwarden_job_beat_{name}_seconds") for name in ("age", "timestamp")]
+        return [told(text, f"gpuwarden_job_step_beat_{name}_seconds") for name in ("age", "timestamp")]
 
     armed = build.ago(3)
 
@@ -240,8 +240,8 @@ def test_a_beat_of_before_the_reboot_has_a_time_and_no_age() -> None:
 
     text = golden.scraped(build.snapshot(beaten))
 
-    assert told(text, "gpuwarden_job_beat_age_seconds") == [None]
-    assert len(values(text, "gpuwarden_job_beat_timestamp_seconds")) == 1
+    assert told(text, "gpuwarden_job_step_beat_age_seconds") == [None]
+    assert len(values(text, "gpuwarden_job_step_beat_timestamp_seconds")) == 1
 
 
 def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected() -> None:
@@ -278,7 +278,7 @@ def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() 
     texts = [golden.scraped(build.snapshot(seen, containers=(each,))) for each in places]
 
     assert [values(each, "gpuwarden_job_stuck_after_seconds") for each in texts] == [[6100.0], [600.0]]
-    assert [values(each, "gpuwarden_job_stuck_still_seconds") for each in texts] == [[6080.0], [580.0]]
+    assert [values(each, "gpuwarden_job_stuck_idle_seconds") for each in texts] == [[6080.0], [580.0]]
 
 
 GANG_SERIES = (
@@ -290,11 +290,11 @@ GANG_SERIES = (
 )
 RANK: dict[str, Any] = {"ranks": 4, "gang": "7/night", "rank": 2, "step": 100, "beat": build.ago(700)}
 SPINS: dict[str, Any] = {
-    "gpu_pegged_s": 690.0,
-    "ram_still_s": 695.0,
-    "io_still_s": 685.0,
-    "fault_still_s": 695.0,
-    "cpu_still_s": 0.0,
+    "gpu_saturated_s": 690.0,
+    "ram_idle_s": 695.0,
+    "io_idle_s": 685.0,
+    "page_fault_idle_s": 695.0,
+    "cpu_idle_s": 0.0,
 }
 
 
@@ -325,17 +325,19 @@ def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_ma
 @pytest.mark.parametrize(
     ("place", "job", "spinning_s"),
     [
-        pytest.param({"io_still_s": 300.0}, {}, [320.0], id="as long as the least, and as late as that may show"),
-        pytest.param({"ram_still_s": 300.0}, {}, [320.0], id="RAM"),
-        pytest.param({"fault_still_s": 300.0}, {}, [320.0], id="page faults"),
-        pytest.param({"gpu_pegged_s": 300.0}, {}, [320.0], id="its GPU"),
+        pytest.param({"io_idle_s": 300.0}, {}, [320.0], id="as long as the least, and as late as that may show"),
+        pytest.param({"ram_idle_s": 300.0}, {}, [320.0], id="RAM"),
+        pytest.param({"page_fault_idle_s": 300.0}, {}, [320.0], id="page faults"),
+        pytest.param({"gpu_saturated_s": 300.0}, {}, [320.0], id="its GPU"),
         pytest.param({}, {"beat": build.ago(100)}, [100.0], id="no longer than since its beat"),
-        pytest.param({"gpu_pegged_s": 0.0}, {}, [0.0], id="not at all while its GPU is not pegged"),
-        pytest.param({"gpu_pegged_s": 0.0, "gpu_not_seen_busy_s": 900.0}, {}, [0.0], id="nor while that idles"),
-        pytest.param({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, {}, [None], id="unknown where its GPU is"),
-        pytest.param({"ram_still_s": None}, {}, [None], id="or its RAM"),
-        pytest.param({"io_still_s": None}, {}, [None], id="or its I/O"),
-        pytest.param({"fault_still_s": None}, {}, [None], id="or its page faults"),
+        pytest.param({"gpu_saturated_s": 0.0}, {}, [0.0], id="not at all while its GPU is not pegged"),
+        pytest.param({"gpu_saturated_s": 0.0, "gpu_last_busy_age_s": 900.0}, {}, [0.0], id="nor while that idles"),
+        pytest.param(
+            {"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, {}, [None], id="unknown where its GPU is"
+        ),
+        pytest.param({"ram_idle_s": None}, {}, [None], id="or its RAM"),
+        pytest.param({"io_idle_s": None}, {}, [None], id="or its I/O"),
+        pytest.param({"page_fault_idle_s": None}, {}, [None], id="or its page faults"),
         pytest.param({}, {"beat": None}, [None], id="or it has never beaten"),
     ],
 )
@@ -353,7 +355,7 @@ def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], sp
 def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: float) -> None:
     """As late as of a job that is alone, which has to be still for half of its limit at least."""
     seen = build.sighting(job=build.job_file(**RANK | {"stall_timeout_s": 5.0, "step_max_s": 0.1}))
-    place = build.evidence(**SPINS | {"gpu_pegged_s": 100.0})
+    place = build.evidence(**SPINS | {"gpu_saturated_s": 100.0})
     timeouts = PhaseTimeouts(stuck_floor_s=floor_s)
 
     text = golden.scraped(build.snapshot(seen, containers=(place,), thresholds=Thresholds(timeouts=timeouts)))
@@ -392,7 +394,7 @@ def quiet_of(place: dict[str, Any], its: dict[str, Any] | None = None, **worker:
     seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
     text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**place),)))
     return [
-        told(text, f"gpuwarden_job_quiet{what}_seconds", worker="w0", container="worker-0")
+        told(text, f"gpuwarden_job_inactive{what}_seconds", worker="w0", container="worker-0")
         for what in ("", "_gpu_lost")
     ]
 
@@ -405,18 +407,18 @@ UNREAD = Unknown(reason="not_listed", because="GPU is lost")
     [
         pytest.param({"gpu_idle_s": 400.0}, [[400.0], []], id="its GPU is measured, so that none is lost"),
         pytest.param({"gpu_idle_s": 0.0}, [[0.0], []], id="a measured nothing is 0"),
-        pytest.param({"gpu_idle_s": 900.0, "ram_still_s": 900.0}, [[600.0], []], id="no longer than since its beat"),
+        pytest.param({"gpu_idle_s": 900.0, "ram_idle_s": 900.0}, [[600.0], []], id="no longer than since its beat"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, [[None], [400.0]],
                      id="its GPU is lost"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD}, [[None], [None]], id="it is unknown"),
-        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0, "ram_still_s": None},
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0, "ram_idle_s": None},
                      [[None], [None]], id="its GPU is lost and its RAM unknown"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": Unknown(reason=NO_GPU, because="")}, [[None], [None]],
                      id="it has no GPU by now, though it may have lost one"),
     ],
 )  # fmt: skip
 def test_a_jobs_quiet_time_is_published_or_nan(place: dict[str, Any], found: list[list[float | None]]) -> None:
-    assert quiet_of({"ram_still_s": 500.0, **place}) == found
+    assert quiet_of({"ram_idle_s": 500.0, **place}) == found
 
 
 def test_of_a_job_that_needs_no_gpu_it_is_not_told_that_one_is_lost() -> None:
@@ -440,8 +442,8 @@ def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None
     )
     text = golden.scraped(build.snapshot(one, two, containers=(build.evidence(gpu_idle_s=400.0),)))
 
-    assert values(text, "gpuwarden_job_quiet_seconds", worker="w0") == [400.0]
-    assert values(text, "gpuwarden_job_quiet_seconds", worker="w1") == [5.0]
+    assert values(text, "gpuwarden_job_inactive_seconds", worker="w0") == [400.0]
+    assert values(text, "gpuwarden_job_inactive_seconds", worker="w1") == [5.0]
 
 
 def quiet_apart_of(own: dict[str, Any] | None, its: dict[str, Any] | None = None, **worker: Any) -> list[float | None]:
@@ -450,18 +452,18 @@ def quiet_apart_of(own: dict[str, Any] | None, its: dict[str, Any] | None = None
     `own` is what its worker alone has done; `None` where no other shares its container.
     """
     seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
-    busy = build.evidence(gpu_idle_s=0.0, ram_still_s=0.0, io_still_s=0.0, fault_still_s=0.0, cpu_still_s=0.0)
+    busy = build.evidence(gpu_idle_s=0.0, ram_idle_s=0.0, io_idle_s=0.0, page_fault_idle_s=0.0, cpu_idle_s=0.0)
     apart = {} if own is None else {"w0": build.evidence(**OWN_QUIET | own)}
     text = golden.scraped(build.snapshot(seen, containers=(busy,), worker_evidence=apart))
-    return told(text, "gpuwarden_job_quiet_apart_seconds", worker="w0", container="worker-0")
+    return told(text, "gpuwarden_job_inactive_in_shared_container_seconds", worker="w0", container="worker-0")
 
 
 OWN_QUIET = {
     "gpu_idle_s": 400.0,
-    "ram_still_s": 510.0,
-    "io_still_s": 520.0,
-    "fault_still_s": 530.0,
-    "cpu_still_s": 540.0,
+    "ram_idle_s": 510.0,
+    "io_idle_s": 520.0,
+    "page_fault_idle_s": 530.0,
+    "cpu_idle_s": 540.0,
 }
 
 
@@ -470,11 +472,11 @@ OWN_QUIET = {
     [
         pytest.param({}, {}, [400.0], id="whatever its container does"),
         pytest.param({"gpu_idle_s": 0.0}, {}, [0.0], id="a measured nothing is 0"),
-        pytest.param({"io_still_s": 5.0}, {}, [5.0], id="it reads or writes"),
-        pytest.param({"cpu_still_s": 5.0}, {}, [400.0], id="it computes in its steps"),
-        pytest.param({"cpu_still_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="it computes in an evaluation"),
+        pytest.param({"io_idle_s": 5.0}, {}, [5.0], id="it reads or writes"),
+        pytest.param({"cpu_idle_s": 5.0}, {}, [400.0], id="it computes in its steps"),
+        pytest.param({"cpu_idle_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="it computes in an evaluation"),
         pytest.param({}, {"beat": build.ago(7)}, [7.0], id="it beats"),
-        pytest.param({"io_still_s": None}, {}, [None], id="its I/O is unknown"),
+        pytest.param({"io_idle_s": None}, {}, [None], id="its I/O is unknown"),
         pytest.param(
             {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, {}, [None],
             id="a lost GPU is none that it has left idle",
@@ -490,10 +492,10 @@ def test_a_workers_own_quiet_time(own: dict[str, Any] | None, its: dict[str, Any
     ("its", "own", "worker", "quiet"),
     [
         pytest.param({"beat": build.ago(7)}, {}, {}, 7.0, id="steps"),
-        pytest.param({}, {"io_still_s": 9.0}, {}, 9.0, id="reads or writes"),
-        pytest.param({}, {"io_still_s": None}, {}, None, id="does what nobody knows"),
+        pytest.param({}, {"io_idle_s": 9.0}, {}, 9.0, id="reads or writes"),
+        pytest.param({}, {"io_idle_s": None}, {}, None, id="does what nobody knows"),
         pytest.param({}, {}, {}, 300.0, id="has been quiet for longer"),
-        pytest.param({}, {"io_still_s": 9.0}, {"job": None}, 300.0, id="waits for a job"),
+        pytest.param({}, {"io_idle_s": 9.0}, {"job": None}, 300.0, id="waits for a job"),
         pytest.param({"beat": build.ago(7)}, {}, {"alive": False}, 300.0, id="is dead"),
     ],
 )
@@ -513,10 +515,10 @@ def test_nobody_is_quiet_while_another_worker_of_its_container(
     gpu = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 300.0} if lost else {"gpu_idle_s": 300.0}
     apart = {"w0": build.evidence(**OWN_QUIET), "w1": build.evidence(**OWN_QUIET | own)}
     text = golden.scraped(
-        build.snapshot(one, other, containers=(build.evidence(ram_still_s=510.0, **gpu),), worker_evidence=apart)
+        build.snapshot(one, other, containers=(build.evidence(ram_idle_s=510.0, **gpu),), worker_evidence=apart)
     )
 
-    series_of = f"gpuwarden_job_quiet{'_gpu_lost' if lost else ''}_seconds"
+    series_of = f"gpuwarden_job_inactive{'_gpu_lost' if lost else ''}_seconds"
     assert told(text, series_of, worker="w0", container="worker-0") == [quiet]
 
 
@@ -614,19 +616,19 @@ def test_a_budget_of_nothing_is_none() -> None:
 def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_any() -> None:
     def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return told(text, "gpuwarden_container_work_still_seconds")
+        return told(text, "gpuwarden_container_work_idle_seconds")
 
     assert published() == [200.0]
-    assert published(io_still_s=1.0) == [1.0]
-    assert published(io_still_s=None) == published(fault_still_s=None) == published(cpu_still_s=None) == [None]
+    assert published(io_idle_s=1.0) == [1.0]
+    assert published(io_idle_s=None) == published(page_fault_idle_s=None) == published(cpu_idle_s=None) == [None]
 
 
 def test_for_how_long_nothing_moved_is_told_and_nan_while_it_is_unknown() -> None:
     def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return told(text, "gpuwarden_container_unmoved_seconds")
+        return told(text, "gpuwarden_container_no_progress_seconds")
 
-    assert published(gpu_pegged_s=250.0) == [250.0]
+    assert published(gpu_saturated_s=250.0) == [250.0]
     assert published() == [None]
 
 
@@ -666,15 +668,15 @@ def test_gpu_memory_adds_up_from_its_parts() -> None:
 
     attributed = sum(values(text, "gpuwarden_container_gpu_memory_bytes", gpu="GPU-0"))
     rest = [
-        *values(text, "gpuwarden_gpu_unplaced_memory_bytes", gpu="GPU-0"),
-        *values(text, "gpuwarden_gpu_unattributed_memory_bytes", gpu="GPU-0"),
+        *values(text, "gpuwarden_gpu_uncontained_memory_bytes", gpu="GPU-0"),
+        *values(text, "gpuwarden_gpu_unlisted_memory_bytes", gpu="GPU-0"),
     ]
     assert len(rest) == 2
     assert [attributed + sum(rest)] == values(text, "gpuwarden_gpu_memory_used_bytes", gpu="GPU-0")
 
 
 def test_what_is_in_no_container_is_absent_where_it_is_not_known() -> None:
-    names = ("gpuwarden_gpu_unplaced_memory_bytes", "gpuwarden_gpu_unplaced_utilization_ratio")
+    names = ("gpuwarden_gpu_uncontained_memory_bytes", "gpuwarden_gpu_uncontained_utilization_ratio")
 
     assert hot(golden.scraped(golden.SNAPSHOT)) >= set(names)
     assert hot(golden.scraped(replace(golden.SNAPSHOT, unplaced=()))).isdisjoint(names)

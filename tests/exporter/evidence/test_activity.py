@@ -31,29 +31,29 @@ def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts |
 @pytest.mark.parametrize(
     ("seen", "because"),
     [
-        pytest.param(build.evidence(gpu_idle_s=120.0, ram_still_s=120.0), None, id="GPU idle and RAM static is wedged"),
+        pytest.param(build.evidence(gpu_idle_s=120.0, ram_idle_s=120.0), None, id="GPU idle and RAM static is wedged"),
         pytest.param(
-            build.evidence(gpu_idle_s=500.0, ram_still_s=2.0),
+            build.evidence(gpu_idle_s=500.0, ram_idle_s=2.0),
             "RAM changed or was unknown 2 s ago",
             id="GPU idle and RAM moving is loading, decoding or staging",
         ),
         pytest.param(
-            build.evidence(gpu_idle_s=0.0, ram_still_s=500.0),
+            build.evidence(gpu_idle_s=0.0, ram_idle_s=500.0),
             "GPU was busy or unknown 0 s ago",
             id="GPU busy and RAM static is a slow step",
         ),
         pytest.param(
-            build.evidence(gpu_idle_s=0.0, ram_still_s=0.0),
+            build.evidence(gpu_idle_s=0.0, ram_idle_s=0.0),
             "GPU was busy or unknown 0 s ago",
             id="GPU busy and RAM moving is a slow step",
         ),
         pytest.param(
-            build.evidence(gpu_idle_s=119.9, ram_still_s=500.0),
+            build.evidence(gpu_idle_s=119.9, ram_idle_s=500.0),
             "GPU was busy or unknown 120 s ago",
             id="GPU idle not for long enough",
         ),
         pytest.param(
-            build.evidence(gpu_idle_s=500.0, ram_still_s=119.9),
+            build.evidence(gpu_idle_s=500.0, ram_idle_s=119.9),
             "RAM changed or was unknown 120 s ago",
             id="RAM still not for long enough",
         ),
@@ -64,9 +64,9 @@ def not_stalled_reason(seen: ContainerEvidence | None, timeouts: PhaseTimeouts |
         ),
         pytest.param(build.evidence(gpu_idle_s=None), "GPU unknown: not measured", id="GPU unknown without a word"),
         pytest.param(
-            build.evidence(ram_still_s=None, ram_unknown=NO_RAM), "RAM unknown: no memory controller", id="RAM unknown"
+            build.evidence(ram_idle_s=None, ram_unknown=NO_RAM), "RAM unknown: no memory controller", id="RAM unknown"
         ),
-        pytest.param(build.evidence(ram_still_s=None), "RAM unknown: not measured", id="RAM unknown without a word"),
+        pytest.param(build.evidence(ram_idle_s=None), "RAM unknown: not measured", id="RAM unknown without a word"),
         pytest.param(None, "its container is unknown", id="container unknown"),
     ],
 )
@@ -101,12 +101,12 @@ def test_a_job_is_not_suspected_when(stall_timeout_s: float, beat: Stamp | None)
 # Quiet: A2 to A5 and A7, for how long
 
 QUIET: dict[str, Any] = {
-    "gpu_idle_s": 500.0, "gpu_lost_s": 501.0, "ram_still_s": 510.0,
-    "io_still_s": 520.0, "fault_still_s": 530.0, "cpu_still_s": 540.0,
+    "gpu_idle_s": 500.0, "gpu_lost_s": 501.0, "ram_idle_s": 510.0,
+    "io_idle_s": 520.0, "page_fault_idle_s": 530.0, "cpu_idle_s": 540.0,
 }  # fmt: skip
 """Signs of life that a container has not shown, by the time since."""
 
-WORK = ("io_still_s", "fault_still_s", "cpu_still_s")
+WORK = ("io_idle_s", "page_fault_idle_s", "cpu_idle_s")
 IN_WORK = (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 
 
@@ -132,8 +132,8 @@ def quiet(
 def test_quiet_lasts_for_as_long_as_the_sign_of_life_that_was_there_last(phase: Phase, of: str) -> None:
     gpu, other = ("gpu_lost_s", "gpu_idle_s") if of == "lost" else ("gpu_idle_s", "gpu_lost_s")
     # The page cache is its container's as a whole: of one worker of several its I/O stands for it.
-    always = ("io_still_s",) if of == "shared_container" else ()
-    counts = (gpu, "ram_still_s", *(WORK if phase in IN_WORK else always))
+    always = ("io_idle_s",) if of == "shared_container" else ()
+    counts = (gpu, "ram_idle_s", *(WORK if phase in IN_WORK else always))
 
     whole_s = quiet(phase, of=of)
 
@@ -165,16 +165,16 @@ def test_of_who_is_in_no_known_container_it_is_not_known_whether_it_is_quiet(of:
 @given(
     seen=st.fixed_dictionaries({each: st.none() | st.sampled_from((0.0, 119.0, 120.0, 500.0)) for each in QUIET}),
     phase=st.sampled_from(Phase),
-    beat_age_s=st.none() | st.sampled_from((119.0, 120.0, 500.0)),
+    step_beat_age_s=st.none() | st.sampled_from((119.0, 120.0, 500.0)),
     phase_age_s=st.sampled_from((119.0, 120.0, 500.0)),
 )
 def test_a_silent_job_is_suspected_where_it_is_not_known_to_have_been_quiet_for_as_long_as_it_may(
-    seen: dict[str, float | None], phase: Phase, beat_age_s: float | None, phase_age_s: float
+    seen: dict[str, float | None], phase: Phase, step_beat_age_s: float | None, phase_age_s: float
 ) -> None:
     timeouts = PhaseTimeouts(load_s=0.0, eval_s=0.0, checkpoint_s=0.0, save_s=0.0)
-    beat = None if beat_age_s is None else build.ago(beat_age_s)
+    beat = None if step_beat_age_s is None else build.ago(step_beat_age_s)
     job: dict[str, Any] = {"phase": phase, "beat": beat, "phase_started": build.ago(phase_age_s)}
-    silent = beat_age_s is not None and beat_age_s >= 120.0 and phase is not Phase.IDLE
+    silent = step_beat_age_s is not None and step_beat_age_s >= 120.0 and phase is not Phase.IDLE
 
     found_s = quiet(place=seen, **job)
 
@@ -193,13 +193,13 @@ NO_IO = Unknown(reason="io_unreadable", because="the kernel does not say")
     ("changes", "because"),
     [
         pytest.param({}, None, id="no work either is wedged"),
-        pytest.param({"io_still_s": 3.0}, "its processes worked or were unknown 3 s ago", id="I/O: a warm load"),
-        pytest.param({"fault_still_s": 4.0}, "its processes worked or were unknown 4 s ago", id="mapped file"),
-        pytest.param({"cpu_still_s": 119.9}, "its processes worked or were unknown 120 s ago", id="CPU: it unpacks"),
-        pytest.param({"io_still_s": None, "work_unknown": NO_IO}, "work unknown: the kernel does not say",
+        pytest.param({"io_idle_s": 3.0}, "its processes worked or were unknown 3 s ago", id="I/O: a warm load"),
+        pytest.param({"page_fault_idle_s": 4.0}, "its processes worked or were unknown 4 s ago", id="mapped file"),
+        pytest.param({"cpu_idle_s": 119.9}, "its processes worked or were unknown 120 s ago", id="CPU: it unpacks"),
+        pytest.param({"io_idle_s": None, "work_unknown": NO_IO}, "work unknown: the kernel does not say",
                      id="unknown is not still"),
-        pytest.param({"cpu_still_s": None}, "work unknown: not measured", id="unknown without a word"),
-        pytest.param({"ram_still_s": 2.0}, "RAM changed or was unknown 2 s ago", id="RAM is named first"),
+        pytest.param({"cpu_idle_s": None}, "work unknown: not measured", id="unknown without a word"),
+        pytest.param({"ram_idle_s": 2.0}, "RAM changed or was unknown 2 s ago", id="RAM is named first"),
     ],
 )  # fmt: skip
 def test_work_is_a_sign_of_life_in_other_phases(phase: Phase, changes: dict[str, object], because: str | None) -> None:
@@ -211,46 +211,46 @@ def test_work_is_a_sign_of_life_in_other_phases(phase: Phase, changes: dict[str,
 
 
 def test_in_its_steps_work_is_none_for_a_driver_that_hangs_may_spin() -> None:
-    seen = build.evidence(io_still_s=0.0, fault_still_s=None, cpu_still_s=0.0)
+    seen = build.evidence(io_idle_s=0.0, page_fault_idle_s=None, cpu_idle_s=0.0)
 
     assert not_stalled_reason(seen, phase=Phase.STEP) is None
 
 
 # A GPU that is pegged while its process spins; and one of which nothing is known, whose process sleeps.
 SPINS = {
-    "gpu_pegged_s": 600.0, "gpu_not_seen_busy_s": 0.0, "cpu_still_s": 0.0,
-    "ram_still_s": 900.0, "io_still_s": 800.0, "fault_still_s": 700.0,
+    "gpu_saturated_s": 600.0, "gpu_last_busy_age_s": 0.0, "cpu_idle_s": 0.0,
+    "ram_idle_s": 900.0, "io_idle_s": 800.0, "page_fault_idle_s": 700.0,
 }  # fmt: skip
-SLEEPS = {**SPINS, "gpu_pegged_s": None, "gpu_not_seen_busy_s": 650.0, "cpu_still_s": 640.0}
+SLEEPS = {**SPINS, "gpu_saturated_s": None, "gpu_last_busy_age_s": 650.0, "cpu_idle_s": 640.0}
 
 
 @pytest.mark.parametrize(
     ("seen", "no_progress_s"),
     [
         pytest.param(SPINS, 600.0, id="a pegged GPU, whatever its process does"),
-        pytest.param({**SPINS, "gpu_not_seen_busy_s": None}, 600.0, id="a pegged GPU alone"),
-        pytest.param({**SPINS, "cpu_still_s": None}, 600.0, id="a pegged GPU, and CPU time unknown"),
-        pytest.param({**SPINS, "gpu_pegged_s": 0.0}, 0.0, id="a GPU that pauses"),
-        pytest.param({**SPINS, "ram_still_s": 4.0}, 4.0, id="RAM: it loads"),
-        pytest.param({**SPINS, "io_still_s": 3.0}, 3.0, id="I/O: it reads"),
-        pytest.param({**SPINS, "fault_still_s": 2.0}, 2.0, id="faults: it compiles"),
-        pytest.param({**SPINS, "ram_still_s": None}, None, id="RAM unknown"),
-        pytest.param({**SPINS, "io_still_s": None}, None, id="I/O unknown"),
-        pytest.param({**SPINS, "fault_still_s": None}, None, id="faults unknown"),
-        pytest.param({**SPINS, "gpu_pegged_s": None}, 0.0, id="a GPU that was busy until it became unknown"),
+        pytest.param({**SPINS, "gpu_last_busy_age_s": None}, 600.0, id="a pegged GPU alone"),
+        pytest.param({**SPINS, "cpu_idle_s": None}, 600.0, id="a pegged GPU, and CPU time unknown"),
+        pytest.param({**SPINS, "gpu_saturated_s": 0.0}, 0.0, id="a GPU that pauses"),
+        pytest.param({**SPINS, "ram_idle_s": 4.0}, 4.0, id="RAM: it loads"),
+        pytest.param({**SPINS, "io_idle_s": 3.0}, 3.0, id="I/O: it reads"),
+        pytest.param({**SPINS, "page_fault_idle_s": 2.0}, 2.0, id="faults: it compiles"),
+        pytest.param({**SPINS, "ram_idle_s": None}, None, id="RAM unknown"),
+        pytest.param({**SPINS, "io_idle_s": None}, None, id="I/O unknown"),
+        pytest.param({**SPINS, "page_fault_idle_s": None}, None, id="faults unknown"),
+        pytest.param({**SPINS, "gpu_saturated_s": None}, 0.0, id="a GPU that was busy until it became unknown"),
         pytest.param(SLEEPS, 640.0, id="a GPU that is unknown, and a process that sleeps"),
-        pytest.param({**SLEEPS, "gpu_pegged_s": 0.0}, 640.0, id="a GPU that is idle"),
-        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": 5.0}, 5.0, id="a GPU that was busy of late"),
-        pytest.param({**SLEEPS, "cpu_still_s": 1.0}, 1.0, id="a GPU that is unknown, and a process that may compute"),
-        pytest.param({**SLEEPS, "cpu_still_s": None}, None, id="a GPU that is unknown, and CPU time too"),
-        pytest.param({**SLEEPS, "gpu_not_seen_busy_s": None}, None, id="no GPU"),
+        pytest.param({**SLEEPS, "gpu_saturated_s": 0.0}, 640.0, id="a GPU that is idle"),
+        pytest.param({**SLEEPS, "gpu_last_busy_age_s": 5.0}, 5.0, id="a GPU that was busy of late"),
+        pytest.param({**SLEEPS, "cpu_idle_s": 1.0}, 1.0, id="a GPU that is unknown, and a process that may compute"),
+        pytest.param({**SLEEPS, "cpu_idle_s": None}, None, id="a GPU that is unknown, and CPU time too"),
+        pytest.param({**SLEEPS, "gpu_last_busy_age_s": None}, None, id="no GPU"),
     ],
 )  # fmt: skip
 def test_unmoved_time_is_the_least_of_its_signs(seen: dict[str, float | None], no_progress_s: float | None) -> None:
     assert build.evidence(**seen).no_progress_s == no_progress_s
 
 
-@pytest.mark.parametrize("sign", ["gpu_pegged_s", "ram_still_s", "io_still_s", "fault_still_s"])
+@pytest.mark.parametrize("sign", ["gpu_saturated_s", "ram_idle_s", "io_idle_s", "page_fault_idle_s"])
 def test_it_spins_for_as_long_as_the_last_sign_of_it_lasts_and_not_where_one_is_unknown(sign: str) -> None:
     assert build.evidence(**SPINS).spinning_s == 600.0
     assert build.evidence(**{**SPINS, sign: 5.0}).spinning_s == 5.0
@@ -265,9 +265,9 @@ def test_who_is_unmoved_for_a_time_has_shown_each_sign_of_it_for_that_time(seen:
 
     found_s = build.evidence(**seen).no_progress_s
 
-    of_its_gpu = lasted("gpu_pegged_s") or lasted("gpu_not_seen_busy_s", "cpu_still_s")
+    of_its_gpu = lasted("gpu_saturated_s") or lasted("gpu_last_busy_age_s", "cpu_idle_s")
     assert (found_s is not None and found_s >= 1.0) == (
-        lasted("ram_still_s", "io_still_s", "fault_still_s") and of_its_gpu
+        lasted("ram_idle_s", "io_idle_s", "page_fault_idle_s") and of_its_gpu
     )
 
 

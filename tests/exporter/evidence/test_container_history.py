@@ -95,7 +95,7 @@ def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(sam
         first -= 1
     expected = None if values[-1] is None else sum(gap_s for gap_s, _, _ in samples[first + 1 :])
 
-    assert observed(*samples).ram_still_s == expected
+    assert observed(*samples).ram_idle_s == expected
 
 
 # RAM
@@ -114,7 +114,7 @@ def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(sam
     ],
 )
 def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(values: list[int], still_s: int) -> None:
-    assert observed(*((1.0, 0.0, value) for value in values)).ram_still_s == still_s
+    assert observed(*((1.0, 0.0, value) for value in values)).ram_idle_s == still_s
 
 
 def test_creeping_ram_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,14 @@ def test_creeping_ram_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> N
     rising = [(1.0, 0.0, value) for value in range(100)]
     falling = [(1.0, 0.0, value) for value in reversed(range(100))]
 
-    assert observed(*rising).ram_still_s == observed(*falling).ram_still_s == 9.0
+    assert observed(*rising).ram_idle_s == observed(*falling).ram_idle_s == 9.0
 
 
 def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
     samples: list[Sample] = [(0, 0.0, 1), (1, 0.0, 1), (1, 0.0, None), (1, 0.0, 1), (1, 0.0, 1)]
 
-    assert observed(*samples[:3]).ram_still_s is None
-    assert observed(*samples).ram_still_s == 1.0
+    assert observed(*samples[:3]).ram_idle_s is None
+    assert observed(*samples).ram_idle_s == 1.0
 
 
 # From look to look
@@ -213,11 +213,11 @@ def proved(*looks: tuple[float, GpuAttribution], paused_last: bool = False) -> t
         now_s += gap_s
         container = build.container(paused=paused_last and number == len(looks))
         last = history.observe(container, found, ram(1), now_s=now_s)
-    return last.gpu_pegged_s, last.gpu_not_seen_busy_s
+    return last.gpu_saturated_s, last.gpu_last_busy_age_s
 
 
 @pytest.mark.parametrize(
-    ("looks", "pegged_s", "not_seen_busy_s"),
+    ("looks", "saturated_s", "last_busy_age_s"),
     [
         pytest.param([(0, gpus_at(1.0))], 0, 0, id="nothing at the first look"),
         pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="pegged throughout"),
@@ -282,9 +282,9 @@ def proved(*looks: tuple[float, GpuAttribution], paused_last: bool = False) -> t
     ],
 )  # fmt: skip
 def test_what_its_gpus_prove_of_a_container(
-    looks: list[tuple[float, GpuAttribution]], pegged_s: float | None, not_seen_busy_s: float | None
+    looks: list[tuple[float, GpuAttribution]], saturated_s: float | None, last_busy_age_s: float | None
 ) -> None:
-    assert proved(*looks) == (pegged_s, not_seen_busy_s)
+    assert proved(*looks) == (saturated_s, last_busy_age_s)
 
 
 LEFT_OUT = build.gpu(
@@ -340,7 +340,7 @@ def test_a_failed_source_saw_nothing_on_its_gpus(request_: tuple[str, ...], fail
     ]
 
     assert attribute_gpus(container, OWN, fails, THRESHOLDS).left_out is left_out
-    assert [each.gpu_not_seen_busy_s for each in told[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
+    assert [each.gpu_last_busy_age_s for each in told[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
 
 
 def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_stuck() -> None:
@@ -358,8 +358,8 @@ def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_
         for s in range(30)
     ]
 
-    assert {(each.gpu_not_seen_busy_s, each.no_progress_s) for each in told} == {(None, None)}
-    assert told[-1].work_still_s == 29
+    assert {(each.gpu_last_busy_age_s, each.no_progress_s) for each in told} == {(None, None)}
+    assert told[-1].work_idle_s == 29
 
 
 NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))
@@ -406,7 +406,7 @@ def test_an_outage_that_a_container_was_paused_in_begins_anew_for_it() -> None:
     for second in range(2501):
         container = build.container(paused=second == 1300)
         found = history.observe(container, NOBODY_ASKED, ram(1), now_s=1000.0 + second)
-        told.append(found.gpu_not_seen_busy_s)
+        told.append(found.gpu_last_busy_age_s)
 
     assert (told[1199], told[1200], told[1299]) == (None, 1200.0, 1299.0)
     assert set(told[1300:2501]) == {None}
@@ -472,7 +472,7 @@ def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
     first = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1003.0)
     second = history.observe(build.container(), gpus_at(1.0), ram(1), now_s=1004.0)
 
-    assert (first.gpu_pegged_s, second.gpu_pegged_s) == (0.0, 1.0)
+    assert (first.gpu_saturated_s, second.gpu_saturated_s) == (0.0, 1.0)
 
 
 RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
@@ -490,7 +490,7 @@ def still(*looks: Look) -> tuple[float | None, float | None, float | None]:
     for gap_s, found in looks:
         now_s += gap_s
         last = history.observe(build.container(), use(0.0), ram(1), ContainerWork(processes=found), now_s=now_s)
-    return last.io_still_s, last.fault_still_s, last.cpu_still_s
+    return last.io_idle_s, last.page_fault_idle_s, last.cpu_idle_s
 
 
 def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, after: int = 0) -> list[Look]:
@@ -599,7 +599,7 @@ def test_the_rate_of_work_covers_the_last_ten_seconds(same: bool, bursts: list[t
         elif before:
             since_s = max(at_s for at_s, over in zip(times, overs, strict=True) if over)
 
-    assert last.io_still_s == times[-1] - since_s
+    assert last.io_idle_s == times[-1] - since_s
 
 
 def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
@@ -624,7 +624,7 @@ def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
     down = stopped_container_evidence(build.container())
 
     assert down.container == build.container()
-    assert (down.gpu_idle_s, down.ram_still_s, down.work_still_s) == (None, None, None)
+    assert (down.gpu_idle_s, down.ram_idle_s, down.work_idle_s) == (None, None, None)
     assert {each.reason for each in (down.gpu_unknown, down.ram_unknown, down.work_unknown) if each} == {"down"}
 
 
@@ -639,7 +639,7 @@ def test_what_is_paused_has_no_durations_and_they_start_anew_when_it_goes_on() -
         return history.observe(build.container(paused=paused), use(0.0), ram(7), work, now_s=1000.0 + number)
 
     def durations(found: ContainerEvidence) -> tuple[float | None, float | None, float | None]:
-        return found.gpu_idle_s, found.ram_still_s, found.work_still_s
+        return found.gpu_idle_s, found.ram_idle_s, found.work_idle_s
 
     before = [observe(number, paused=False) for number in range(4)][-1]
     asleep = [observe(number, paused=True) for number in range(4, 8)][-1]

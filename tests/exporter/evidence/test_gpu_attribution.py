@@ -634,7 +634,7 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
     found = look(2.0)
 
     assert (found.shares[0].utilization_ratio, found.shares[0].busiest_ratio) == (0.02, 0.9)
-    assert (found.gpu_idle_s, found.gpu_not_seen_busy_s) == (0.0, 0.0)
+    assert (found.gpu_idle_s, found.gpu_last_busy_age_s) == (0.0, 0.0)
     assert found.busy_s == {"GPU-0": pytest.approx(0.02)}
 
 

@@ -273,7 +273,7 @@ FULL_TOO = replace(SECOND, utilization_ratio=1.0, processes=(build.process(2, 1.
 
 
 @pytest.mark.parametrize(
-    ("looks", "pegged_s"),
+    ("looks", "saturated_s"),
     [
         pytest.param([BOTH, (FULL, LOST), (FULL, LOST), (FULL, LOST)], [0.0, 0.0, 1.0, 2.0], id="called lost"),
         pytest.param([BOTH, (FULL,), (FULL,)], [0.0, 0.0, 1.0], id="listed no more"),
@@ -286,10 +286,10 @@ FULL_TOO = replace(SECOND, utilization_ratio=1.0, processes=(build.process(2, 1.
         pytest.param([BOTH, (UNLISTED, LOST), (FULL, LOST)], [0.0, None, 0.0], id="the other is unknown"),
     ],
 )
-def test_spinning_counts_the_gpus_that_are_left(looks: list[tuple[Gpu, ...]], pegged_s: list[float | None]) -> None:
+def test_spinning_counts_the_gpus_that_are_left(looks: list[tuple[Gpu, ...]], saturated_s: list[float | None]) -> None:
     found = told(*((look, float(now_s)) for now_s, look in enumerate(looks)))
 
-    assert [evidence.gpu_pegged_s for evidence in found] == pegged_s
+    assert [evidence.gpu_saturated_s for evidence in found] == saturated_s
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_but_not_where_a_third_of_its_gpus(third: tuple[Gpu, ...], request_: tup
     found = told(*looks, request=request_)
     control = told(((FIRST, SECOND, *known[2:]), 0.0), (known, 1.0), (known, 2.0), request=("0", "1", "2"))
 
-    assert (found[-1].gpu_pegged_s, control[-1].gpu_pegged_s) == (None, 1.0)
+    assert (found[-1].gpu_saturated_s, control[-1].gpu_saturated_s) == (None, 1.0)
 
 
 AMD_UNLISTED = replace(AMD, index=2, processes=None, unknown="not listed")
@@ -344,10 +344,10 @@ def test_nor_where_it_was_given_no_gpu_by_name_and_may_be_on_one_of_another_vend
     by_engine = [last_of(look, "docker", *others, failed=failed) for look in (left, idle_left)]
     listed = [last_of(look, kind, AMD_IDLE) for look in (left, idle_left)]
 
-    assert [(each.gpu_pegged_s, each.gpu_lost_s) for each in found] == [(None, None)] * 2
+    assert [(each.gpu_saturated_s, each.gpu_lost_s) for each in found] == [(None, None)] * 2
     assert all(each.shares for each in found), "what is known of NVIDIA's is told all the same"
     for control in (by_engine, listed):
-        assert [(each.gpu_pegged_s, each.gpu_lost_s) for each in control] == [(1.0, 0.0), (0.0, 1.0)]
+        assert [(each.gpu_saturated_s, each.gpu_lost_s) for each in control] == [(1.0, 0.0), (0.0, 1.0)]
 
 
 def test_who_was_on_nothing_but_lost_gpus_has_not_lost_all_where_it_may_be_on_another() -> None:

@@ -27,7 +27,7 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
 
     assert found is not None
     assert (found.host, found.worker, found.container, found.sample_age_s) == ("box-1", "w0", "worker-0", 1.0)
-    assert (found.job_id, found.cpu_still_s, found.gpu_idle_s) == (build.job_file().job_id, 1.0, 500.0)
+    assert (found.job_id, found.cpu_idle_s, found.gpu_idle_s) == (build.job_file().job_id, 1.0, 500.0)
     assert found.gpu_pids == {build.gpu(0).uuid: []}
 
 
@@ -57,13 +57,13 @@ def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
 
 def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
     seen = build.sighting(job=build.job_file(step=100))
-    place = build.evidence(gpu_pegged_s=7.0, gpu_not_seen_busy_s=8.0)
+    place = build.evidence(gpu_saturated_s=7.0, gpu_last_busy_age_s=8.0)
 
     found = evidence.worker_evidence("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
 
     assert found is not None
     assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
-    assert (found.gpu_pegged_s, found.gpu_not_seen_busy_s) == (7.0, 8.0)
+    assert (found.gpu_saturated_s, found.gpu_last_busy_age_s) == (7.0, 8.0)
     assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (None, None)
 
 

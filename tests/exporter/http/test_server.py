@@ -252,21 +252,21 @@ def told_of(snapshot: Snapshot) -> WorkerFacts:
 
 
 def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire() -> None:
-    seen = build.evidence(gpu_idle_s=130.0, ram_still_s=140.0)
+    seen = build.evidence(gpu_idle_s=130.0, ram_idle_s=140.0)
     gpus = build.gpus(build.gpu(0, build.process(4001), build.process(12)), build.gpu(1, build.process(4001)))
 
     told = told_of(build.snapshot(build.sighting(), containers=(seen,), gpus=gpus))
 
     assert told == WorkerFacts(
         host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
-        worker_pid=4001, cpu_still_s=1.0, dead_s=None, dead_after_s=30.0,
+        worker_pid=4001, cpu_idle_s=1.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, container_workers=1,
         job_id=7, attempt=1, phase="step", phase_age_s=200.0, step=12,
-        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, beat_age_s=3.0,
+        elapsed_s=300.0, budget_s=8100.0, stall_timeout_s=120.0, step_beat_age_s=3.0,
         health_window_s=300.0, health_grace_s=60.0, gpus=["GPU-0"], gpu_simulated=False,
-        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
-        io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None,
+        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
+        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
     )  # fmt: skip
     assert facts.parse(facts.render(told)) == told
@@ -277,7 +277,7 @@ def test_unknown_facts_are_null_and_explained() -> None:
         gpu_idle_s=None,
         gpu_unknown=Unknown(reason="not_listed", because="GPU-0: GPU is lost"),
         ram=RamUse(usage_bytes=None),
-        ram_still_s=None,
+        ram_idle_s=None,
         ram_unknown=Unknown(reason="unreadable", because="gone"),
     )
 
@@ -288,8 +288,8 @@ def test_unknown_facts_are_null_and_explained() -> None:
     )
 
     assert (told.gpu_idle_s, told.gpu_unknown) == (None, "GPU-0: GPU is lost")
-    assert (told.ram_still_s, told.ram_unknown) == (None, "gone")
-    assert (told.job_id, told.attempt, told.beat_age_s) == (None, None, None)
+    assert (told.ram_idle_s, told.ram_unknown) == (None, "gone")
+    assert (told.job_id, told.attempt, told.step_beat_age_s) == (None, None, None)
     assert told.gpu_pids == {"GPU-0": [], "GPU-1": None}
     assert facts.parse(facts.render(told)) == told
 
@@ -315,7 +315,7 @@ def test_there_are_no_facts_of(snapshot: Snapshot, at: Stamp) -> None:
 
 
 def test_the_facts_about_a_server_survive_the_wire() -> None:
-    seen = build.evidence(gpu_idle_s=130.0, ram_still_s=140.0)
+    seen = build.evidence(gpu_idle_s=130.0, ram_idle_s=140.0)
     asked = build.server_evidence(unanswered_s=121.5)
 
     told = evidence.server_evidence("worker-0", build.snapshot(containers=(seen,), servers=(asked,)), now=build.ago(-2))
@@ -323,8 +323,8 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
     assert told == ServerFacts(
         host="box-1", sample_age_s=2.0, container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, gpus=["GPU-0"], gpu_simulated=False,
-        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_still_s=140.0, ram_unknown=None,
-        io_still_s=400.0, fault_still_s=300.0, container_cpu_still_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
+        gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
+        io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
         cards=[CardFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
@@ -484,9 +484,9 @@ def test_the_rules_read_the_bounds_that_are_set(house: Path, simulation: Path) -
         told = get(exporter.port, "/metrics")[1].splitlines()
 
     assert "gpuwarden_gpu_lost_threshold_seconds 7.0" in told
-    assert "gpuwarden_server_never_answered_threshold_seconds 90.0" in told
-    assert "gpuwarden_server_silent_threshold_ratio 4.0" in told
-    assert "gpuwarden_job_slowed_threshold_ratio 1.5" in told
+    assert "gpuwarden_server_not_ready_threshold_seconds 90.0" in told
+    assert "gpuwarden_server_page_after_ratio 4.0" in told
+    assert "gpuwarden_job_slow_threshold_ratio 1.5" in told
     assert [line for line in told if line.startswith("gpuwarden_gpu_xid_fatal_info")] == [
         'gpuwarden_gpu_xid_fatal_info{xid="79"} 1.0',
         'gpuwarden_gpu_xid_fatal_info{xid="154"} 1.0',

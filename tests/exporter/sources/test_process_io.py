@@ -247,7 +247,7 @@ def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_th
     def look(history: ContainerHistory, *pids: int, now_s: float) -> float | None:
         found = ContainerWork(processes=work.read(pids))
         use = GpuAttribution(gpus=(), shares=(), utilization_ratio=0.0, unknown=None)
-        return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).fault_still_s
+        return history.observe(HERE, use, RamUse(usage_bytes=1), found, now_s=now_s).page_fault_idle_s
 
     python = [sys.executable, "-c"]
     with (
@@ -398,12 +398,12 @@ def test_a_worker_in_a_paused_container_is_not_dead(house: Path, monkeypatch: py
     docker.running = HERE
 
     assert (told(waited).dead_s or 0.0) > 0.0
-    assert told(still).cpu_still_s is not None
-    assert (told(asleep).dead_s, told(frozen).cpu_still_s) == (None, None)
+    assert told(still).cpu_idle_s is not None
+    assert (told(asleep).dead_s, told(frozen).cpu_idle_s) == (None, None)
     assert frozen.unknown["worker-0", "death", "paused"] == 1
     assert frozen.unknown["worker-0", "cpu", "paused"] == 1
     assert told(look(found, monkeypatch, DIED)).dead_s == 0.0
-    assert told(look(found, monkeypatch, LIVES)).cpu_still_s == 0.0
+    assert told(look(found, monkeypatch, LIVES)).cpu_idle_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -510,9 +510,9 @@ def test_work_is_read_of_every_process_of_a_container(house: Path, start_worker:
 
     (seen,) = found.sample().containers
 
-    assert seen.fault_still_s is not None
-    assert seen.cpu_still_s is not None
-    assert seen.work_unknown is None or seen.io_still_s is None
+    assert seen.page_fault_idle_s is not None
+    assert seen.cpu_idle_s is not None
+    assert seen.work_unknown is None or seen.io_idle_s is None
 
 
 @pytest.mark.parametrize(
@@ -534,7 +534,7 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
     monkeypatch.setattr(Work, "read", refuse)
     snapshot = sampler(house).sample()
 
-    assert snapshot.containers[0].work_still_s is None
+    assert snapshot.containers[0].work_idle_s is None
     assert snapshot.unknown["w0", "work", reason] == 1
     assert snapshot.containers[0].ram_bytes is not None
 
@@ -542,13 +542,13 @@ def test_work_that_cannot_be_read_is_unknown_and_counted(
 def test_unknown_processes_do_unknown(house: Path, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     start_worker("w0")
     found = sampler(house)
-    before = found.sample().containers[0].fault_still_s
+    before = found.sample().containers[0].page_fault_idle_s
     monkeypatch.setattr(processes, "resident_bytes", failing)
 
     after = found.sample().containers[0]
 
     assert before is not None
-    assert (after.fault_still_s, after.gpu_unknown is not None) == (None, True)
+    assert (after.page_fault_idle_s, after.gpu_unknown is not None) == (None, True)
 
 
 def failing(*_: object, **__: object) -> int:
@@ -560,7 +560,7 @@ def test_unreadable_io_is_counted(house: Path, start_worker: StartWorker, monkey
     monkeypatch.setattr(Work, "_io", lambda *_: None)
     snapshot = sampler(house).sample()
 
-    assert (snapshot.containers[0].io_still_s, snapshot.containers[0].fault_still_s) == (None, 0.0)
+    assert (snapshot.containers[0].io_idle_s, snapshot.containers[0].page_fault_idle_s) == (None, 0.0)
     assert snapshot.unknown["w0", "work", "io_unreadable"] == 1
 
 

@@ -400,7 +400,7 @@ def test_the_exporters_facts_are_kept_but_for_other_peoples_processes() -> None:
     captured = capture(os.getpid(), by=captor(py_spy=None))
 
     facts = captured.document["facts"]
-    assert (facts["beat_age_s"], facts["gpu_idle_s"], facts["ram_still_s"], facts["phase"], facts["step"]) == (
+    assert (facts["step_beat_age_s"], facts["gpu_idle_s"], facts["ram_idle_s"], facts["phase"], facts["step"]) == (
         130.0, 130.0, 130.0, "step", 5,
     )  # fmt: skip
     assert "gpu_pids" not in facts

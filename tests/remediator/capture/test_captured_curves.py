@@ -126,7 +126,7 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
     document = ledger.captures.of_episode(1)[0].document
     assert document["cut_short"] is None
     assert [each["metric"] for each in document["curves"]] == [
-        "gpuwarden_job_beat_age_seconds",
+        "gpuwarden_job_step_beat_age_seconds",
         "gpuwarden_worker_heartbeat_age_seconds",
         "gpuwarden_container_memory_bytes",
     ]

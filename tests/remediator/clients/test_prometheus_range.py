@@ -26,9 +26,9 @@ from tests.remediator import builders as build
 
 pytestmark = pytest.mark.pure
 
-BEAT = "gpuwarden_job_beat_age_seconds"
+BEAT = "gpuwarden_job_step_beat_age_seconds"
 HEARTBEAT = "gpuwarden_worker_heartbeat_age_seconds"
-UNANSWERED = "gpuwarden_server_unanswered_seconds"
+UNANSWERED = "gpuwarden_server_probe_failing_seconds"
 USE = "gpuwarden_container_gpu_utilization_ratio"
 GPU_MEMORY = "gpuwarden_container_gpu_memory_bytes"
 RAM = "gpuwarden_container_memory_bytes"

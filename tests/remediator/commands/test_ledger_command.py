@@ -169,7 +169,7 @@ def captured(ledger: Ledger, *, armed: bool = True, **changed: Any) -> None:
     runs = {"tid": 4002, "name": "heart", "state": "R", "cpu_ticks": 1, "wchan": None, "stack": None}
     document: dict[str, Any] = {
         "armed": armed, "took_s": 0.25, "cut_short": None, "left_out_bytes": 0, "curves": [],
-        "facts": {"alive": True, "beat_age_s": 130.0, "phase": "step", "step": 5, "gpu_idle_s": None},
+        "facts": {"alive": True, "step_beat_age_s": 130.0, "phase": "step", "step": 5, "gpu_idle_s": None},
         "processes": [{"pid": 4001, "name": "python3", "state": "S", "threads": 2, "seen": [waits, runs]}],
         "logs": [{"source": "the container's log", "lines": ["step 4", "step 5"]}],
         "notes": ["no Python stacks of process 9: it has ended"],
@@ -234,7 +234,7 @@ def drawn(metric: str, *values: float | None, gpu: str | None = None) -> dict[st
 
 
 CURVES = [
-    drawn("gpuwarden_job_beat_age_seconds", 0.25, 1.0, None, 61.0, 121.0),
+    drawn("gpuwarden_job_step_beat_age_seconds", 0.25, 1.0, None, 61.0, 121.0),
     drawn("gpuwarden_container_gpu_utilization_ratio", 0.93, 0.5, None, 0.0, 0.0, gpu="GPU-0"),
     drawn("gpuwarden_container_gpu_memory_bytes", 0.0, 0.0, None, 0.0, None, gpu="GPU-0"),
     drawn("gpuwarden_container_memory_bytes", 2.0**30, 2.0**30, None, 2.0**30, 2.0**30),
@@ -264,7 +264,7 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
 
 def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     values = [None, *(8.0 if number == 60 else 1.0 for number in range(120))]
-    captured(ledger, curves=[drawn("gpuwarden_job_beat_age_seconds", *values)])
+    captured(ledger, curves=[drawn("gpuwarden_job_step_beat_age_seconds", *values)])
 
     short, full = (
         next(line.split("|")[1] for line in said(capsys, "--ledger", ledger_url, what, "1") if "beat age" in line)

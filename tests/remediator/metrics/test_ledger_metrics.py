@@ -26,7 +26,7 @@ from tests.waiting import together
 
 pytestmark = pytest.mark.both_databases
 
-TOOK = "received_to_outcome_seconds"
+TOOK = "episode_duration_seconds"
 
 
 def page(ledger: Ledger, host: str = HOST) -> CollectorRegistry:
@@ -398,9 +398,9 @@ def test_every_series_is_listed_as_it_is_published(ledger: Ledger) -> None:
     listed = {name: (its.kind, frozenset(its.labels)) for name, its in SERIES.items()}
     for name in (
         "webhook_rejected_total",
-        "node_lost_after_seconds",
+        "host_lost_after_seconds",
         "wrangle_activation_items",
-        "executor_silent_after_seconds",
+        "executor_down_after_seconds",
         "intent_overdue_after_seconds",
     ):
         del listed[f"gpuwarden_remediator_{name}"]

@@ -20,28 +20,28 @@ pytestmark = pytest.mark.pure
 CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "wedged: silent, every GPU idle, RAM still": ({}, None),
     "exactly at the timeout is wedged": (
-        {"beat_age_s": 120.0, "gpu_idle_s": 120.0, "ram_still_s": 120.0},
+        {"step_beat_age_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0},
         None,
     ),
-    "a hair under the timeout is not": ({"beat_age_s": 119.999}, Doubt.UNDER_BOUND),
+    "a hair under the timeout is not": ({"step_beat_age_s": 119.999}, Doubt.UNDER_BOUND),
     "its owner allows more silence": ({"stall_timeout_s": 600.0}, Doubt.UNDER_BOUND),
     "its owner allows less silence": (
-        {"stall_timeout_s": 5.0, "beat_age_s": 6.0, "gpu_idle_s": 6.0, "ram_still_s": 6.0},
+        {"stall_timeout_s": 5.0, "step_beat_age_s": 6.0, "gpu_idle_s": 6.0, "ram_idle_s": 6.0},
         None,
     ),
     "loading, GPU idle, RAM climbing: it is not armed": (
-        {"beat_age_s": None, "phase": "load", "ram_still_s": 0.0},
+        {"step_beat_age_s": None, "phase": "load", "ram_idle_s": 0.0},
         Doubt.NOT_ARMED,
     ),
     "loading, GPU idle, RAM still (a warm cache): it is not armed": (
-        {"beat_age_s": None, "phase": "load"},
+        {"step_beat_age_s": None, "phase": "load"},
         Doubt.NOT_ARMED,
     ),
     "a slow real step: GPU busy, RAM still": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
-    "a slow real step: GPU busy, RAM moving": ({"gpu_idle_s": 0.0, "ram_still_s": 2.0}, Doubt.UNDER_BOUND),
+    "a slow real step: GPU busy, RAM moving": ({"gpu_idle_s": 0.0, "ram_idle_s": 2.0}, Doubt.UNDER_BOUND),
     "the GPU was busy within the silence": ({"gpu_idle_s": 119.0}, Doubt.UNDER_BOUND),
-    "a slow decode or staging: GPU idle, RAM moving": ({"ram_still_s": 3.0}, Doubt.UNDER_BOUND),
-    "it beat within the silence": ({"beat_age_s": 1.0}, Doubt.UNDER_BOUND),
+    "a slow decode or staging: GPU idle, RAM moving": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
+    "it beat within the silence": ({"step_beat_age_s": 1.0}, Doubt.UNDER_BOUND),
     "its only GPU is unknown": (
         {"gpu_idle_s": None, "gpu_unknown": "GPU-0 is not measured"},
         Doubt.GPU_UNKNOWN,
@@ -51,8 +51,8 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         Doubt.GPU_UNKNOWN,
     ),
     "the GPU is unknown and nobody says why": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
-    "its RAM is unknown": ({"ram_still_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
-    "its RAM is unknown and nobody says why": ({"ram_still_s": None}, Doubt.RAM_UNKNOWN),
+    "its RAM is unknown": ({"ram_idle_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
+    "its RAM is unknown and nobody says why": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
     "its process holds no lock: it is dead, not stalled": ({"alive": False}, Doubt.NO_LOCK),
     "whether it lives cannot be told": ({"alive": None}, Doubt.NO_LOCK),
     "it runs no job": ({"job_id": None, "attempt": None}, Doubt.NO_JOB),
@@ -69,13 +69,13 @@ def test_what_confirms_a_stall(seen: dict[str, Any], doubt: Doubt | None) -> Non
 
 FIGURES: dict[Trip, tuple[dict[str, Any], tuple[str, ...]]] = {
     Trip.STALL: (
-        {"beat_age_s": 131.0, "gpu_idle_s": 132.0, "ram_still_s": 133.0},
+        {"step_beat_age_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0},
         ("131.0", "132.0", "133.0", "120.0"),
     ),
-    Trip.DEAD_WORKER: ({"heartbeat_age_s": 31.0, "cpu_still_s": 32.0, "dead_after_s": 30.0}, ("31.0", "32.0", "30.0")),
+    Trip.DEAD_WORKER: ({"heartbeat_age_s": 31.0, "cpu_idle_s": 32.0, "dead_after_s": 30.0}, ("31.0", "32.0", "30.0")),
     Trip.BUDGET: ({"elapsed_s": 8101.0, "budget_s": 8100.0}, ("8101.0", "8100.0")),
     Trip.HEALTH: (
-        {"elapsed_s": 661.0, "gpu_idle_s": 302.0, "ram_still_s": 303.0},
+        {"elapsed_s": 661.0, "gpu_idle_s": 302.0, "ram_idle_s": 303.0},
         ("661.0", "302.0", "303.0", "300.0"),
     ),
 }
@@ -93,7 +93,7 @@ def test_the_sentence_names_every_figure_and_its_bound(trip: Trip) -> None:
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "the GPU": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, "GPU-1 is lost"),
-    "RAM": ({"ram_still_s": None, "ram_unknown": "cgroup gone"}, "cgroup gone"),
+    "RAM": ({"ram_idle_s": None, "ram_unknown": "cgroup gone"}, "cgroup gone"),
 }
 
 
@@ -102,28 +102,28 @@ def test_the_sentence_says_why_a_figure_is_unknown(seen: dict[str, Any], why: st
     assert why in confirm(evidence(**seen), Trip.STALL).message
 
 
-DEAD = {"heartbeat_age_s": 31.0, "cpu_still_s": 31.0, "dead_after_s": 30.0}
+DEAD = {"heartbeat_age_s": 31.0, "cpu_idle_s": 31.0, "dead_after_s": 30.0}
 
 CONFIRM_DEAD: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "dead: no heartbeat, and no CPU time used": (
         {},
         None,
     ),
-    "exactly at the bound is dead": ({"heartbeat_age_s": 30.0, "cpu_still_s": 30.0}, None),
+    "exactly at the bound is dead": ({"heartbeat_age_s": 30.0, "cpu_idle_s": 30.0}, None),
     "a hair under the bound is not": ({"heartbeat_age_s": 29.999}, Doubt.UNDER_BOUND),
     "it has a heartbeat": ({"heartbeat_age_s": 1.0}, Doubt.UNDER_BOUND),
-    "a long call starves its heartbeat, and uses the CPU": ({"cpu_still_s": 0.0}, Doubt.UNDER_BOUND),
-    "it used the CPU within the bound": ({"cpu_still_s": 29.9}, Doubt.UNDER_BOUND),
+    "a long call starves its heartbeat, and uses the CPU": ({"cpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "it used the CPU within the bound": ({"cpu_idle_s": 29.9}, Doubt.UNDER_BOUND),
     "its heartbeat is unknown": ({"heartbeat_age_s": None}, Doubt.TIME_UNKNOWN),
-    "its CPU time is unknown": ({"cpu_still_s": None}, Doubt.TIME_UNKNOWN),
+    "its CPU time is unknown": ({"cpu_idle_s": None}, Doubt.TIME_UNKNOWN),
     "the exporter allows more": ({"dead_after_s": 60.0}, Doubt.UNDER_BOUND),
     "the exporter allows nothing: that is no bound": ({"dead_after_s": 0.0}, Doubt.NO_BOUND),
-    "its job need not be policed for stalls": ({"stall_timeout_s": 0.0, "beat_age_s": None}, None),
-    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_still_s": None}, None),
+    "its job need not be policed for stalls": ({"stall_timeout_s": 0.0, "step_beat_age_s": None}, None),
+    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
     "its GPU is busy with what was queued on it": ({"gpu_idle_s": 0.0}, None),
     "its process is gone, for how long is not told": ({"alive": False}, Doubt.TIME_UNKNOWN),
     "its process has been gone for as long as is allowed": (
-        {"alive": False, "dead_s": 30.0, "heartbeat_age_s": None, "cpu_still_s": None},
+        {"alive": False, "dead_s": 30.0, "heartbeat_age_s": None, "cpu_idle_s": None},
         None,
     ),
     "its lock is free and its heartbeat as old as is allowed": (
@@ -154,10 +154,10 @@ CONFIRM_BUDGET: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "at its budget": ({}, None),
     "a hair under it": ({"elapsed_s": 8099.999}, Doubt.UNDER_BOUND),
     "busy, beating and loading all the same": (
-        {"gpu_idle_s": 0.0, "beat_age_s": 0.1, "phase": "load", "ram_still_s": 0.0},
+        {"gpu_idle_s": 0.0, "step_beat_age_s": 0.1, "phase": "load", "ram_idle_s": 0.0},
         None,
     ),
-    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_still_s": None}, None),
+    "its GPU and RAM need not be known": ({"gpu_idle_s": None, "ram_idle_s": None}, None),
     "it has no budget": ({"budget_s": 0.0}, Doubt.NO_BUDGET),
     "its budget is not known": ({"budget_s": None}, Doubt.NO_BUDGET),
     "it was started before a reboot": ({"elapsed_s": None}, Doubt.TIME_UNKNOWN),
@@ -171,22 +171,22 @@ def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], doubt: Doubt
     assert confirm(evidence(**{**OVER, **seen}), Trip.BUDGET).doubt is doubt
 
 
-IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_still_s": 300.0, "beat_age_s": 300.0}
-STILL = {"io_still_s": 300.0, "fault_still_s": 300.0, "container_cpu_still_s": 300.0}
-WORKING = {"io_still_s": 0.0, "fault_still_s": 0.0, "container_cpu_still_s": 0.0}
+IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_idle_s": 300.0, "step_beat_age_s": 300.0}
+STILL = {"io_idle_s": 300.0, "page_fault_idle_s": 300.0, "container_cpu_idle_s": 300.0}
+WORKING = {"io_idle_s": 0.0, "page_fault_idle_s": 0.0, "container_cpu_idle_s": 0.0}
 
 STEPLESS = {
-    "beat_age_s": 600.0,
+    "step_beat_age_s": 600.0,
     "stuck_after_s": 600.0,
     "stuck_still_s": 580.0,
-    "ram_still_s": 580.0,
+    "ram_idle_s": 580.0,
     "gpu_idle_s": 0.0,
 }
-NO_INPUT = {"io_still_s": 580.0, "fault_still_s": 580.0, "container_cpu_still_s": 0.0}
-PEGGED = {**STEPLESS, **NO_INPUT, "gpu_pegged_s": 580.0, "gpu_not_seen_busy_s": 0.0}
+NO_INPUT = {"io_idle_s": 580.0, "page_fault_idle_s": 580.0, "container_cpu_idle_s": 0.0}
+PEGGED = {**STEPLESS, **NO_INPUT, "gpu_saturated_s": 580.0, "gpu_last_busy_age_s": 0.0}
 UNSEEN = {
-    **STEPLESS, **NO_INPUT, "container_cpu_still_s": 580.0, "gpu_idle_s": None, "gpu_unknown": "a MIG slice",
-    "gpu_pegged_s": None, "gpu_not_seen_busy_s": 580.0,
+    **STEPLESS, **NO_INPUT, "container_cpu_idle_s": 580.0, "gpu_idle_s": None, "gpu_unknown": "a MIG slice",
+    "gpu_saturated_s": None, "gpu_last_busy_age_s": 580.0,
 }  # fmt: skip
 
 CONFIRM_STUCK: dict[str, tuple[dict[str, Any], Doubt | None]] = {
@@ -200,25 +200,25 @@ CONFIRM_STUCK: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         None,
     ),
     "by what is set": ({**PEGGED, "stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
-    "a step in time": ({**PEGGED, "beat_age_s": 599.9}, Doubt.UNDER_BOUND),
-    "it is not armed": ({**PEGGED, "beat_age_s": None}, Doubt.NOT_ARMED),
+    "a step in time": ({**PEGGED, "step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
+    "it is not armed": ({**PEGGED, "step_beat_age_s": None}, Doubt.NOT_ARMED),
     "nothing is said of it": ({**PEGGED, "stuck_after_s": None}, Doubt.UNDER_BOUND),
     "an exporter that tells half": ({**PEGGED, "stuck_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "the GPU pauses": ({**PEGGED, "gpu_pegged_s": 579.9}, Doubt.UNDER_BOUND),
-    "the RAM moves": ({**PEGGED, "ram_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "it reads": ({**PEGGED, "io_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "it touches memory": ({**PEGGED, "fault_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "RAM unknown": ({**PEGGED, "ram_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "I/O unknown": ({**PEGGED, "io_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "faults unknown": ({**PEGGED, "fault_still_s": None}, Doubt.SIGNS_UNKNOWN),
+    "the GPU pauses": ({**PEGGED, "gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
+    "the RAM moves": ({**PEGGED, "ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "it reads": ({**PEGGED, "io_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "it touches memory": ({**PEGGED, "page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "RAM unknown": ({**PEGGED, "ram_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "I/O unknown": ({**PEGGED, "io_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "faults unknown": ({**PEGGED, "page_fault_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "an exporter that does not tell of its GPU": (
-        {**PEGGED, "gpu_pegged_s": None, "gpu_not_seen_busy_s": None, "container_cpu_still_s": 9000.0},
+        {**PEGGED, "gpu_saturated_s": None, "gpu_last_busy_age_s": None, "container_cpu_idle_s": 9000.0},
         Doubt.GPU_UNKNOWN,
     ),
-    "unknown, and was busy": ({**UNSEEN, "gpu_not_seen_busy_s": 579.9}, Doubt.UNDER_BOUND),
-    "unknown, and its processes compute": ({**UNSEEN, "container_cpu_still_s": 1.0}, Doubt.UNDER_BOUND),
-    "unknown, and so is their CPU": ({**UNSEEN, "container_cpu_still_s": None}, Doubt.GPU_UNKNOWN),
-    "a slow step": ({**PEGGED, "gpu_pegged_s": 0.0, "container_cpu_still_s": 9000.0}, Doubt.UNDER_BOUND),
+    "unknown, and was busy": ({**UNSEEN, "gpu_last_busy_age_s": 579.9}, Doubt.UNDER_BOUND),
+    "unknown, and its processes compute": ({**UNSEEN, "container_cpu_idle_s": 1.0}, Doubt.UNDER_BOUND),
+    "unknown, and so is their CPU": ({**UNSEEN, "container_cpu_idle_s": None}, Doubt.GPU_UNKNOWN),
+    "a slow step": ({**PEGGED, "gpu_saturated_s": 0.0, "container_cpu_idle_s": 9000.0}, Doubt.UNDER_BOUND),
     "its silence is not policed": ({**PEGGED, "stall_timeout_s": 0.0, "stuck_after_s": None}, Doubt.NOT_POLICED),
     "its process holds no lock": ({**PEGGED, "alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
 }
@@ -244,18 +244,18 @@ CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     ),
     "by what is set": ({"gang_stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
     "by what is set for its stillness": ({"gang_stuck_still_s": 581.0}, Doubt.UNDER_BOUND),
-    "a step in time": ({"beat_age_s": 599.9}, Doubt.UNDER_BOUND),
-    "it is not armed": ({"beat_age_s": None}, Doubt.NOT_ARMED),
+    "a step in time": ({"step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
+    "it is not armed": ({"step_beat_age_s": None}, Doubt.NOT_ARMED),
     "it is alone": ({"gang_stuck_after_s": None, "stuck_after_s": 600.0}, Doubt.NO_GANG),
     "an exporter that tells half": ({"gang_stuck_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "the GPU pauses": ({"gpu_pegged_s": 579.9}, Doubt.UNDER_BOUND),
-    "the RAM moves": ({"ram_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "it reads": ({"io_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "it touches memory": ({"fault_still_s": 579.9}, Doubt.UNDER_BOUND),
-    "its GPU is unknown": ({"gpu_pegged_s": None, "gpu_not_seen_busy_s": 900.0}, Doubt.SIGNS_UNKNOWN),
-    "RAM unknown": ({"ram_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "I/O unknown": ({"io_still_s": None}, Doubt.SIGNS_UNKNOWN),
-    "faults unknown": ({"fault_still_s": None}, Doubt.SIGNS_UNKNOWN),
+    "the GPU pauses": ({"gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
+    "the RAM moves": ({"ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "it reads": ({"io_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "it touches memory": ({"page_fault_idle_s": 579.9}, Doubt.UNDER_BOUND),
+    "its GPU is unknown": ({"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, Doubt.SIGNS_UNKNOWN),
+    "RAM unknown": ({"ram_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "I/O unknown": ({"io_idle_s": None}, Doubt.SIGNS_UNKNOWN),
+    "faults unknown": ({"page_fault_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "its process holds no lock": ({"alive": False, "dead_s": 900.0}, Doubt.NO_LOCK),
 }
 
@@ -274,16 +274,16 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         {},
         None,
     ),
-    "it never beat": ({"beat_age_s": None, "stall_timeout_s": 0.0}, None),
-    "it beats": ({"beat_age_s": 0.1}, Doubt.UNDER_BOUND),
-    "it beat within the window": ({"beat_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "it never beat": ({"step_beat_age_s": None, "stall_timeout_s": 0.0}, None),
+    "it beats": ({"step_beat_age_s": 0.1}, Doubt.UNDER_BOUND),
+    "it beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
     "within the grace and a window": ({"elapsed_s": 659.9}, Doubt.UNDER_BOUND),
     "without a grace": ({"elapsed_s": 300.0, "health_grace_s": 0.0}, None),
     "not for the whole window in this phase": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
     "the GPU was busy within the window": ({"gpu_idle_s": 299.9}, Doubt.UNDER_BOUND),
-    "the RAM moved within the window": ({"ram_still_s": 299.9}, Doubt.UNDER_BOUND),
+    "the RAM moved within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
     "the GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
-    "the RAM is unknown": ({"ram_still_s": None}, Doubt.RAM_UNKNOWN),
+    "the RAM is unknown": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
     "another window is set": ({"health_window_s": 600.0}, Doubt.UNDER_BOUND),
     "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, Doubt.NOT_POLICED),
     "a job that says it is idle": ({"phase": "idle", "health_window_s": None}, Doubt.NOT_POLICED),
@@ -291,18 +291,18 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "its run time is unknown": ({"elapsed_s": None}, Doubt.TIME_UNKNOWN),
     "its phase's age is unknown": ({"phase_age_s": None}, Doubt.TIME_UNKNOWN),
     "a load that hangs": ({"phase": "load", **STILL}, None),
-    "a warm load: I/O alone": ({"phase": "load", **STILL, "io_still_s": 0.0}, Doubt.UNDER_BOUND),
-    "a mapped load: faults alone": ({"phase": "load", **STILL, "fault_still_s": 5.0}, Doubt.UNDER_BOUND),
+    "a warm load: I/O alone": ({"phase": "load", **STILL, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "a mapped load: faults alone": ({"phase": "load", **STILL, "page_fault_idle_s": 5.0}, Doubt.UNDER_BOUND),
     "a load that unpacks: CPU alone": (
-        {"phase": "load", **STILL, "container_cpu_still_s": 299.9},
+        {"phase": "load", **STILL, "container_cpu_idle_s": 299.9},
         Doubt.UNDER_BOUND,
     ),
     "a save whose I/O is unknown": (
-        {"phase": "save", **STILL, "io_still_s": None, "work_unknown": "not told"},
+        {"phase": "save", **STILL, "io_idle_s": None, "work_unknown": "not told"},
         Doubt.WORK_UNKNOWN,
     ),
     "a checkpoint whose CPU is unknown": (
-        {"phase": "checkpoint", **STILL, "container_cpu_still_s": None},
+        {"phase": "checkpoint", **STILL, "container_cpu_idle_s": None},
         Doubt.WORK_UNKNOWN,
     ),
     "in its steps work is no sign of life: a driver may spin": (WORKING, None),
@@ -315,7 +315,13 @@ def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], doubt: 
     assert confirm(evidence(**{**IDLE, **seen}), Trip.HEALTH).doubt is doubt
 
 
-OFF_BUS = {**IDLE, "gpu_idle_s": None, "gpu_unknown": "GPU-0: GPU is lost", "gpu_lost_s": 300.0, "beat_age_s": 300.0}
+OFF_BUS = {
+    **IDLE,
+    "gpu_idle_s": None,
+    "gpu_unknown": "GPU-0: GPU is lost",
+    "gpu_lost_s": 300.0,
+    "step_beat_age_s": 300.0,
+}
 
 CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "silent for the window on a GPU that is lost": (
@@ -323,18 +329,18 @@ CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         None,
     ),
     "within the grace for a load: there is nothing to load": ({"elapsed_s": 300.0}, None),
-    "it never beat": ({"beat_age_s": None}, None),
+    "it never beat": ({"step_beat_age_s": None}, None),
     "lost for less than the window, or busy on another GPU within it": ({"gpu_lost_s": 299.9}, Doubt.UNDER_BOUND),
-    "the RAM moved within the window": ({"ram_still_s": 299.9}, Doubt.UNDER_BOUND),
-    "it beat within the window": ({"beat_age_s": 299.9}, Doubt.UNDER_BOUND),
+    "the RAM moved within the window": ({"ram_idle_s": 299.9}, Doubt.UNDER_BOUND),
+    "it beat within the window": ({"step_beat_age_s": 299.9}, Doubt.UNDER_BOUND),
     "not for the whole window in this phase": ({"phase_age_s": 299.9}, Doubt.UNDER_BOUND),
     "its phase's age is unknown": ({"phase_age_s": None}, Doubt.TIME_UNKNOWN),
     "another window is set": ({"health_window_s": 600.0}, Doubt.UNDER_BOUND),
     "a job without a GPU": ({"health_window_s": None, "health_grace_s": None}, Doubt.NOT_POLICED),
     "another GPU is unknown": ({"gpu_lost_s": None}, Doubt.GPU_UNKNOWN),
-    "the RAM is unknown": ({"ram_still_s": None}, Doubt.RAM_UNKNOWN),
+    "the RAM is unknown": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
     "a load that hangs": ({"phase": "load", **STILL}, None),
-    "a checkpoint that is written": ({"phase": "checkpoint", **STILL, "io_still_s": 0.0}, Doubt.UNDER_BOUND),
+    "a checkpoint that is written": ({"phase": "checkpoint", **STILL, "io_idle_s": 0.0}, Doubt.UNDER_BOUND),
     "what is told as lost and as measured idle is judged as idle": (
         {"gpu_idle_s": 300.0, "elapsed_s": 659.9},
         Doubt.UNDER_BOUND,

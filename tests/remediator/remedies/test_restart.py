@@ -188,7 +188,7 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
         facts(
             free(Stage.PLANNED, warned=WARNED),
             settle(Stage.PLANNED),
-            evidence=evidence(beat_age_s=1.0),
+            evidence=evidence(step_beat_age_s=1.0),
             warned_for_s=60.0,
             **PROMISED,
         ),
@@ -198,7 +198,7 @@ WARNINGS: dict[str, tuple[Facts, Step | str]] = {
         facts(
             free(Stage.PLANNED, warned=WARNED),
             settle(Stage.PLANNED),
-            evidence=evidence(beat_age_s=1.0),
+            evidence=evidence(step_beat_age_s=1.0),
             settle_for_s=120.0,
             **PROMISED,
         ),
@@ -288,7 +288,7 @@ QUEUE_SILENT: dict[str, tuple[Facts, type[Step]]] = {
         Stop,
     ),
     "fenced, and it shows life: it is not stopped": (
-        facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=evidence(beat_age_s=0.2), **SILENT_QUEUE),
+        facts(free(Stage.PLANNED), settle(Stage.FENCED), evidence=evidence(step_beat_age_s=0.2), **SILENT_QUEUE),
         Wait,
     ),
     "stopping: it is stopped again": (facts(free(Stage.STOPPING), settle(Stage.FENCED), **SILENT_QUEUE), Stop),
@@ -336,7 +336,7 @@ STUCK: dict[str, tuple[Facts, type[Step]]] = {
     ),
     "it is wedged no more": (
         facts(
-            free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, evidence=evidence(beat_age_s=0.1)
+            free(Stage.PLANNED), settle(Stage.PLANNED), queue_stuck_for_s=10.0, evidence=evidence(step_beat_age_s=0.1)
         ),
         Wait,
     ),
@@ -386,7 +386,7 @@ REFUSED: dict[str, tuple[Facts, type[Step]]] = {
     ),
     "it was not stopped yet, and shows life": (
         facts(
-            free(Stage.PLANNED), settle(Stage.FENCED), refused_s_ago=0.0, evidence=evidence(beat_age_s=0.1),
+            free(Stage.PLANNED), settle(Stage.FENCED), refused_s_ago=0.0, evidence=evidence(step_beat_age_s=0.1),
             **AT_THE_BOUND,
         ),
         Wait,

@@ -71,7 +71,7 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     ),
     "by its own health check": ({"probe": "docker"}, None),
     "exactly as long as is allowed": (
-        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_still_s": 120.0, "io_still_s": 120.0},
+        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0, "io_idle_s": 120.0},
         None,
     ),
     "a hair less": ({"unanswered_s": 119.999}, Doubt.UNDER_BOUND),
@@ -87,14 +87,14 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "its GPU is busy": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
     "its GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
     "its GPU is unknown and nobody says why": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
-    "its RAM moves": ({"ram_still_s": 3.0}, Doubt.UNDER_BOUND),
-    "its RAM is unknown": ({"ram_still_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
-    "its RAM is unknown and nobody says why": ({"ram_still_s": None}, Doubt.RAM_UNKNOWN),
-    "it reads, as one that loads from a network does": ({"io_still_s": 0.0}, Doubt.UNDER_BOUND),
-    "it read within the silence": ({"io_still_s": 119.9}, Doubt.UNDER_BOUND),
-    "its I/O is unknown": ({"io_still_s": None, "work_unknown": "not told"}, Doubt.WORK_UNKNOWN),
-    "its I/O is unknown and nobody says why": ({"io_still_s": None}, Doubt.WORK_UNKNOWN),
-    "it spins, as one that hangs in a driver may": ({"container_cpu_still_s": 0.0}, None),
+    "its RAM moves": ({"ram_idle_s": 3.0}, Doubt.UNDER_BOUND),
+    "its RAM is unknown": ({"ram_idle_s": None, "ram_unknown": "cgroup gone"}, Doubt.RAM_UNKNOWN),
+    "its RAM is unknown and nobody says why": ({"ram_idle_s": None}, Doubt.RAM_UNKNOWN),
+    "it reads, as one that loads from a network does": ({"io_idle_s": 0.0}, Doubt.UNDER_BOUND),
+    "it read within the silence": ({"io_idle_s": 119.9}, Doubt.UNDER_BOUND),
+    "its I/O is unknown": ({"io_idle_s": None, "work_unknown": "not told"}, Doubt.WORK_UNKNOWN),
+    "its I/O is unknown and nobody says why": ({"io_idle_s": None}, Doubt.WORK_UNKNOWN),
+    "it spins, as one that hangs in a driver may": ({"container_cpu_idle_s": 0.0}, None),
     "it is not asked: its labels are wrong": (
         {"probe": None, "silence_allowed_s": None, "probe_unknown": "its host must be localhost"},
         Doubt.NOT_PROBED,
@@ -140,11 +140,11 @@ def test_any_reported_condition_may_confirm_and_names_the_episode(
 
 
 def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -> None:
-    figures = {"unanswered_s": 131.0, "gpu_idle_s": 132.0, "ram_still_s": 133.0, "io_still_s": 134.0}
+    figures = {"unanswered_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0, "io_idle_s": 134.0}
     message = confirm(server(**figures), Trip.SERVER).message
 
     assert [each for each in ("131.0", "132.0", "133.0", "134.0", "120.0", "http") if each not in message] == []
-    assert "cgroup gone" in confirm(server(ram_still_s=None, ram_unknown="cgroup gone"), Trip.SERVER).message
+    assert "cgroup gone" in confirm(server(ram_idle_s=None, ram_unknown="cgroup gone"), Trip.SERVER).message
 
 
 # --- before anything is promised

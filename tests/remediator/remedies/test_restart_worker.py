@@ -76,7 +76,7 @@ def test_a_rank_that_was_fenced_is_stopped_while_it_spins(trips: frozenset[Trip]
     owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), trip=Trip.GANG, trips=trips)
 
     spins = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
-    steps = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS | {"beat_age_s": 1.0})))
+    steps = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS | {"step_beat_age_s": 1.0})))
 
     assert isinstance(spins, Stop)
     assert not isinstance(steps, Stop)
@@ -95,7 +95,7 @@ def test_a_rank_is_fenced_only_while_its_gang_is_stuck(trips: frozenset[Trip], f
 
 # --- a worker whose process is gone (A14)
 
-GONE = evidence(alive=False, dead_s=31.0, container_workers=0, heartbeat_age_s=40.0, cpu_still_s=None)
+GONE = evidence(alive=False, dead_s=31.0, container_workers=0, heartbeat_age_s=40.0, cpu_idle_s=None)
 DEAD_WORKER = episode(trip=Trip.DEAD_WORKER, trips=frozenset({Trip.DEAD_WORKER}))
 DOWN_WITH_IT = stopped(cgroup=None)
 
@@ -160,8 +160,8 @@ def test_a_container_that_stays_up_is_stopped_while_its_worker_is_gone_still() -
 
 
 BOTH = frozenset({Trip.STALL, Trip.DEAD_WORKER})
-BEATS = {"heartbeat_age_s": 1.0, "cpu_still_s": 0.0}
-STEPS = {"beat_age_s": 0.2}
+BEATS = {"heartbeat_age_s": 1.0, "cpu_idle_s": 0.0}
+STEPS = {"step_beat_age_s": 0.2}
 
 REPORTED: dict[str, tuple[frozenset[Trip], Trip, dict[str, Any], Trip | None]] = {
     "both are so: the one that opened it": (BOTH, Trip.STALL, DEAD, Trip.STALL),
@@ -213,7 +213,7 @@ HELD_UP: dict[str, tuple[Facts, str]] = {
     "the exporter does not answer": (facts(evidence=None, unknown="no answer"), Reason.NO_EVIDENCE),
     "the exporter's look is stale": (facts(evidence=evidence(sample_age_s=5.1)), Reason.STALE_EVIDENCE),
     "the GPU is busy": (facts(evidence=evidence(gpu_idle_s=0.0)), Reason.UNCONFIRMED),
-    "the job is not armed": (facts(evidence=evidence(beat_age_s=None)), Reason.UNCONFIRMED),
+    "the job is not armed": (facts(evidence=evidence(step_beat_age_s=None)), Reason.UNCONFIRMED),
     "the lock is dead": (facts(evidence=evidence(alive=False)), Reason.UNCONFIRMED),
     "the engine does not answer": (facts(container=None, container_known=False), Reason.NO_CONTAINER),
     "the container is in no file of ours": (facts(container=None), Reason.NO_CONTAINER),
@@ -391,12 +391,12 @@ def test_a_job_file_that_cannot_be_read_for_one_look_gives_up_no_free() -> None:
 
 
 SUCCESSOR = evidence(
-    worker_incarnation="i2", job_id=None, attempt=None, beat_age_s=None, gpu_idle_s=0.0, gpu_pids={"GPU-0": [4003]}
+    worker_incarnation="i2", job_id=None, attempt=None, step_beat_age_s=None, gpu_idle_s=0.0, gpu_pids={"GPU-0": [4003]}
 )
 
 SUCCEEDED: dict[str, tuple[dict[str, Any], Stage, Stage | type[Step]]] = {
     "another one holds the lock": ({}, Stage.FENCED, Stage.DEAD),
-    "it has a job already": ({"job_id": 8, "attempt": 1, "beat_age_s": 0.1}, Stage.FENCED, Stage.DEAD),
+    "it has a job already": ({"job_id": 8, "attempt": 1, "step_beat_age_s": 0.1}, Stage.FENCED, Stage.DEAD),
     "its job was settled after the bound": ({}, Stage.DONE, Stage.DEAD),
     "the driver lists a process of the old one still": ({"gpu_pids": {"GPU-0": [4001]}}, Stage.FENCED, Wait),
     "the driver does not say": ({"gpu_pids": None}, Stage.FENCED, Wait),
@@ -558,9 +558,9 @@ def test_the_steps_come_in_this_order(known: Facts, wanted: Step | type[Step]) -
 @pytest.mark.parametrize(
     "changed",
     [
-        {"evidence": evidence(beat_age_s=0.2)},
+        {"evidence": evidence(step_beat_age_s=0.2)},
         {"evidence": evidence(gpu_idle_s=0.0)},
-        {"evidence": evidence(ram_still_s=1.0)},
+        {"evidence": evidence(ram_idle_s=1.0)},
         {"evidence": evidence(gpu_idle_s=None)},
         {"evidence": evidence(alive=False)},
         {"evidence": evidence(sample_age_s=6.0)},
@@ -588,7 +588,7 @@ def test_what_is_not_confirmed_any_more_is_not_touched(changed: dict[str, Any], 
 
 
 def test_what_stays_unconfirmed_is_taken_back_after_the_bound_or_given_up_once_it_was_fenced() -> None:
-    alive: dict[str, Any] = {"evidence": evidence(beat_age_s=0.2)}
+    alive: dict[str, Any] = {"evidence": evidence(step_beat_age_s=0.2)}
 
     planned = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), free_for_s=120, settle_for_s=120, **alive))
     alone = decide(facts(free(Stage.PLANNED), None, free_for_s=120, **alive))
@@ -604,7 +604,7 @@ def test_patience_counts_only_while_everybody_answered() -> None:
     """The stage was entered ten minutes ago, but somebody was silent until a second ago."""
     lately: dict[str, Any] = {"free_for_s": 600.0, "settle_for_s": 600.0, "quiet_for_s": 1.0}
     lingers = {"container": stopped(), "evidence": evidence(gpu_pids={"GPU-0": [4001]})}
-    alive = {"evidence": evidence(beat_age_s=0.2)}
+    alive = {"evidence": evidence(step_beat_age_s=0.2)}
 
     dying = decide(facts(free(Stage.STOPPING), settle(Stage.DONE), **lingers, **lately))
     unconfirmed = decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), **alive, **lately))
@@ -637,7 +637,9 @@ def test_an_attempt_whose_container_is_over_is_fenced_without_evidence_for_nothi
 
 
 def test_a_worker_that_has_gone_on_to_another_attempt_keeps_its_container() -> None:
-    step = decide(facts(free(Stage.PLANNED), settle(Stage.ABANDONED), evidence=evidence(attempt=2, beat_age_s=0.1)))
+    step = decide(
+        facts(free(Stage.PLANNED), settle(Stage.ABANDONED), evidence=evidence(attempt=2, step_beat_age_s=0.1))
+    )
 
     assert step == Advance(
         kind=Kind.FREE,

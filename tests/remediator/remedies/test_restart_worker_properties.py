@@ -57,10 +57,10 @@ EVIDENCE = st.builds(
     attempt=st.sampled_from([1, 1, 2]),
     stall_timeout_s=st.sampled_from([120.0, 120.0, 0.0, None]),
     heartbeat_age_s=st.sampled_from([None, 1.0, 30.0]),
-    cpu_still_s=st.sampled_from([None, 0.0, 30.0]),
-    beat_age_s=SECONDS,
+    cpu_idle_s=st.sampled_from([None, 0.0, 30.0]),
+    step_beat_age_s=SECONDS,
     gpu_idle_s=SECONDS,
-    ram_still_s=SECONDS,
+    ram_idle_s=SECONDS,
     gpu_pids=st.sampled_from([None, {}, {"GPU-0": None}, {"GPU-0": []}, {"GPU-0": [4001]}]),
 )
 WEDGED = st.builds(evidence)
@@ -122,11 +122,11 @@ def confirmed(known: Facts) -> bool:
     seen: WorkerFacts | None = known.evidence
     if seen is None or seen.sample_age_s > LIMITS.evidence_fresh_s:
         return False
-    silence = (seen.beat_age_s, seen.gpu_idle_s, seen.ram_still_s)
+    silence = (seen.step_beat_age_s, seen.gpu_idle_s, seen.ram_idle_s)
     stalled = bool(seen.stall_timeout_s) and all(
         age is not None and age >= (seen.stall_timeout_s or 0) for age in silence
     )
-    dead = all(age is not None and age >= seen.dead_after_s for age in (seen.heartbeat_age_s, seen.cpu_still_s))
+    dead = all(age is not None and age >= seen.dead_after_s for age in (seen.heartbeat_age_s, seen.cpu_idle_s))
     reported = known.episode.trips | {known.episode.trip}
     return (
         seen.alive is True

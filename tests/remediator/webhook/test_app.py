@@ -247,9 +247,9 @@ def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
     told = ["--node-lost-after-s=90", "--wrangle-activation=2", "--executor-silent-s=7", "--intent-overdue-s=70"]
 
     with serving(tmp_path / "house", *told) as (webhook, _):
-        assert webhook.count("node_lost_after_seconds") == 90
+        assert webhook.count("host_lost_after_seconds") == 90
         assert webhook.count("wrangle_activation_items") == 2
-        assert webhook.count("executor_silent_after_seconds") == 7
+        assert webhook.count("executor_down_after_seconds") == 7
         assert webhook.count("intent_overdue_after_seconds") == 70
 
 
@@ -491,7 +491,7 @@ def test_promtool_finds_nothing_to_say_about_its_metrics(served: Served) -> None
         check=False,
     )
 
-    assert "gpuwarden_remediator_executor_beat_age_seconds" in page
+    assert "gpuwarden_remediator_executor_heartbeat_age_seconds" in page
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
@@ -503,13 +503,13 @@ def test_metrics_tell_the_host_the_executor_and_that_the_ledger_is_read(in_proce
     assert served.count("ledger_up") == 1
     assert served.count("info", nodename=HOST, version=gpuwarden.__version__) == 1
     assert served.count("armed", remedy="restart_worker") == 1
-    assert served.count("executor_beat_age_seconds") == 0
+    assert served.count("executor_heartbeat_age_seconds") == 0
     assert served.count("executor_errors_total") == 2
 
 
 def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served) -> None:
     served = in_process
-    assert (served.count("brake_latched"), served.count("paused")) == (0, 0)
+    assert (served.count("circuit_breaker_open"), served.count("paused")) == (0, 0)
     served.post(payload(sent("a"), sent("b", worker="w2"), sent("c", worker="w3")))
     served.ledger.inbox.take_new(HOST, now=1.0)
     for number in (1, 2):
@@ -519,15 +519,15 @@ def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served)
 
     assert served.count("episodes_held", reason="circuit_breaker") == 2
     assert served.count("episodes_open") == 3
-    assert (served.count("brake_latched"), served.count("paused")) == (1, 1)
+    assert (served.count("circuit_breaker_open"), served.count("paused")) == (1, 1)
     served.ledger.orders.give(Order(act=Act.RELEASE, at=4.0, who="ann", because=""))
     served.ledger.journal.record(1, "decided", "begin", "wedged", now=5.0)
-    assert (served.count("brake_latched"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
+    assert (served.count("circuit_breaker_open"), served.count("episodes_held", reason="circuit_breaker")) == (0, 1)
 
 
 def test_series_of_an_executor_that_never_ran_are_absent_not_zero(in_process: Served) -> None:
     assert in_process.count("armed", remedy="restart_worker") is None
-    assert in_process.count("executor_beat_age_seconds") is None
+    assert in_process.count("executor_heartbeat_age_seconds") is None
     assert in_process.count("episodes_open") == 0
 
 

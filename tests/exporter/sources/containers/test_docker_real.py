@@ -99,7 +99,7 @@ def test_a_real_restart_is_another_incarnation(engine: Engine, client: docker.Do
     assert second.container.id == first.container.id
     assert second.container.incarnation != first.container.incarnation
     assert second.container.pid != first.container.pid
-    assert second.ram_still_s == 0.0
+    assert second.ram_idle_s == 0.0
 
 
 def in_a_slot(client: docker.DockerClient, house: Path, script: str) -> Any:
@@ -155,8 +155,8 @@ def test_a_paused_real_container_has_no_durations(engine: Engine, client: docker
 
         def still_s(*, paused: bool) -> float | None:
             found = [each for each in sampler.sample().containers if each.container.id == real.id]
-            assert all(each.ram_still_s is None for each in found if each.container.paused)
-            return next((each.ram_still_s or 0.0 for each in found if each.container.paused is paused), None)
+            assert all(each.ram_idle_s is None for each in found if each.container.paused)
+            return next((each.ram_idle_s or 0.0 for each in found if each.container.paused is paused), None)
 
         try:
             eventually(lambda: (still_s(paused=False) or 0.0) > 0.5)

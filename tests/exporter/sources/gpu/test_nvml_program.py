@@ -185,7 +185,7 @@ def test_a_worker_is_busy_by_its_pid_then_idle(program: Exporter, driver: Driver
     assert at_work("gpu_info", gpu="GPU-0", index="0", name="Test GPU", source="nvml") == 1
     assert at_work("container_gpu_idle_seconds", container="w0") == 0
     assert at_work("container_gpu_memory_bytes", container="w0", gpu="GPU-0") == GIB
-    assert at_work("gpu_unattributed_utilization_ratio", gpu="GPU-0") == 0
+    assert at_work("gpu_unlisted_utilization_ratio", gpu="GPU-0") == 0
     assert idle("container_gpu_utilization_ratio", container="w0", gpu="GPU-0") == 0
     assert (idle("container_gpu_busy_seconds_total", container="w0", gpu="GPU-0") or 0) > 0
     assert (idle("gpu_busy_seconds_total", gpu="GPU-0") or 0) > 0
@@ -207,7 +207,7 @@ def test_hidden_work_leaves_no_zero(program: Exporter, driver: Driver, start_wor
     at_rest = program.until(lambda at: at("container_gpu_attribution_missing", container="w0") == 0)
 
     assert [hidden(f"container_gpu_{each}", container="w0") for each in told] == [None] * len(told)
-    assert (hidden("gpu_unattributed_utilization_ratio"), hidden("gpu_unattributed_memory_bytes")) == (0.7, 5 * GIB)
+    assert (hidden("gpu_unlisted_utilization_ratio"), hidden("gpu_unlisted_memory_bytes")) == (0.7, 5 * GIB)
     assert [at_rest(f"container_gpu_{each}", container="w0") for each in told] == [0] * len(told)
 
 
@@ -252,12 +252,12 @@ def test_an_instances_worker_is_not_idle(program: Exporter, driver: Driver, star
     assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-b") is None
     assert found("container_gpu_utilization_ratio", container="w0") is None
     assert found("container_gpu_idle_seconds", container="w0") is None
-    assert found("unknown_samples_total", container="w0", what="gpu", reason="not_measured")
+    assert found("container_unknown_samples_total", container="w0", what="gpu", reason="not_measured")
     assert found("gpu_mig_info", gpu="MIG-a", parent="GPU-0", gpu_instance="7", compute_instance="0") == 1
     assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml", attribution="none") == 1
     assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-a") == 1
     assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-b") is None
-    assert found("gpu_unattributed_memory_bytes", gpu="MIG-a") == GIB
+    assert found("gpu_unlisted_memory_bytes", gpu="MIG-a") == GIB
     assert found("gpu_utilization_ratio", gpu="MIG-a") is None
 
 
@@ -334,7 +334,7 @@ def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, star
     assert hung("collector_success", collector="sampler") == 1
     assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
     assert hung("worker_alive", worker="w0") == 1
-    assert hung("unknown_samples_total", container="w0", what="gpu", reason="source_failed")
+    assert hung("container_unknown_samples_total", container="w0", what="gpu", reason="source_failed")
     told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
     assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
 
@@ -371,9 +371,9 @@ def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_wor
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-0") == GIB
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-1") is None
     assert hung("container_gpu_lost_seconds", container="w1") is None
-    assert hung("container_unmoved_seconds", container="w1") is None
-    assert hung("container_unmoved_seconds", container="w0") is not None
-    assert hung("unknown_samples_total", container="w1", what="gpu", reason="hung")
+    assert hung("container_no_progress_seconds", container="w1") is None
+    assert hung("container_no_progress_seconds", container="w0") is not None
+    assert hung("container_unknown_samples_total", container="w1", what="gpu", reason="hung")
     assert hung("collector_success", collector="source_gpu") == 1
     assert hung("driver_processes_killed_total") == 1
     assert back("gpu_lost_seconds", gpu="GPU-1") == 0

@@ -31,7 +31,7 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.slow]
 
 GIB: Final = 2**30
-RETURNING: Final = "gpu_memory_returning_bytes"
+RETURNING: Final = "gpu_memory_reclaiming_bytes"
 SLEEPS: Final = 3
 """Processes in each container: a shell and two that sleep."""
 
@@ -189,7 +189,7 @@ def test_of_a_container_without_a_gpu_it_is_told_that_it_is_on_none_while_that_i
     house: Path, driver: Driver, engine: Engine, client: docker.DockerClient, passer_by: int
 ) -> None:
     def told(at: Scrape) -> float | None:
-        return at("container_gpu_not_seen_busy_seconds", container="gpuwarden-c8-not-ours")
+        return at("container_gpu_last_busy_age_seconds", container="gpuwarden-c8-not-ours")
 
     with (
         tenants(client),
