@@ -74,5 +74,5 @@ def _stalls() -> builders.AnnotationQuery:
         .datasource(DATASOURCE)
         .enable(enable=True)
         .icon_color("red")
-        .expr(f'ALERTS{{trip="stall", alertstate="firing", {WORKER}}}')
+        .expr(f'ALERTS{{condition="stall", alertstate="firing", {WORKER}}}')
     )

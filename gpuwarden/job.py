@@ -62,7 +62,7 @@ class State(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     FENCING = "fencing"
-    NODE_LOST = "node_lost"
+    HOST_LOST = "host_lost"
     FINISHED = "finished"
     BLOCKED = "blocked"
     COMPLETED = "completed"
@@ -120,22 +120,22 @@ MOVES: Final[Mapping[Move, Legal]] = {
     # others along: they are ended as one.
     Move.FINISH: _legal(State.FINISHED, State.RUNNING),
     Move.CLOSE: _legal(State.COMPLETED, State.FINISHED),
-    Move.RECALL: _legal(State.QUEUED, State.RUNNING, State.NODE_LOST, State.FINISHED),
+    Move.RECALL: _legal(State.QUEUED, State.RUNNING, State.HOST_LOST, State.FINISHED),
     # The lease gives away what nobody renews. A fence has one too: whoever owes the settle renews it. A job whose host
     # is lost has one only where its queue says for how long it is to be held (D4).
-    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST),
+    Move.RECLAIM: _legal(State.QUEUED, State.RUNNING, State.FENCING, State.HOST_LOST),
     # A new incarnation of the worker has registered, so the one that held the job is over. A fenced job's settle is
     # owed already, and stays so.
-    Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING, State.NODE_LOST),
+    Move.SUPERSEDE: _legal(State.QUEUED, State.RUNNING, State.HOST_LOST),
     # What would queue the job once more finds a cap used up.
-    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING, State.NODE_LOST, State.FINISHED),
+    Move.EXHAUST: _legal(State.FAILED, State.RUNNING, State.FENCING, State.HOST_LOST, State.FINISHED),
     # A trip: fence first, so that neither the old attempt nor a new claim can move the job; then settle.
-    Move.FENCE: _legal(State.FENCING, State.RUNNING, State.NODE_LOST),
+    Move.FENCE: _legal(State.FENCING, State.RUNNING, State.HOST_LOST),
     Move.REQUEUE: _legal(State.QUEUED, State.FENCING),
     Move.FAIL: _legal(State.FAILED, State.FENCING),
     # A silent host is not a failed job.
-    Move.LOSE: _legal(State.NODE_LOST, State.RUNNING),
-    Move.RETURN: _legal(State.RUNNING, State.NODE_LOST),
+    Move.LOSE: _legal(State.HOST_LOST, State.RUNNING),
+    Move.RETURN: _legal(State.RUNNING, State.HOST_LOST),
     # A person, or a rule about the whole job.
     Move.BLOCK: _legal(State.BLOCKED, State.WAITING, State.QUEUED),
     # A rule about the whole job: nobody else claims it, so its worker may take a second to find out.
@@ -145,7 +145,7 @@ MOVES: Final[Mapping[Move, Legal]] = {
     Move.DEFER: _legal(State.WAITING, State.BLOCKED),
     Move.CANCEL: _legal(
         State.CANCELLED,
-        *(State.WAITING, State.QUEUED, State.RUNNING, State.FENCING, State.NODE_LOST, State.FINISHED, State.BLOCKED),
+        *(State.WAITING, State.QUEUED, State.RUNNING, State.FENCING, State.HOST_LOST, State.FINISHED, State.BLOCKED),
     ),
 }
 
@@ -302,7 +302,7 @@ class Phase(StrEnum):
         return self in (Phase.LOAD, Phase.EVAL, Phase.SAVE, Phase.CHECKPOINT)
 
 
-class Trip(StrEnum):
+class Condition(StrEnum):
     """Which condition ended an attempt, a server or a tenant, has jobs held or a run judged; told apart (A18)."""
 
     STALL = "stall"
@@ -311,7 +311,7 @@ class Trip(StrEnum):
     DEAD_WORKER = "dead_worker"
     GANG = "gang"
     SERVER = "server"
-    NODE_LOST = "node_lost"
+    HOST_LOST = "host_lost"
     VRAM = "vram"
     ITEMS = "items"
 
@@ -324,4 +324,9 @@ class Trip(StrEnum):
 EXIT_DISOWNED: Final = 77
 """The exit code of a worker that found it no longer owns its job and stopped itself (A11)."""
 
-_EXIT_CODES: Final[Mapping[Trip, int]] = {Trip.BUDGET: 75, Trip.STALL: 76, Trip.GANG: 76, Trip.HEALTH: 78}
+_EXIT_CODES: Final[Mapping[Condition, int]] = {
+    Condition.BUDGET: 75,
+    Condition.STALL: 76,
+    Condition.GANG: 76,
+    Condition.HEALTH: 78,
+}

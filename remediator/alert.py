@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.state_file import TEXT_MAX as NAME_MAX
 from gpuwarden.state_file import is_text
 from remediator.plan import Subject
@@ -47,7 +47,7 @@ class Admits(Protocol):
     """What a remedy accepts: the conditions it can confirm, and its kind of target."""
 
     @property
-    def trips(self) -> Collection[Trip]:
+    def conditions(self) -> Collection[Condition]:
         """The conditions."""
 
     @property
@@ -166,12 +166,12 @@ def subject(labels: Mapping[str, str]) -> tuple[Subject, str]:
 
     A silent server and its VRAM use have separate episodes. Failing items belong to their run.
     """
-    if labels.get("trip") == Trip.ITEMS:
+    if labels.get("condition") == Condition.ITEMS:
         return Subject.RUN, labels.get("run", "")
     if worker := labels.get("worker"):
         return Subject.WORKER, worker
     if container := labels.get("container"):
-        return Subject.TENANT if labels.get("trip") == Trip.VRAM else Subject.SERVER, container
+        return Subject.TENANT if labels.get("condition") == Condition.VRAM else Subject.SERVER, container
     return Subject.HOST, labels.get("host", "")
 
 
@@ -194,11 +194,11 @@ def admit(alert: Alert, *, hosts: Collection[str], remedies: Mapping[str, Admits
     elif remedy not in remedies:
         known = ", ".join(sorted(remedies))
         reason, message = Reason.UNKNOWN_REMEDY, f"unknown remedy {_short(remedy) or '(none)'}; known: {known}"
-    elif labels.get("trip") not in remedies[remedy].trips:
-        known = ", ".join(sorted(remedies[remedy].trips))
+    elif labels.get("condition") not in remedies[remedy].conditions:
+        known = ", ".join(sorted(remedies[remedy].conditions))
         reason, message = (
-            Reason.UNKNOWN_TRIP,
-            f"unknown trip {_short(labels.get('trip')) or '(none)'}; {remedy} confirms: {known}",
+            Reason.UNKNOWN_CONDITION,
+            f"unknown trip {_short(labels.get('condition')) or '(none)'}; {remedy} confirms: {known}",
         )
     elif remedies[remedy].subject is Subject.HOST:
         return _admit_host(alert, remedy)

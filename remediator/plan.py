@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final, Literal
 
 from gpuwarden.evidence import ContainerFacts, ServerFacts, WorkerFacts
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.procfs import ProcessId
 from gpuwarden.queue.items.tally import RunTally
 from remediator.reasons import Reason
@@ -90,7 +90,7 @@ class Episode:
     """One failure, from alert to outcome.
 
     Args:
-        trip: the condition that it is known by.
+        condition: the condition that it is known by.
         worker: name of the target: worker, container, host or run.
         trips: conditions of the firing alerts.
         incarnation: of the worker, or of the container; `None` for a host or run.
@@ -100,12 +100,12 @@ class Episode:
 
     episode_id: int
     remedy: str
-    trip: Trip
+    condition: Condition
     host: str
     worker: str
     opened_at: float
     firing: bool
-    trips: frozenset[Trip]
+    conditions: frozenset[Condition]
     incarnation: str | None
     job_id: int | None
     attempt: int | None
@@ -308,13 +308,13 @@ class Begin:
     """Write the intents.
 
     Args:
-        trip: the confirmed condition.
+        condition: the confirmed condition.
         settle_key: `None` if the container runs no job of the queue.
         worker_incarnation: the worker in the evidence; only its job is settled.
         pids: processes that must exit before the container counts as dead, with those in `cgroup`.
     """
 
-    trip: Trip
+    condition: Condition
 
     free_key: str
     container_kind: str

@@ -31,7 +31,7 @@ class Reason(StrEnum):
     DECLINED = "declined", "an operator declined it; `gpuwarden approve` allows it"
     CIRCUIT_BREAKER = (
         "circuit_breaker",
-        "the circuit breaker is open; an operator closes it (`gpuwarden brake release`)",
+        "the circuit breaker is open; an operator closes it (`gpuwarden breaker reset`)",
     )
     GRACE_PERIOD = "grace_period", "the worker was warned and has its grace period for a checkpoint"
 
@@ -101,7 +101,7 @@ class Reason(StrEnum):
     NO_HOST = "no_host", "the alert has no label `host`"
     OTHER_HOST = "other_host", "no executor of this ledger runs on the alert's host"
     UNKNOWN_REMEDY = "unknown_remedy", "the label `remedy` names no remedy"
-    UNKNOWN_TRIP = "unknown_trip", "the remedy cannot confirm the label `trip`"
+    UNKNOWN_CONDITION = "unknown_condition", "the remedy cannot confirm the label `condition`"
     NO_WORKER = "no_worker", "the remedy needs the label `worker`"
     NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
     NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"

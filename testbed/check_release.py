@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field, ValidationError
 from deploy.standalone import config_files, debian_packages, package_data
 from gpuwarden.cli import main as cli
 from gpuwarden.docs_pages import RUNBOOKS
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.remedies import REMEDIES
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
@@ -309,9 +309,9 @@ def run_part(program: str, *arguments: str, env: Mapping[str, str] | None = None
 
 
 def _label_problems(rule: _Rule) -> list[str]:
-    problems = [f"label {name} is missing or empty" for name in ("remedy", "trip") if not rule.labels.get(name)]
-    if (trip := rule.labels.get("trip")) and trip not in list(Trip):
-        problems.append(f"trip {trip} is unknown; known: {', '.join(Trip)}")
+    problems = [f"label {name} is missing or empty" for name in ("remedy", "condition") if not rule.labels.get(name)]
+    if (condition := rule.labels.get("condition")) and condition not in list(Condition):
+        problems.append(f"condition {condition} is unknown; known: {', '.join(Condition)}")
     held = [
         name for name, found in (("for", rule.wait), ("keep_firing_for", rule.keep_firing_for)) if found is not None
     ]

@@ -10,7 +10,7 @@ from bench.corpus import scenario_file
 from bench.corpus.judge import OURS, POLICY_NAMES, JudgeError, Played, Score, play, score
 from bench.corpus.scenario_file import ScenarioError
 from bench.figures import BenchError, Figure, figure, progress
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 
 
 def measure() -> Iterator[Figure]:
@@ -43,7 +43,9 @@ def measure() -> Iterator[Figure]:
 def scores(played: Sequence[Played]) -> Iterator[tuple[str, Score]]:
     """Each policy by its name: ours, ours without what is marked `not_yet` or is left to a budget, and the others."""
     yield f"{OURS}, but for what is marked", score([each for each in played if not each.scenario.not_yet], OURS)
-    found_at_once = [each for each in played if Trip.BUDGET not in {verdict.trip for verdict in each.scenario.verdicts}]
+    found_at_once = [
+        each for each in played if Condition.BUDGET not in {verdict.condition for verdict in each.scenario.verdicts}
+    ]
     yield f"{OURS}, but for what a budget ends", score(found_at_once, OURS)
     yield OURS, score(played, OURS)
     for policy in POLICY_NAMES:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from bench.corpus.host import Key, identities, recycled, series, tally
 from bench.corpus.scenario import REMEDIES, TELLING, Scenario, Timeline, Verdict
 from deploy.standalone import debian_packages
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
 from remediator.remedies import wrangle
 from testbed.check_release import CHECKOUT, RULES_GLOB
@@ -44,7 +44,7 @@ NAMING: Final = ("job_id", "attempt", "incarnation")
 NAMELESS: Final = ("wrangle", "GpuwardenServerProbeFailing")
 """The remedy, and the alert, for which it says neither: it is for whoever works on a run's items, or for a person."""
 
-JOBS: Final = (Trip.STALL, Trip.GANG, Trip.HEALTH, Trip.DEAD_WORKER, Trip.BUDGET)
+JOBS: Final = (Condition.STALL, Condition.GANG, Condition.HEALTH, Condition.DEAD_WORKER, Condition.BUDGET)
 """What goes wrong with jobs, rather than with servers, tenants or hosts."""
 
 _METRIC = re.compile(r"\b(?:gpuwarden_[a-z0-9_]+|up)\b")
@@ -68,7 +68,7 @@ class Fired:
     policy: str
     alert: str
     remedy: str
-    trip: str
+    condition: str
     of: str
     at_s: int
     named: Mapping[str, str] = field(default_factory=dict)
@@ -119,9 +119,9 @@ class Played:
         for verdict in self.scenario.verdicts:
             for of in (verdict.of, *verdict.or_of):
                 began_s = self.began_s.get(of)
-                if verdict.trip in JOBS and began_s is not None and began_s <= verdict.due_s:
+                if verdict.condition in JOBS and began_s is not None and began_s <= verdict.due_s:
                     at_s = self.scenario.evaluated_s(began_s + TIME_LIMIT_S)
-                    yield Fired(policy=policy, alert="at last", remedy="", trip="", of=of, at_s=at_s)
+                    yield Fired(policy=policy, alert="at last", remedy="", condition="", of=of, at_s=at_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,13 +147,13 @@ class Score:
 def score(played: Sequence[Played], policy: str) -> Score:
     """Sum up one policy."""
     judged = [(each.scenario, each.judgement(policy)) for each in played]
-    missed = Counter(verdict.trip in JOBS for _, each in judged for verdict in each.missed)
-    wanted = Counter(verdict.trip in JOBS for each in played for verdict in each.scenario.verdicts)
+    missed = Counter(verdict.condition in JOBS for _, each in judged for verdict in each.missed)
+    wanted = Counter(verdict.condition in JOBS for each in played for verdict in each.scenario.verdicts)
     found = [
         (one, verdict, fired.at_s)
         for one, each in judged
         for verdict, fired in each.found.items()
-        if policy == OURS or verdict.trip in JOBS
+        if policy == OURS or verdict.condition in JOBS
     ]
     return Score(
         false=sum(len(each.false) for _, each in judged),
@@ -161,7 +161,7 @@ def score(played: Sequence[Played], policy: str) -> Score:
         wedged=wanted[True],
         missed_others=missed[False],
         others=wanted[False],
-        took_s=[float(at_s - verdict.since_s) for _, verdict, at_s in found if verdict.trip in JOBS],
+        took_s=[float(at_s - verdict.since_s) for _, verdict, at_s in found if verdict.condition in JOBS],
         late_s=[float(at_s - verdict.due_s) for _, verdict, at_s in found],
         late_evaluations=[
             max(0, -(-(at_s - one.deadline_s(verdict)) // one.evaluate_s)) for one, verdict, at_s in found
@@ -355,7 +355,7 @@ def accuses(labels: Mapping[str, str], *, at_s: int) -> Fired | None:
     if target == "gpu":
         of = f"{labels.get('host', 'nobody: no label host')}/{of.removeprefix('GPU-')}"
     return Fired(
-        policy=policy, alert=labels["alertname"], remedy=remedy, trip=labels.get("trip", ""),
+        policy=policy, alert=labels["alertname"], remedy=remedy, condition=labels.get("condition", ""),
         of=of, at_s=at_s,
         named={name: labels[name] for name in NAMING if name in labels},
     )  # fmt: skip
@@ -411,13 +411,13 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
             yield f"nothing acts on {' or '.join((verdict.of, *verdict.or_of))}, which is due at {verdict.due_s}s"
             continue
         acts, at_s, last_s = f"{first[of].alert} acts on {of}", first[of].at_s, scenario.deadline_s(verdict)
-        said = [f"{one.remedy} for {one.trip}" for one in fired if (one.of, one.at_s) == (of, at_s)]
+        said = [f"{one.remedy} for {one.condition}" for one in fired if (one.of, one.at_s) == (of, at_s)]
         if at_s < verdict.due_s:
             yield f"{acts} at {at_s}s, which is due at {verdict.due_s}s and not before"
         elif at_s > last_s:
             yield f"{acts} at {at_s}s, which is late: it is due at {verdict.due_s}s, to be told by {last_s}s"
-        elif f"{verdict.remedy} for {verdict.trip}" not in said:
-            yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.trip} is wanted"
+        elif f"{verdict.remedy} for {verdict.condition}" not in said:
+            yield f"{acts}: {', '.join(said)}; {verdict.remedy} for {verdict.condition} is wanted"
         elif verdict.then and (decided := _decided(scenario, of, at_s)) != verdict.then:
             yield f"{acts}, and then is decided: {decided}; {verdict.then} is wanted"
         else:

@@ -8,7 +8,7 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     gpus       by number, where one is not simply there: `5m: lost`; `0:1` is the second instance (MIG) of the first
     hosts      by name, where one is not simply watched: `5m: unscraped`
     prometheus where it does not simply run: `5m: down`
-    verdict    `none`, or one or a list of {trip, remedy, of, since, due}: what went wrong at `since` is to be acted on
+    verdict    `none`, or one or a list of {condition, remedy, of, since, due}: what went wrong at `since` is to be acted on
                at `due`, the earliest moment at which what is known allows it, and on nobody else; with `then`, what
                is decided then about who fails the items of a run: lock (the worker), block, move (the run) or wait
     told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeVar
 
-from gpuwarden.job import STALL_TIMEOUT_S, JobClass, Phase, Trip
+from gpuwarden.job import STALL_TIMEOUT_S, Condition, JobClass, Phase
 
 
 class Process(StrEnum):
@@ -163,7 +163,7 @@ REMEDIES: Final = {
     "restart_worker": "worker",
     "restart_container": "container",
     "recycle_container": "container",
-    "lose_node": "host",
+    "hold_lost_host": "host",
     "wrangle": "worker",
 }
 """What can be done, and by which label each remedy knows on whom."""
@@ -243,7 +243,7 @@ class Verdict:
     moment about who fails the items of a run; empty where nothing is said.
     """
 
-    trip: Trip
+    condition: Condition
     remedy: str
     of: str
     since_s: int

@@ -34,7 +34,7 @@ from bench.corpus.scenario import (
     gpus_of,
 )
 from exporter.model.gpu import THROTTLE_REASONS
-from gpuwarden.job import JobClass, Phase, Trip
+from gpuwarden.job import Condition, JobClass, Phase
 
 SCENARIOS: Final = Path(__file__).with_name("scenarios")
 
@@ -435,14 +435,14 @@ def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Ite
     if isinstance(node, yaml.ScalarNode):
         if node.value != "none":
             said = f"{node.value!r} is no verdict" if node.value else "there is none"
-            raise reader.at("verdict", f"{said}; write none, or {{trip, remedy, of, since, due}}")
+            raise reader.at("verdict", f"{said}; write none, or {{condition, remedy, of, since, due}}")
         return
     seen: set[str] = set()
     for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
         inner = _Reader(reader.file, each)
-        trip, remedy = inner.text("trip"), inner.text("remedy")
-        if trip not in list(Trip):
-            raise inner.at("trip", f"{trip!r} is none of: {', '.join(Trip)}")
+        condition, remedy = inner.text("condition"), inner.text("remedy")
+        if condition not in list(Condition):
+            raise inner.at("condition", f"{condition!r} is none of: {', '.join(Condition)}")
         if remedy not in REMEDIES:
             raise inner.at("remedy", f"{remedy!r} is none of: {', '.join(REMEDIES)}")
         said = inner.take("of")
@@ -459,10 +459,10 @@ def _verdicts(reader: _Reader, known: Mapping[str, tuple[str, set[str]]]) -> Ite
             raise inner.at("then", f"{then!r} will not do; wanted is, of who is to be wrangled, {', '.join(DECIDED)}")
         since_s = inner.time("since")
         verdict = Verdict(
-            trip=Trip(trip), remedy=remedy, of=anybody[0], or_of=tuple(anybody[1:]), since_s=since_s,
+            condition=Condition(condition), remedy=remedy, of=anybody[0], or_of=tuple(anybody[1:]), since_s=since_s,
             due_s=inner.time("due", since_s), then=then,
         )  # fmt: skip
-        inner.finish("one of trip, remedy, of, since, due, then")
+        inner.finish("one of condition, remedy, of, since, due, then")
         if verdict.due_s < since_s:
             raise inner.at("due", "it comes before what went wrong; let it be as late as `since`, or later")
         yield verdict

@@ -7,7 +7,7 @@ from typing import ClassVar, Final, Self
 from bench.figures import BenchError
 from bench.queue.worker import QUEUE_NAME, Chore, Worker, execute
 from gpuwarden.db.changes import Changes
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.schema import JOBS, METADATA
 from gpuwarden.worker.worker import IDLE_WAIT_S
@@ -113,14 +113,14 @@ class Ours(Worker):
 
     def _lose(self, job: Job) -> None:
         """A trip: the job is fenced and queued again, and the worker, which that ends, starts anew."""
-        trip, store = Trip.STALL, self._store
+        condition, store = Condition.STALL, self._store
         _accepted(
             store.fencing.fence(
-                job.job_id, attempt=job.attempt, incarnation=self._incarnation, trip=trip, now=store.now()
+                job.job_id, attempt=job.attempt, incarnation=self._incarnation, condition=condition, now=store.now()
             ),
             job,
         )
-        _accepted(store.fencing.requeue(job.job_id, attempt=job.attempt, trip=trip, now=store.now()), job)
+        _accepted(store.fencing.requeue(job.job_id, attempt=job.attempt, condition=condition, now=store.now()), job)
         self._begun += 1
         self._incarnation = f"{self._name}-{self._begun}"
         store.claims.register(

@@ -18,7 +18,7 @@ from bench.figures import BenchError, Figure, figure, progress
 from bench.remediator.openloop import Answered
 from bench.webhook import ALERT
 from deploy.standalone.stack import Chain
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Begin, Close, Wait
 from remediator.reasons import Reason
@@ -43,7 +43,7 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
         with ThreadPoolExecutor(THREADS) as pool:
             outcomes = Counter(pool.map(lambda name: _try_to_begin(ledger, name), names))
         took_s = time.perf_counter() - began_s
-        if ledger.orders.current().brake() is None:
+        if ledger.orders.current().breaker() is None:
             raise BenchError(f"the brake is not latched after {hosts} hosts: {outcomes}")
     yield figure("remediator", f"{what}: begun before the brake latched", "", [float(outcomes["begun"])])
     yield figure("remediator", f"{what}: held by it", "", [float(outcomes[Reason.CIRCUIT_BREAKER])])
@@ -64,7 +64,7 @@ def _try_to_begin(ledger: Ledger, host: str) -> str:
         pass
     (episode,) = ledger.episodes.list_open(host)
     step = Begin(
-        trip=Trip.STALL,
+        condition=Condition.STALL,
         free_key=f"{host} incarnation",
         container_kind="process",
         container_handle=host,

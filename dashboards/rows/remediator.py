@@ -57,12 +57,14 @@ PANELS: Final = (
         queries=(
             Query(
                 expr=or_none(
-                    aggregate("max", ("host", "outcome", "trip"), "gpuwarden_remediator_episodes_total", where=HOST),
+                    aggregate(
+                        "max", ("host", "outcome", "condition"), "gpuwarden_remediator_episodes_total", where=HOST
+                    ),
                     _KNOWN,
                     "outcome",
-                    "trip",
+                    "condition",
                 ),
-                legend="{{host}} {{outcome}} ({{trip}})",
+                legend="{{host}} {{outcome}} ({{condition}})",
             ),
         ),
     ),

@@ -173,7 +173,7 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
     """What was lost with its host cannot be reached: that it was cancelled is no word of its process (D7)."""
-    lost = list(store.queries.newest(states=frozenset({State.NODE_LOST})))
+    lost = list(store.queries.newest(states=frozenset({State.HOST_LOST})))
     code = _cancel_them(store, arguments)
     stands = store.queries.states_of(job.job_id for job in lost)
     for job in lost:
@@ -222,7 +222,7 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 
     def goes_on() -> bool:
         now = store.job(job.job_id)
-        return now.state in (State.RUNNING, State.NODE_LOST) and path.name == job_logs.name_of(now.job_id, now.attempt)
+        return now.state in (State.RUNNING, State.HOST_LOST) and path.name == job_logs.name_of(now.job_id, now.attempt)
 
     for line in job_logs.lines(path, goes_on=goes_on if arguments.follow else None):
         print(line, end="", flush=True)

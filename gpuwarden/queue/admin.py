@@ -76,7 +76,7 @@ class Admin(QueueBase):
 
     def workers(self, *, now: float) -> list[WorkerRow]:
         """Every slot that has ever registered, by host and name, with the job it runs."""
-        has = sql.is_in({State.RUNNING, State.NODE_LOST})
+        has = sql.is_in({State.RUNNING, State.HOST_LOST})
         job = select(JOBS.c.job_id).where(JOBS.c.host == WORKERS.c.host, JOBS.c.worker == WORKERS.c.worker, has)
         found = select(WORKERS, job.limit(1).scalar_subquery().label("job_id"))
         with reading(self._engine) as connection:

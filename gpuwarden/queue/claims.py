@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from gpuwarden.db.transactions import autocommit, reading, writing
-from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, JobClass, JobId, Kind, Move, State, Trip
+from gpuwarden.job import AFFINITY_S, FRESH_S, LEASE_S, Condition, JobClass, JobId, Kind, Move, State
 from gpuwarden.queue import ranks, runs, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DrainedError, Job, ReplacedError, Result, check_result, to_job
@@ -210,14 +210,14 @@ class Claims(QueueBase):
             ranks.recall(connection, released, now)
             return bool(released)
 
-    def retired_for(self, *, host: str, worker: str, incarnation: str) -> Trip | None:
+    def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:
         """The trip for which this incarnation's job was taken; `None` where none was, or its replacement is there."""
-        trip = select(WORKERS.c.retired_for).where(
+        condition = select(WORKERS.c.retired_for).where(
             WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired == incarnation
         )
         with reading(self._engine) as connection:
-            found = connection.scalar(trip)
-        return None if found is None else Trip(found)
+            found = connection.scalar(condition)
+        return None if found is None else Condition(found)
 
 
 @Prepared
@@ -280,7 +280,7 @@ def _renew(**its: ColumnElement[Any]) -> Executable:
 @Prepared
 def _owned(**its: ColumnElement[Any]) -> Executable:
     claimed = sql.claimed(its["job_id"], its["attempt"], its["incarnation"])
-    return select(JOBS.c.job_id).where(claimed, sql.is_in({State.RUNNING, State.NODE_LOST}))
+    return select(JOBS.c.job_id).where(claimed, sql.is_in({State.RUNNING, State.HOST_LOST}))
 
 
 @Prepared

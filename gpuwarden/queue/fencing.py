@@ -6,7 +6,7 @@ from sqlalchemy import Connection, and_, case, delete, select, update
 
 from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.transactions import reading, upsert, writing
-from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Move, State, Trip
+from gpuwarden.job import FENCE_S, REQUEUE_PRIORITY, Condition, Move, State
 from gpuwarden.queue import ranks, sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import DeadWorker, Slot
@@ -22,14 +22,14 @@ FLAG_FRESH_S: Final = 90.0
 class Fencing(QueueBase):
     """A trip's moves: each names the attempt."""
 
-    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
         """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
 
         The worker's incarnation claims nothing more either, and its row stops advertising a model (A12). False unless
         `incarnation` holds the job: what a worker's state files say of another worker's job moves nothing.
         """
         held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
-        take = sql.transition(Move.FENCE, held, because=f"{trip}: fenced", lease_expires_at=now + FENCE_S)
+        take = sql.transition(Move.FENCE, held, because=f"{condition}: fenced", lease_expires_at=now + FENCE_S)
         with writing(self._engine) as connection:
             slot = connection.execute(select(JOBS.c.host, JOBS.c.worker, JOBS.c.queue).where(held)).one_or_none()
             if slot is None:
@@ -40,8 +40,8 @@ class Fencing(QueueBase):
             if connection.execute(take).rowcount != 1:
                 return False
             retire = sql.of_worker(slot.host, slot.worker, incarnation)
-            connection.execute(retire.values(**sql.retired(incarnation, now), retired_for=trip))
-            if trip is Trip.DEAD_WORKER:
+            connection.execute(retire.values(**sql.retired(incarnation, now), retired_for=condition))
+            if condition is Condition.DEAD_WORKER:
                 _flag(
                     connection, slot.host, slot.worker, slot.queue, incarnation, f"job {job_id} was taken from it", now
                 )
@@ -64,7 +64,14 @@ class Fencing(QueueBase):
             return True
 
     def requeue(
-        self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+        self,
+        job_id: int,
+        *,
+        attempt: int,
+        condition: Condition,
+        now: float,
+        avoid: Slot | None = None,
+        avoid_s: float = 0.0,
     ) -> bool:
         """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event.
 
@@ -78,7 +85,7 @@ class Fencing(QueueBase):
             JOBS.c.attempt < JOBS.c.attempts_max,
             priority=sql.least(JOBS.c.priority, REQUEUE_PRIORITY),
             watchdog_retries=JOBS.c.watchdog_retries + 1,
-            because=f"{trip}: requeued",
+            because=f"{condition}: requeued",
             queued_at=now,
             **sql.UNCLAIMED,
         )
@@ -122,8 +129,10 @@ class Fencing(QueueBase):
         By incarnation, so that its replacement is free. False when the row is absent or already replaced.
         """
         with writing(self._engine) as connection:
-            trip = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
-            retire = sql.of_worker(host, worker, incarnation).values(**sql.retired(incarnation, now), retired_for=trip)
+            condition = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
+            retire = sql.of_worker(host, worker, incarnation).values(
+                **sql.retired(incarnation, now), retired_for=condition
+            )
             return connection.execute(retire).rowcount == 1
 
 

@@ -17,7 +17,7 @@ class LostHosts(QueueBase):
         """What runs on a host or is lost with it, and when the worker that holds it was last heard of; by job."""
         slot = and_(WORKERS.c.host == JOBS.c.host, WORKERS.c.worker == JOBS.c.worker)
         its = and_(slot, WORKERS.c.incarnation == JOBS.c.claimed_by)
-        held = sql.is_in({State.RUNNING, State.NODE_LOST})
+        held = sql.is_in({State.RUNNING, State.HOST_LOST})
         found = (
             select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.state, WORKERS.c.last_seen_at)
             .select_from(JOBS.outerjoin(WORKERS, its))

@@ -30,7 +30,7 @@ def _partial(name: str, *columns: str, where: str) -> Index:
 # SQLite numbers rows by itself only where the key is called INTEGER, which has 64 bits there.
 ID = BigInteger().with_variant(Integer, "sqlite")
 
-AT_WORK = "state IN ('waiting', 'running', 'fencing', 'node_lost', 'finished', 'blocked')"
+AT_WORK = "state IN ('waiting', 'running', 'fencing', 'host_lost', 'finished', 'blocked')"
 """The jobs that are neither over nor claimable. SQLite uses their index only for a query that says just this."""
 
 UNWELL = "state IN ('failed', 'cancelled')"

@@ -120,7 +120,7 @@ def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) 
         JOBS.c.host == host,
         JOBS.c.worker == worker,
         JOBS.c.claimed_by == incarnation,
-        is_in({State.RUNNING, State.NODE_LOST}),
+        is_in({State.RUNNING, State.HOST_LOST}),
     )
 
 
@@ -306,7 +306,7 @@ def held_by_lost(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
     """Whether a GPU of this worker is another's whose host seems lost, and whose job may still run on it (D4)."""
     lost, theirs = JOBS.alias("lost"), WORKER_GPUS.alias("theirs")
     same = and_(theirs.c.host == lost.c.host, theirs.c.worker == lost.c.worker, theirs.c.gpu.in_(gpus_of(host, worker)))
-    return exists().where(is_in({State.NODE_LOST}, lost), same).correlate_except(lost, theirs)
+    return exists().where(is_in({State.HOST_LOST}, lost), same).correlate_except(lost, theirs)
 
 
 def better_elsewhere(

@@ -83,9 +83,9 @@ class Lease:
         def ask() -> None:
             host, name, incarnation = self._settings.host, self._settings.name, self._reporter.incarnation
             with suppress(Exception):  # whatever it is, it must not keep this worker from its end
-                trip = self._store.claims.retired_for(host=host, worker=name, incarnation=incarnation)
-                if trip is not None:
-                    codes.append(trip.exit_code)
+                condition = self._store.claims.retired_for(host=host, worker=name, incarnation=incarnation)
+                if condition is not None:
+                    codes.append(condition.exit_code)
 
         asking = threading.Thread(target=ask, name="gpuwarden-trip", daemon=True)
         asking.start()

@@ -18,7 +18,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
 from gpuwarden.format import Help
-from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Trip
+from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
 from gpuwarden.reporter import DEFAULT_DIR, Reporter, host_key, state_directory
@@ -119,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=Help,
         epilog="Exit codes: 0 told to stop; 1 could not start, or the queue would not take a result; "
         f"{EXIT_DISOWNED} the job was taken away (A11), or this incarnation of the worker is over; "
-        f"{Trip.BUDGET.exit_code} it was taken for its budget, {Trip.STALL.exit_code} for a stall, "
-        f"{Trip.HEALTH.exit_code} for its GPU's health (A18).",
+        f"{Condition.BUDGET.exit_code} it was taken for its budget, {Condition.STALL.exit_code} for a stall, "
+        f"{Condition.HEALTH.exit_code} for its GPU's health (A18).",
     )
     parser.add_argument("body", metavar="BODY", nargs="?",
                         help="module:function that loads a job and returns its work, or module:queue, or the module "

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.queue import Slot
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import HeldJob, JobFacts, Wrangle
@@ -22,13 +22,15 @@ class Queue(Protocol):
     def job(self, job_id: int) -> JobFacts | None:
         """Read a job; `None` if unknown."""
 
-    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
         """Fence a running job; false if another attempt or incarnation runs."""
 
     def renew_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
         """Renew the fence of a job; false if not fenced."""
 
-    def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
+    def requeue(
+        self, job_id: int, *, attempt: int, condition: Condition, now: float, avoid: Slot, avoid_s: float
+    ) -> bool:
         """Requeue a fenced job, for `avoid_s` seconds not at `avoid`; false if not fenced."""
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:

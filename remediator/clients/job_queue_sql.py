@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gpuwarden.fields import made_from
 from gpuwarden.format import stamp
-from gpuwarden.job import HEARTBEAT_S, JobId, Trip
+from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
@@ -35,17 +35,21 @@ class BuiltinQueue:
             return None
         return made_from(found, JobFacts, retried=found.job_class.retried)
 
-    def fence(self, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+    def fence(self, job_id: int, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
         """See `Queue`."""
-        return self._store.fencing.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=now)
+        return self._store.fencing.fence(job_id, attempt=attempt, incarnation=incarnation, condition=condition, now=now)
 
     def renew_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
         """See `Queue`."""
         return self._store.fencing.hold_fence(job_id, attempt=attempt, now=now)
 
-    def requeue(self, job_id: int, *, attempt: int, trip: Trip, now: float, avoid: Slot, avoid_s: float) -> bool:
+    def requeue(
+        self, job_id: int, *, attempt: int, condition: Condition, now: float, avoid: Slot, avoid_s: float
+    ) -> bool:
         """See `Queue`."""
-        return self._store.fencing.requeue(job_id, attempt=attempt, trip=trip, now=now, avoid=avoid, avoid_s=avoid_s)
+        return self._store.fencing.requeue(
+            job_id, attempt=attempt, condition=condition, now=now, avoid=avoid, avoid_s=avoid_s
+        )
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
         """See `Queue`."""

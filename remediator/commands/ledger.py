@@ -37,7 +37,7 @@ def lines(history: EpisodeHistory) -> list[str]:
     """
     job = "no job" if history.job_id is None else f"job {history.job_id} attempt {history.attempt}"
     heading = (
-        f"episode {history.episode_id}: {history.trip} of {plain(history.worker)} on {history.host}, {job}: "
+        f"episode {history.episode_id}: {history.condition} of {plain(history.worker)} on {history.host}, {job}: "
         f"{history.outcome or 'open'}" + (f" ({plain(history.message)})" if history.message else "")
     )
     return [heading] + [

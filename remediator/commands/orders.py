@@ -1,4 +1,4 @@
-"""`gpuwarden arm|disarm|approve|decline|pause|resume|brake`: orders of operators to the executors.
+"""`gpuwarden arm|disarm|approve|decline|pause|resume|breaker`: orders of operators to the executors.
 
 Orders are stored in the ledger with operator and reason. Every executor of the ledger applies them within a second.
 """
@@ -177,8 +177,8 @@ def span(window: Order) -> str:
     return f"{window.scope} from {when(window.since or window.at)}{until}, by {plain(window.who)}{why}"
 
 
-def brake(argv: list[str]) -> int:
-    """`gpuwarden brake`."""
+def breaker(argv: list[str]) -> int:
+    """`gpuwarden breaker`."""
     parser = argparse.ArgumentParser(
         prog="gpuwarden brake", description="The circuit breaker, which opens after too many restarts."
     )
@@ -189,7 +189,7 @@ def brake(argv: list[str]) -> int:
     release.add_argument("--because", default="", metavar="TEXT", help="reason, stored with the order")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
-        latched = ledger.orders.current().brake()
+        latched = ledger.orders.current().breaker()
         if latched is None:
             print("gpuwarden brake: the circuit breaker is not open", file=sys.stderr)
             return 1
@@ -214,7 +214,7 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     lines += [f"  {_line(each, _dry_run_action(ledger, each))}" for each in ready]
     if len(held) > len(ready):
         lines.append(f"{len(held) - len(ready)} more wait for another reason: see `gpuwarden status`")
-    if (latched := orders.brake()) is not None:
+    if (latched := orders.breaker()) is not None:
         lines.append(f"the circuit breaker is open and holds all of them: {plain(latched.because)}")
     lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
     return lines

@@ -125,7 +125,7 @@ class Report:
     parts: list[Part] = field(default_factory=list)
     armed: list[Armed] = field(default_factory=list)
     episodes: list[HeldEpisode] = field(default_factory=list)
-    brake: Order | None = None
+    breaker: Order | None = None
     pauses: list[Order] = field(default_factory=list)
     freed_lately: list[tuple[str, str, float]] = field(default_factory=list)
     quarantined: list[Quarantine] = field(default_factory=list)
@@ -136,10 +136,10 @@ class Report:
     def needs(self) -> list[str]:
         """List what needs an operator, a sentence each."""
         found = [f"{part.name}: {part.says}; {part.todo}" for part in self.parts if part.ok is False]
-        if self.brake is not None:
+        if self.breaker is not None:
             found.append(
-                f"circuit breaker open since {when(self.brake.at)}: {self.brake.because}; find the cause, then run "
-                "`gpuwarden brake release`"
+                f"circuit breaker open since {when(self.breaker.at)}: {self.breaker.because}; find the cause, then run "
+                "`gpuwarden breaker reset`"
             )
         dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
         if dry:
@@ -247,7 +247,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     says = "none yet" if alert_at is None else f"last one {ago(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
     report.armed = list(_armed(orders, [each.host for each in executing]))
-    report.brake, report.pauses = orders.brake(), orders.pauses(host=wanted.host, now=report.at)
+    report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
     report.freed_lately = ledger.orders.restarts_since(report.at - Safeguards().cooldown_s, host=wanted.host)
     report.not_fixed = [
         (each.episode_id, each.worker, each.host, each.message or "")

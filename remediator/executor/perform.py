@@ -125,10 +125,10 @@ class Performer:
                 self._fail(episode, step, intent, job_id, attempt)
 
     def _fence(self, episode: Episode, step: plan.Fence, intent: Intent, job_id: int, attempt: int) -> None:
-        queue, trip, incarnation = self._queue, episode.trip, intent.data["incarnation"]
+        queue, condition, incarnation = self._queue, episode.condition, intent.data["incarnation"]
 
         def write() -> bool:
-            return queue.fence(job_id, attempt=attempt, incarnation=incarnation, trip=trip, now=queue.now())
+            return queue.fence(job_id, attempt=attempt, incarnation=incarnation, condition=condition, now=queue.now())
 
         fenced = self._write_to_queue(episode, "fence", write)
         if fenced is None:
@@ -140,12 +140,14 @@ class Performer:
         self._advance(episode, intent, Stage.FENCED, "fence", step.message)
 
     def _requeue(self, episode: Episode, step: plan.Requeue, intent: Intent, job_id: int, attempt: int) -> None:
-        queue, trip, avoid_s = self._queue, episode.trip, step.avoid_s
+        queue, condition, avoid_s = self._queue, episode.condition, step.avoid_s
         gpus = () if episode.free is None else tuple(episode.free.data.get("gpus", ()))
         avoid = Slot(host=episode.host, worker=episode.worker, gpus=gpus)
 
         def write() -> bool:
-            return queue.requeue(job_id, attempt=attempt, trip=trip, avoid=avoid, avoid_s=avoid_s, now=queue.now())
+            return queue.requeue(
+                job_id, attempt=attempt, condition=condition, avoid=avoid, avoid_s=avoid_s, now=queue.now()
+            )
 
         if self._write_to_queue(episode, "requeue", write):
             self._advance(episode, intent, Stage.DONE, "requeue", step.message)

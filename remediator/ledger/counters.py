@@ -81,10 +81,10 @@ class CounterDelta:
         """Count an alert of an open episode."""
         self._add(host, "duplicates", "", "")
 
-    def add_closed(self, host: str, outcome: Outcome, *, trip: str, took_s: float) -> None:
+    def add_closed(self, host: str, outcome: Outcome, *, condition: str, took_s: float) -> None:
         """Count a closed episode."""
         took_s = max(0.0, took_s)
-        self._add(host, "episodes", outcome, trip)
+        self._add(host, "episodes", outcome, condition)
         bound = next((f"{each}" for each in DURATION_BOUNDS_S if took_s <= each), LONGER)
         self._add(host, "took", outcome, bound, sum_s=took_s)
 

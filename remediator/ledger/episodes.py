@@ -8,7 +8,7 @@ from gpuwarden.db.changes import notify_after_commit
 from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.transactions import reading, writing
 from gpuwarden.fields import made_from
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.ledger import retention
 from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
@@ -68,7 +68,7 @@ class Episodes(LedgerPart):
             write(connection, self._host, episode_id, "decided", "close", message, now, state=outcome, reason=reason)
             began_at = row.opened_at if row.alerted_at is None else row.alerted_at
             delta = CounterDelta()
-            delta.add_closed(row.host, outcome, trip=row.trip, took_s=now - began_at)
+            delta.add_closed(row.host, outcome, condition=row.condition, took_s=now - began_at)
             returned = _return_alerts(connection, row)
             if returned and row.subject != Subject.HOST:  # for hosts the taker is unknown, so they count again
                 delta.add_taken(row.host, -returned)
@@ -124,9 +124,9 @@ def read_episode(connection: Connection, row: Row[Any]) -> Episode:
     return made_from(
         row,
         Episode,
-        trip=Trip(row.trip),
+        condition=Condition(row.condition),
         firing=bool(firing),
-        trips=frozenset(Trip(each.labels["trip"]) for each in firing),
+        conditions=frozenset(Condition(each.labels["condition"]) for each in firing),
         free=intents.get(Kind.FREE),
         settle=intents.get(Kind.SETTLE),
         subject=Subject(row.subject),

@@ -208,7 +208,7 @@ def _open_episode(connection: Connection, labels: Mapping[str, str], *, alerted_
         upsert(connection, EPISODES)
         .values(
             remedy=labels["remedy"],
-            trip=labels["trip"],
+            condition=labels["condition"],
             host=labels["host"],
             subject=kind,
             worker=name,

@@ -12,7 +12,7 @@ from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
-from remediator.ledger.orders import trip_breaker, wait_for_others
+from remediator.ledger.orders import open_breaker, wait_for_others
 from remediator.ledger.recent import orders_in_force, recent_activity
 from remediator.ledger.schema import EPISODES, INTENTS, LEDGER
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
@@ -48,7 +48,7 @@ class Intents(LedgerPart):
             recent = recent_activity(connection, action, orders, safeguards, now=now)
             verdict = may_begin(action, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
-                return trip_breaker(connection, self._host, verdict, now)
+                return open_breaker(connection, self._host, verdict, now)
             if verdict is not None:
                 return verdict
             data: dict[str, Any] = {
@@ -66,7 +66,7 @@ class Intents(LedgerPart):
             if step.settle_key is not None and not retention.is_used(connection, Kind.SETTLE, step.settle_key):
                 claimed = {"incarnation": step.worker_incarnation}
                 _insert_intent(connection, episode, Kind.SETTLE, step.settle_key, claimed, now)
-            connection.execute(update(EPISODES).where(this).values(trip=step.trip))
+            connection.execute(update(EPISODES).where(this).values(condition=step.condition))
             write(connection, self._host, episode.episode_id, "decided", "begin", step.message, now)
             return None
 

@@ -124,7 +124,7 @@ def give(connection: Connection, host: str | None, order: Order) -> int:
     return order_id
 
 
-def trip_breaker(connection: Connection, host: str | None, found: Latch, now: float) -> Wait:
+def open_breaker(connection: Connection, host: str | None, found: Latch, now: float) -> Wait:
     """Open the circuit breaker: no action begins until an operator releases it."""
     who = f"the executor of {host}"
     give(connection, host, Order(act=Act.BRAKE, at=now, who=who, because=found.message))

@@ -22,7 +22,7 @@ class EpisodeHistory:
 
     episode_id: int
     remedy: str
-    trip: str
+    condition: str
     host: str
     worker: str
     job_id: int | None

@@ -8,7 +8,7 @@ from remediator.ledger.counters import CounterDelta
 from remediator.ledger.database import LedgerPart
 from remediator.ledger.episodes import CLOSED_MEANWHILE, is_open
 from remediator.ledger.journal import write
-from remediator.ledger.orders import trip_breaker, wait_for_others
+from remediator.ledger.orders import open_breaker, wait_for_others
 from remediator.ledger.recent import WRANGLING, orders_in_force, recent_activity
 from remediator.ledger.schema import EPISODES, LEDGER, RUN_DECISIONS
 from remediator.plan import BlockRun, Close, Episode, Subject, Wait, Wrangle
@@ -33,7 +33,7 @@ class RunDecisions(LedgerPart):
             recent = recent_activity(connection, action, orders, safeguards, now=now)
             verdict = may_wrangle(action, orders, recent, safeguards, now=now)
             if isinstance(verdict, Latch):
-                return trip_breaker(connection, self._host, verdict, now)
+                return open_breaker(connection, self._host, verdict, now)
             if verdict is None and not _is_open_decision(connection, episode, step):
                 about = {"kind": WRANGLING[type(step)], **_worker_of(step)}
                 decided = insert(RUN_DECISIONS).values(episode_id=episode.episode_id, decided_at=now, **about)

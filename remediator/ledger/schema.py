@@ -14,7 +14,7 @@ EPISODES = Table(
     METADATA,
     Column("episode_id", ID, primary_key=True),
     Column("remedy", String, nullable=False),
-    Column("trip", String, nullable=False),
+    Column("condition", String, nullable=False),
     Column("host", String, nullable=False),
     Column("subject", String, nullable=False, server_default="worker"),  # worker | server | tenant | host
     Column("worker", String, nullable=False),  # the target's name

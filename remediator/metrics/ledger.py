@@ -68,7 +68,7 @@ SERIES: Final = Catalogue(
     Series(
         "gpuwarden_remediator_episodes_total",
         "Closed episodes by outcome and condition.",
-        labels=("outcome", "trip"),
+        labels=("outcome", "condition"),
         absent=_NONE_YET,
     ),
     Series(
@@ -224,7 +224,7 @@ class LedgerCollector(Collector):
         yield _counted(SERIES.counter("gpuwarden_remediator_steps_total"), totals.steps)
 
     def _orders(self, totals: Totals, now: float) -> Iterator[Metric]:
-        yield SERIES.gauge("gpuwarden_remediator_circuit_breaker_open", float(totals.orders.brake() is not None))
+        yield SERIES.gauge("gpuwarden_remediator_circuit_breaker_open", float(totals.orders.breaker() is not None))
         pause = totals.orders.pause(host=self._host, now=now)
         yield SERIES.gauge("gpuwarden_remediator_paused", float(pause is not None))
 

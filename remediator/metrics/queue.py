@@ -339,7 +339,7 @@ class QueueCollector(Collector):
         dead = SERIES.gauge("gpuwarden_queue_dead_workers")
         for queue in queues:
             found = look.retries.get(queue, Retries(watchdog=0, reclaims=0))
-            retries.add_metric((queue, "trip"), found.watchdog)
+            retries.add_metric((queue, "condition"), found.watchdog)
             retries.add_metric((queue, "reclaim"), found.reclaims)
             dead.add_metric((queue,), look.dead.get(queue, 0))
         yield from (retries, dead)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import Facts, Step, Subject
-from remediator.remedies import lose_node, recycle_container, restart_container, restart_worker, wrangle
+from remediator.remedies import hold_lost_host, recycle_container, restart_container, restart_worker, wrangle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,22 +21,22 @@ class Remedy:
     """
 
     decide: Callable[[Facts], Step]
-    trips: frozenset[Trip]
+    conditions: frozenset[Condition]
     subject: Subject = Subject.WORKER
 
 
 REMEDIES: Final[Mapping[str, Remedy]] = {
-    "restart_worker": Remedy(decide=restart_worker.decide, trips=restart_worker.TRIPS),
+    "restart_worker": Remedy(decide=restart_worker.decide, conditions=restart_worker.CONFIRMABLE),
     "restart_container": Remedy(
         decide=restart_container.decide,
-        trips=restart_container.TRIPS,
+        conditions=restart_container.CONFIRMABLE,
         subject=Subject.SERVER,
     ),
-    "lose_node": Remedy(decide=lose_node.decide, trips=lose_node.TRIPS, subject=Subject.HOST),
+    "hold_lost_host": Remedy(decide=hold_lost_host.decide, conditions=hold_lost_host.CONFIRMABLE, subject=Subject.HOST),
     "recycle_container": Remedy(
         decide=recycle_container.decide,
-        trips=recycle_container.TRIPS,
+        conditions=recycle_container.CONFIRMABLE,
         subject=Subject.TENANT,
     ),
-    "wrangle": Remedy(decide=wrangle.decide, trips=wrangle.TRIPS, subject=Subject.RUN),
+    "wrangle": Remedy(decide=wrangle.decide, conditions=wrangle.CONFIRMABLE, subject=Subject.RUN),
 }

@@ -9,15 +9,15 @@ from typing import Final
 
 from gpuwarden import conditions
 from gpuwarden.evidence import ServerFacts
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.reasons import Doubt, Finding
 
 
-def confirm(seen: ServerFacts, trip: Trip) -> Finding:
+def confirm(seen: ServerFacts, condition: Condition) -> Finding:
     """Whether fresh local evidence shows the condition by itself."""
-    check = CONDITIONS.get(trip)
+    check = CONDITIONS.get(condition)
     if check is None:
-        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {trip}")
+        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {condition}")
     return check(seen)
 
 
@@ -51,7 +51,7 @@ def _unanswering(seen: ServerFacts) -> Finding:
     return Finding.of(conditions.reached(inactive_s, silence_s), figures)
 
 
-CONDITIONS: Final[Mapping[Trip, Callable[[ServerFacts], Finding]]] = {
-    Trip.SERVER: _unanswering,
+CONDITIONS: Final[Mapping[Condition, Callable[[ServerFacts], Finding]]] = {
+    Condition.SERVER: _unanswering,
 }
 """Each trip of an alert about a container without a job, and what its local evidence must show."""

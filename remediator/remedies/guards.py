@@ -44,7 +44,7 @@ class Act(StrEnum):
     DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"  # a pause was ended, or called off
-    BRAKE = "brake"
+    BRAKE = "breaker"
     RELEASE = "release"
 
 
@@ -56,8 +56,8 @@ TOPIC: Final[Mapping[Act, str]] = {
     Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
-    Act.BRAKE: "brake",
-    Act.RELEASE: "brake",
+    Act.BRAKE: "breaker",
+    Act.RELEASE: "breaker",
 }
 """Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
 
@@ -139,7 +139,7 @@ class Orders:
         running = [each for each in self.pauses(host=host, now=now) if begins_s(each, now) <= 0]
         return max(running, key=lambda each: _ends_s(each, now), default=None)
 
-    def brake(self) -> Order | None:
+    def breaker(self) -> Order | None:
         """The order that latched the brake; `None` while it is not latched."""
         latest = self._brakes()
         return latest if latest is not None and latest.act is Act.BRAKE else None
@@ -351,9 +351,9 @@ def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
 
 def may_go_on(orders: Orders, *, host: str, now: float) -> Wait | None:
     """Whether what is only promised may be begun in earnest: `None`, or why not."""
-    brake = orders.brake()
-    if brake is not None:
-        message = f"the brake is latched: {brake.because}; `gpuwarden brake release` once a person has looked"
+    breaker = orders.breaker()
+    if breaker is not None:
+        message = f"the brake is latched: {breaker.because}; `gpuwarden breaker reset` once a person has looked"
         return Wait(reason=Reason.CIRCUIT_BREAKER, message=message)
     pause = orders.pause(host=host, now=now)
     if pause is not None:

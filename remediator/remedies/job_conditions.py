@@ -11,16 +11,16 @@ from typing import Final
 from gpuwarden import conditions
 from gpuwarden.conditions import Sign
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import Phase, Trip
+from gpuwarden.job import Condition, Phase
 from remediator.reasons import Doubt, Finding
 
 
-def confirm(evidence: WorkerFacts, trip: Trip) -> Finding:
+def confirm(evidence: WorkerFacts, condition: Condition) -> Finding:
     """Whether fresh local evidence shows the condition by itself."""
-    check = CONDITIONS.get(trip)
+    check = CONDITIONS.get(condition)
     if check is None:
-        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {trip}")
-    if evidence.alive is not True and not (evidence.alive is False and trip is Trip.DEAD_WORKER):
+        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {condition}")
+    if evidence.alive is not True and not (evidence.alive is False and condition is Condition.DEAD_WORKER):
         return Finding(doubt=Doubt.NO_LOCK, message="the worker's process does not hold its lock")
     if evidence.job_id is None:
         return Finding(doubt=Doubt.NO_JOB, message="the worker runs no job")
@@ -249,11 +249,11 @@ def _worker_dead(evidence: WorkerFacts) -> Finding:
     return Finding.of(conditions.reached(silent_s, bound_s), figures)
 
 
-CONDITIONS: Final[Mapping[Trip, Callable[[WorkerFacts], Finding]]] = {
-    Trip.STALL: _stalled,
-    Trip.GANG: _gang_stuck,
-    Trip.BUDGET: _over_budget,
-    Trip.HEALTH: _unhealthy,
-    Trip.DEAD_WORKER: _worker_dead,
+CONDITIONS: Final[Mapping[Condition, Callable[[WorkerFacts], Finding]]] = {
+    Condition.STALL: _stalled,
+    Condition.GANG: _gang_stuck,
+    Condition.BUDGET: _over_budget,
+    Condition.HEALTH: _unhealthy,
+    Condition.DEAD_WORKER: _worker_dead,
 }
 """Each trip of an alert about a worker, and what its local evidence must show."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import Advance, Facts, Stage, Step
 from remediator.reasons import Doubt, Finding
 from remediator.remedies import restart_without_job
 
-TRIPS: Final = frozenset({Trip.VRAM})
+CONFIRMABLE: Final = frozenset({Condition.VRAM})
 """The trips that `confirm` can confirm; an alert with another is refused at the door."""
 
 RANKED_MAX: Final = 24

@@ -3,21 +3,21 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import Episode
 from remediator.reasons import Finding
 
 
-def first_confirmed(episode: Episode, confirm: Callable[[Trip], Finding]) -> tuple[Trip | None, Finding]:
+def first_confirmed(episode: Episode, confirm: Callable[[Condition], Finding]) -> tuple[Condition | None, Finding]:
     """The first of the reported conditions that `confirm` confirms; else `None`, and why each is not.
 
     The condition that the episode is known by comes first, and where none is confirmed the doubt is about that one.
     """
-    trips = [episode.trip, *sorted(episode.trips - {episode.trip})]
+    conditions = [episode.condition, *sorted(episode.conditions - {episode.condition})]
     doubts: list[Finding] = []
-    for trip in trips:
-        found = confirm(trip)
+    for condition in conditions:
+        found = confirm(condition)
         if found.confirmed:
-            return trip, found
-        doubts.append(found if len(trips) == 1 else replace(found, message=f"{trip}: {found.message}"))
+            return condition, found
+        doubts.append(found if len(conditions) == 1 else replace(found, message=f"{condition}: {found.message}"))
     return None, replace(doubts[0], message="; ".join(each.message for each in doubts))

@@ -6,7 +6,7 @@ from remediator.plan import Facts, Step
 from remediator.remedies import restart_without_job
 from remediator.remedies.container_conditions import CONDITIONS, confirm
 
-TRIPS: Final = frozenset(CONDITIONS)
+CONFIRMABLE: Final = frozenset(CONDITIONS)
 """The trips that it can confirm; an alert with another is refused at the door."""
 
 

@@ -10,7 +10,7 @@ holds workers is theirs, and is judged by their jobs.
 from collections.abc import Callable
 
 from gpuwarden.evidence import ServerFacts
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import (
     Advance,
     Begin,
@@ -30,7 +30,7 @@ from remediator.plan import (
 from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import reported, restart
 
-Confirm = Callable[[ServerFacts, Trip], Finding]
+Confirm = Callable[[ServerFacts, Condition], Finding]
 """Whether fresh local evidence shows a condition by itself. Any unknown is a no."""
 
 
@@ -72,15 +72,15 @@ def _consider(facts: Facts, confirm: Confirm) -> Step:
     if seen.workers:
         message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
         return Close(outcome=Outcome.REFUSED, reason=Reason.HAS_WORKERS, message=message)
-    trip, found = reported.first_confirmed(facts.episode, lambda trip: confirm(seen, trip))
-    if trip is None:
+    condition, found = reported.first_confirmed(facts.episode, lambda condition: confirm(seen, condition))
+    if condition is None:
         return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if not facts.container_known:
         return restart.doubt(facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}")
     container = facts.container
     if container is None or _is_over(facts):
         return _ended(facts)
-    return _begin(facts, trip, container, seen, found.message)
+    return _begin(facts, condition, container, seen, found.message)
 
 
 def _unlisted(facts: Facts) -> Step:
@@ -106,7 +106,7 @@ def _ended(facts: Facts) -> Close:
     return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ENDED_ELSEWHERE, message=message)
 
 
-def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
+def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
     if not container.managed:
         message = f"container {container.name} did not opt in; nothing is done to it"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
@@ -121,7 +121,7 @@ def _begin(facts: Facts, trip: Trip, container: ContainerState, seen: ServerFact
             return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
         return WouldAct(message=f"would stop {container.name} and start it: {figures}")
     return Begin(
-        trip=trip,
+        condition=condition,
         free_key=container.incarnation,
         container_kind=container.kind,
         container_handle=container.handle,
@@ -178,7 +178,7 @@ def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
         return Finding(doubt=Doubt.HAS_WORKERS, message="workers live in it, or may")
     if facts.container is not None and facts.container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
-    return reported.first_confirmed(facts.episode, lambda trip: confirm(seen, trip))[1]
+    return reported.first_confirmed(facts.episode, lambda condition: confirm(seen, condition))[1]
 
 
 def _ended_without_us(facts: Facts) -> Step:

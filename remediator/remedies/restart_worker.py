@@ -10,7 +10,7 @@ A worker whose process is gone goes the same way: its container is stopped, if i
 from typing import Final
 
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import MOVES, Move, State, Trip
+from gpuwarden.job import MOVES, Condition, Move, State
 from remediator.plan import (
     Advance,
     Begin,
@@ -35,7 +35,7 @@ from remediator.plan import (
 from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import job_conditions, reported, restart
 
-TRIPS: Final = frozenset(job_conditions.CONDITIONS)
+CONFIRMABLE: Final = frozenset(job_conditions.CONDITIONS)
 """The trips that it can confirm; an alert with another is refused at the door."""
 
 QUEUE_PATIENCE_S: Final = 10.0
@@ -78,16 +78,16 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
     return restart.close(free, settle)
 
 
-def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Trip | None, Finding]:
+def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Condition | None, Finding]:
     """The first of the reported conditions that local evidence shows; else `None`, and why each is not."""
 
-    def check(trip: Trip) -> Finding:
-        if trip is Trip.GANG and trip not in facts.episode.trips and not _is_fenced(facts):
+    def check(condition: Condition) -> Finding:
+        if condition is Condition.GANG and condition not in facts.episode.conditions and not _is_fenced(facts):
             # Local evidence is of this rank alone. Without the alert it may wait for one that works again. Once its
             # attempt is fenced, that ends whatever the others do, and no scrape that failed may let it live on.
             message = "nothing says any more that the other ranks of its gang spin too"
             return Finding(doubt=Doubt.GANG_NOT_ACCUSED, message=message)
-        return job_conditions.confirm(evidence, trip)
+        return job_conditions.confirm(evidence, condition)
 
     return reported.first_confirmed(facts.episode, check)
 
@@ -113,8 +113,8 @@ def _consider(facts: Facts) -> Step:
         )
     if _speaks_of_another(facts, evidence):
         return _another(facts, evidence)
-    trip, found = _confirmed(evidence, facts)
-    if trip is None:
+    condition, found = _confirmed(evidence, facts)
+    if condition is None:
         return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if (excuse := _excuse(facts, evidence)) is not None:
         return Close(outcome=Outcome.SUPERSEDED, reason=excuse[0], message=excuse[1])
@@ -131,7 +131,7 @@ def _consider(facts: Facts) -> Step:
         acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
         return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {found.message}")
     return Begin(
-        trip=trip,
+        condition=condition,
         free_key=container.incarnation,
         container_kind=container.kind,
         container_handle=container.handle,
@@ -252,17 +252,17 @@ def _not_settled(reason: Reason, message: str) -> Advance:
 
 
 def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: bool) -> Step:
-    trip, limits = facts.episode.trip, facts.limits
+    condition, limits = facts.episode.condition, facts.limits
     if not job.retried:
-        return Fail(reason=Reason.NOT_RETRIED, message=f"{trip}: jobs of its class are not retried ({ground})")
+        return Fail(reason=Reason.NOT_RETRIED, message=f"{condition}: jobs of its class are not retried ({ground})")
     if job.attempt >= job.attempts_max:
-        message = f"{trip}: all {job.attempts_max} attempts are used ({ground})"
+        message = f"{condition}: all {job.attempts_max} attempts are used ({ground})"
         return Fail(reason=Reason.ATTEMPTS_EXHAUSTED, message=message)
     if job.watchdog_retries >= limits.retries_max:
-        message = f"{trip}: all {limits.retries_max} retries are used ({ground})"
+        message = f"{condition}: all {limits.retries_max} retries are used ({ground})"
         return Fail(reason=Reason.RETRIES_EXHAUSTED, message=message)
     retry = job.watchdog_retries + 1
-    message = f"{trip}: retry {retry} of {limits.retries_max} ({ground})"
+    message = f"{condition}: retry {retry} of {limits.retries_max} ({ground})"
     return Requeue(message=message, avoid_s=limits.avoid_s, retry=retry, seen_dead=seen_dead)
 
 

@@ -14,7 +14,7 @@ has a run looked at, and its end alone is no recovery: the queue is asked.
 from dataclasses import dataclass
 from typing import Final
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from remediator.plan import (
     BlockRun,
@@ -32,7 +32,7 @@ from remediator.plan import (
 )
 from remediator.reasons import Reason
 
-TRIPS: Final = frozenset({Trip.ITEMS})
+CONFIRMABLE: Final = frozenset({Condition.ITEMS})
 """The trip of its alerts; the queue is the evidence."""
 
 ACTIVATION: Final = 5

@@ -85,8 +85,8 @@ def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) 
     ("old", "new", "problem"),
     [
         pytest.param("remedy: restart_worker", 'remedy: ""', "label remedy is missing or empty", id="names no remedy"),
-        pytest.param("trip: stall", "team: a", "label trip is missing", id="has no trip"),
-        pytest.param("trip: stall", "trip: stal", "trip stal is unknown; known are: stall", id="misspells its trip"),
+        pytest.param("condition: stall", "team: a", "label condition is missing", id="has no condition"),
+        pytest.param("condition: stall", "condition: stal", "condition stal is unknown; known are: stall", id="misspells its condition"),
         pytest.param("        labels:", "        for: 1m\n        labels:", "`for` is set", id="waits"),
         pytest.param("        labels:", "        for: 0s\n        labels:", "`for` is set", id="waits for 0 s"),
         pytest.param("        labels:", "        keep_firing_for: 1m\n        labels:", "`keep_firing_for` is set",

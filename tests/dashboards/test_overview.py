@@ -43,7 +43,7 @@ RATES: Final = {"rate", "irate", "increase"}
 
 PROMETHEUS: Final[Mapping[str, frozenset[str]]] = {
     "up": frozenset(),
-    "ALERTS": frozenset({"alertname", "alertstate", "severity", "trip", "worker", "container"}),
+    "ALERTS": frozenset({"alertname", "alertstate", "severity", "condition", "worker", "container"}),
 }
 TARGET: Final = frozenset({"host", "job", "instance"})
 
@@ -298,7 +298,7 @@ def test_whatever_trips_as_a_stall_is_marked_and_nothing_else() -> None:
 
     marked = [name for name, its in alerts.items() if all(its.get(label, ".*") == asked[label] for label in asked)]
 
-    assert sorted(marked) == sorted(name for name, its in alerts.items() if its.get("trip") == "stall")
+    assert sorted(marked) == sorted(name for name, its in alerts.items() if its.get("condition") == "stall")
     assert {"GpuwardenJobStalled", "GpuwardenJobStuck"} <= set(marked)
 
 

@@ -23,11 +23,11 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.needs_parts
 
 HERE = {"host": "a", "worker": "w", "container": "c"}
-STALL = {"alertname": "GpuwardenJobStalled", "remedy": "restart_worker", "trip": "stall", **HERE}
-HEALTH = {"alertname": "GpuwardenJobUnhealthy", "remedy": "restart_worker", "trip": "health", **HERE}
-BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "trip": "budget", **HERE}
-DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "trip": "dead_worker", **HERE}
-LOST = {"alertname": "GpuwardenHostLost", "remedy": "lose_node", "trip": "node_lost", "host": "a"}
+STALL = {"alertname": "GpuwardenJobStalled", "remedy": "restart_worker", "condition": "stall", **HERE}
+HEALTH = {"alertname": "GpuwardenJobUnhealthy", "remedy": "restart_worker", "condition": "health", **HERE}
+BUDGET = {"alertname": "GpuwardenJobOverBudget", "remedy": "restart_worker", "condition": "budget", **HERE}
+DEAD = {"alertname": "GpuwardenWorkerDead", "remedy": "restart_worker", "condition": "dead_worker", **HERE}
+LOST = {"alertname": "GpuwardenHostLost", "remedy": "hold_lost_host", "condition": "host_lost", "host": "a"}
 DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
 BREAKER_OPEN = {"alertname": "GpuwardenCircuitBreakerOpen", "severity": "critical", "host": "a"}
 SLOWED = {"alertname": "GpuwardenJobSlow", "severity": "warning", **HERE}
@@ -37,7 +37,7 @@ LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
 VICTIM = {
     "alertname": "GpuwardenVramRecycleDue",
     "remedy": "recycle_container",
-    "trip": "vram",
+    "condition": "vram",
     "host": "a",
     "gpu": "GPU-1",
 }

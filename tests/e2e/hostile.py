@@ -35,14 +35,25 @@ def texts(canary: Path) -> dict[str, str]:
     }
 
 
-PLACES: Final = ("worker", "container", "incarnation", "job_id", "attempt", "alertname", "trip", "remedy", "host", "x")
+PLACES: Final = (
+    "worker",
+    "container",
+    "incarnation",
+    "job_id",
+    "attempt",
+    "alertname",
+    "condition",
+    "remedy",
+    "host",
+    "x",
+)
 
 
 def alerts(host: str, canary: Path) -> Iterator[list[Any]]:
     """Payloads' worth of alerts: each text in each label, each value of a wrong type in each field."""
     for name, text in texts(canary).items():
         of_worker = [build.sent(name[:64], **{"host": host, place: text}) for place in PLACES]
-        about_server = {"host": host, "remedy": "restart_container", "trip": "server", "container": text}
+        about_server = {"host": host, "remedy": "restart_container", "condition": "server", "container": text}
         of_server = build.sent(name[:64], **about_server, incarnation=text)
         del of_server["labels"]["worker"]
         noted = {**build.sent(text, worker=f"unseen {name}", host=host), "annotations": {text: text}}

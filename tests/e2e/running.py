@@ -22,7 +22,7 @@ from tests.waiting import eventually
 READY = "ready; Ctrl-C"
 WEDGE = {
     "alertname": "GpuwardenJobStalled", "host": "box1", "worker": "w1", "container": "c1", "job_id": "7",
-    "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "trip": "stall",
+    "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "condition": "stall",
 }  # fmt: skip
 
 

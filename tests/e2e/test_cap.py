@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuwarden.job import FINAL, JobClass, State, Trip
+from gpuwarden.job import FINAL, Condition, JobClass, State
 from gpuwarden.queue import Submission
 from testbed.demo.job_body import Script
 from testbed.docker_engine import Engine
@@ -85,7 +85,7 @@ def test_an_ingest_job_that_is_tripped_is_marked_failed_and_not_tried_again(ende
     assert job.because is not None
     assert "jobs of its class are not retried" in job.because
     (story,) = [story for story in with_action(ended.ledger.reports.newest()) if story.worker == INGESTER]
-    assert (story.trip, story.outcome) == (Trip.BUDGET, "mended")
+    assert (story.condition, story.outcome) == (Condition.BUDGET, "mended")
 
 
 def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:

@@ -124,7 +124,7 @@ class Scene:
 
     def fired(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}", alertstate="firing"}}[30m])')
-        return {f"{each['metric']['alertname']} {each['metric']['trip']}" for each in found}
+        return {f"{each['metric']['alertname']} {each['metric']['condition']}" for each in found}
 
     def happened(self, case: str) -> list[str]:
         return [what for what in self.fleet.history(worker_of(case)) if what in ("start", "stop", "die")]
@@ -254,7 +254,7 @@ def test_a_busy_job_over_its_budget_is_tripped_and_one_in_time_is_not(scene: Sce
 
     story = scene.first_mended("budget")
 
-    assert (story.trip, story.job_id, story.attempt) == ("budget", late, 1)
+    assert (story.condition, story.job_id, story.attempt) == ("budget", late, 1)
     assert scene.fired("budget") == {"GpuwardenJobOverBudget budget"}
     assert f"of a budget of {BUDGET_S:.1f} s" in scene.told("budget")
     job = scene.stage.store.job(late)
@@ -283,7 +283,7 @@ def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
 
     story = scene.first_mended(wedges)
 
-    assert (story.trip, story.job_id, story.attempt) == ("stall", stuck, 1)
+    assert (story.condition, story.job_id, story.attempt) == ("stall", stuck, 1)
     assert scene.fired(wedges) == {"GpuwardenJobStuck stall"}
     assert says in scene.told(wedges)
     assert "GPU pegged" in scene.told(wedges)
@@ -305,7 +305,7 @@ def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
 def test_a_video_job_without_a_first_beat_is_tripped_by_gpu_health(scene: Scene, loads: Mapping[str, JobId]) -> None:
     story = scene.first_mended("hangs")
 
-    assert (story.trip, story.job_id, story.attempt) == ("health", loads["hangs"], 1)
+    assert (story.condition, story.job_id, story.attempt) == ("health", loads["hangs"], 1)
     assert scene.fired("hangs") == {"GpuwardenJobUnhealthy health"}
     assert "I/O, page faults and CPU still" in scene.told("hangs")
     assert scene.stage.store.job(loads["hangs"]).watchdog_retries > 0
@@ -328,7 +328,7 @@ def test_a_load_that_reads_is_left_alone_until_it_stops(scene: Scene, loads: Map
 
     os.kill(reader(scene), signal.SIGKILL)  # the control: the same job in the same container
 
-    assert scene.first_mended("warm").trip == "health"
+    assert scene.first_mended("warm").condition == "health"
     assert scene.fired("warm") == {"GpuwardenJobUnhealthy health"}
 
 
@@ -348,7 +348,7 @@ def test_a_killed_workers_job_is_settled_and_container_started(scene: Scene, cas
     kill(scene, case)
 
     story = scene.first_mended(case)
-    assert (story.trip, story.job_id, story.attempt) == ("dead_worker", job_id, 1)
+    assert (story.condition, story.job_id, story.attempt) == ("dead_worker", job_id, 1)
     assert scene.fired(case) == {"GpuwardenWorkerGone dead_worker"}
     scene.until(lambda: scene.stage.store.job(job_id).state is State.COMPLETED, "its job is done")
     job = scene.stage.store.job(job_id)

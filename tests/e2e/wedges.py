@@ -24,7 +24,7 @@ from deploy.standalone import debian_packages
 from deploy.standalone.stack import CHECKOUT, Chain, Plan
 from gpuwarden.db.transactions import reading
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import FINAL, JobId, Trip
+from gpuwarden.job import FINAL, Condition, JobId
 from gpuwarden.queue import Job, JobStore, Submission
 from remediator.alert import Alert
 from remediator.clients.exporter import ExporterClient, ExporterError
@@ -128,7 +128,7 @@ class Wedge:
     def accuse(self) -> None:
         """Once its host's own exporter confirms that it is wedged, put the real rule's alert into the inbox."""
         facts = eventually(self._wedged, f"{self.worker} is wedged", within_s=60)
-        rule = _rule("stall", Trip.STALL)
+        rule = _rule("stall", Condition.STALL)
         labels = rule["labels"] | {
             "alertname": rule["alert"],
             "host": facts.host,
@@ -258,7 +258,7 @@ class Wedge:
         self._looked()
         with suppress(ExporterError):
             facts = self.witness.worker_evidence(self.worker, host=HOST)
-            return facts if confirm(facts, Trip.STALL).confirmed else None
+            return facts if confirm(facts, Condition.STALL).confirmed else None
         return None
 
     def _looked(self) -> bool:
@@ -354,8 +354,8 @@ def _slot(worker: str) -> Slot:
     return Slot(worker=worker, gpus=(f"GPU-sim-{worker}",))
 
 
-def _rule(topic: str, trip: Trip) -> dict[str, Any]:
+def _rule(topic: str, condition: Condition) -> dict[str, Any]:
     text = (CHECKOUT / "alerts" / f"{topic}.rules.yaml").read_text(encoding="utf-8")
     rules = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
-    found: dict[str, Any] = next(rule for rule in rules if rule.get("labels", {}).get("trip") == trip)
+    found: dict[str, Any] = next(rule for rule in rules if rule.get("labels", {}).get("condition") == condition)
     return found

@@ -6,12 +6,12 @@ from gpuwarden.job import (
     EXIT_DISOWNED,
     FINAL,
     MOVES,
+    Condition,
     IllegalMoveError,
     JobClass,
     Move,
     Phase,
     State,
-    Trip,
     after,
     stall_timeout_s,
 )
@@ -30,7 +30,7 @@ LEGAL: dict[str, dict[str, str]] = {
         "supersede": "queued",
         "exhaust": "failed",
         "fence": "fencing",
-        "lose": "node_lost",
+        "lose": "host_lost",
         "finish": "finished",
         "recall": "queued",
         "halt": "blocked",
@@ -44,7 +44,7 @@ LEGAL: dict[str, dict[str, str]] = {
         "exhaust": "failed",
         "cancel": "cancelled",
     },
-    "node_lost": {
+    "host_lost": {
         "return": "running",
         "reclaim": "queued",
         "supersede": "queued",
@@ -82,7 +82,7 @@ def test_nothing_leaves_a_final_state() -> None:
 
 
 def test_a_refused_move_says_every_state_that_would_do() -> None:
-    with pytest.raises(IllegalMoveError, match=r"it must be node_lost, running$"):
+    with pytest.raises(IllegalMoveError, match=r"it must be host_lost, running$"):
         after(State.QUEUED, Move.FENCE)
 
 
@@ -143,7 +143,7 @@ def test_work_counts_in_the_phases_that_may_rightly_leave_gpu_and_ram_alone() ->
 
 
 def test_trips_are_told_apart_by_the_exit_code_of_a_worker_that_can_still_end_by_itself() -> None:
-    told_apart = {trip: trip.exit_code for trip in Trip if trip.exit_code != EXIT_DISOWNED}
+    told_apart = {condition: condition.exit_code for condition in Condition if condition.exit_code != EXIT_DISOWNED}
 
-    assert told_apart == {Trip.BUDGET: 75, Trip.STALL: 76, Trip.GANG: 76, Trip.HEALTH: 78}
+    assert told_apart == {Condition.BUDGET: 75, Condition.STALL: 76, Condition.GANG: 76, Condition.HEALTH: 78}
     assert EXIT_DISOWNED == 77

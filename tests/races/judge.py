@@ -161,7 +161,7 @@ class Judge:
             return
         job_id, attempt = process.job
         row = self.rows[job_id]
-        unsettled = row.attempt == attempt and row.state in (State.FENCING, State.RUNNING, State.NODE_LOST)
+        unsettled = row.attempt == attempt and row.state in (State.FENCING, State.RUNNING, State.HOST_LOST)
         self.must(not unsettled, ONCE, f"{slot} is started in one breath: job {job_id} is {row.state}")
 
     def _free_stages(self, incarnation: str | None) -> list[str]:
@@ -267,10 +267,10 @@ class Judge:
         self.must(row.watchdog_retries <= self.limits.retries_max, CAPS, what)
         self.must(row.reclaims <= RECLAIMS_MAX, CAPS, what)
         self.must(row.attempt - before.attempt in (0, 1), IDENTITY, what)
-        trip = isinstance(actor, Acting) and not actor.tends
-        if trip and before.state is row.state is State.FENCING:
+        condition = isinstance(actor, Acting) and not actor.tends
+        if condition and before.state is row.state is State.FENCING:
             return  # its fence was lengthened
-        if trip:
+        if condition:
             # Disarmed in the middle it takes nothing more; what is dead by then is given back.
             self.must(actor.armed or self._given_back(before, row), DRY, what)
         match before.state, row.state:
@@ -282,7 +282,7 @@ class Judge:
                 self._by_its_holder(before, row, actor, what)
             case State.RUNNING, State.FENCING:
                 self._fenced(row, actor, what)
-            case State.FENCING, (State.QUEUED | State.FAILED) if trip:
+            case State.FENCING, (State.QUEUED | State.FAILED) if condition:
                 self._settled(before, row, actor, what)
             case ((State.RUNNING | State.FENCING), (State.QUEUED | State.FAILED)):
                 self._given_away(before, row, actor, what)
@@ -328,7 +328,7 @@ class Judge:
 
     def _settled(self, before: Row, row: Row, actor: Acting, what: str) -> None:
         """A trip's settle: after its death, or after the bound, and once."""
-        self.counts[f"trip {row.state}"] += 1
+        self.counts[f"condition {row.state}"] += 1
         held = self.holding[row.job_id]
         key = (row.job_id, before.attempt)
         self.must(key not in self.settled, ONCE, what)

@@ -264,10 +264,10 @@ class Races(RuleBasedStateMachine):
         if self.sent:
             self._notify([self._as(self.sent[which % len(self.sent)], firing=firing)])
 
-    @rule(at=SLOTS, trip=st.sampled_from(["stall", "dead_worker"]), named=st.booleans())
-    def an_alert_is_forged(self, at: int, trip: str, *, named: bool) -> None:
+    @rule(at=SLOTS, condition=st.sampled_from(["stall", "dead_worker"]), named=st.booleans())
+    def an_alert_is_forged(self, at: int, condition: str, *, named: bool) -> None:
         """About whoever is there, wedged or not; `named` with its incarnation."""
-        found = self._alert(self.world.slots[at], trip)
+        found = self._alert(self.world.slots[at], condition)
         labels = {name: value for name, value in found.labels.items() if named or name != "incarnation"}
         self._notify([Alert(fingerprint=found.fingerprint, firing=True, labels=labels, annotations={}, starts_at="s")])
 
@@ -427,18 +427,18 @@ class Races(RuleBasedStateMachine):
             if slot.process is not None and slot.process.does in SILENT:
                 act(slot)
 
-    def _alert(self, slot: Slot, trip: str) -> Alert:
+    def _alert(self, slot: Slot, condition: str) -> Alert:
         process = slot.process
         job_id, attempt = (process and process.job) or (None, None)
         labels: dict[str, Any] = {
-            "alertname": trip,
+            "alertname": condition,
             "host": slot.host,
             "worker": slot.worker,
             "container": slot.worker,
             "job_id": None if job_id is None else str(job_id),
             "attempt": None if attempt is None else str(attempt),
             "incarnation": None if process is None else process.incarnation,
-            "trip": trip,
+            "condition": condition,
         }
         return build.alert("-".join(str(each) for each in labels.values()), **labels)
 

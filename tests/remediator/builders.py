@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue.items.tally import RunTally
 from remediator.alert import Alert
 from remediator.plan import (
@@ -45,7 +45,7 @@ LABELS = {
     "incarnation": "i1",
     "severity": "critical",
     "remedy": "restart_worker",
-    "trip": "stall",
+    "condition": "stall",
 }
 
 
@@ -64,7 +64,7 @@ def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "wedge
 def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about the server in container c1."""
     of_server: dict[str, Any] = {
-        "alertname": "GpuwardenServerHung", "remedy": "restart_container", "trip": "server", "incarnation": KEY,
+        "alertname": "GpuwardenServerHung", "remedy": "restart_container", "condition": "server", "incarnation": KEY,
         "worker": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_server, **labels})
@@ -73,7 +73,7 @@ def server_alert(fingerprint: str = "s1", *, firing: bool = True, **labels: str 
 def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about host box1, which is silent."""
     of_host: dict[str, Any] = {
-        "alertname": "GpuwardenHostLost", "remedy": "lose_node", "trip": "node_lost",
+        "alertname": "GpuwardenHostLost", "remedy": "hold_lost_host", "condition": "host_lost",
         "worker": None, "container": None, "incarnation": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_host, **labels})
@@ -82,7 +82,7 @@ def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | 
 def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about the tenant in container c1, which holds too much of GPU-0's memory."""
     of_tenant: dict[str, Any] = {
-        "alertname": "GpuwardenVramRecycleDue", "remedy": "recycle_container", "trip": "vram", "gpu": "GPU-0",
+        "alertname": "GpuwardenVramRecycleDue", "remedy": "recycle_container", "condition": "vram", "gpu": "GPU-0",
     }  # fmt: skip
     return server_alert(fingerprint, firing=firing, **{**of_tenant, **labels})
 
@@ -90,7 +90,7 @@ def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str 
 def run_alert(fingerprint: str = "r1", *, firing: bool = True, **labels: str | None) -> Alert:
     """An alert about run r1, items of which fail on worker w1."""
     of_run: dict[str, Any] = {
-        "alertname": "GpuwardenItemsFailing", "remedy": "wrangle", "trip": "items", "run": "r1",
+        "alertname": "GpuwardenItemsFailing", "remedy": "wrangle", "condition": "items", "run": "r1",
         "container": None, "incarnation": None, "job_id": None, "attempt": None,
     }  # fmt: skip
     return alert(fingerprint, firing=firing, **{**of_run, **labels})
@@ -183,7 +183,7 @@ def card(
 def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
     """As `server_facts`, before c1, a tenant and no server, which is confirmed to be most over its budget."""
     own = episode(
-        free, remedy="recycle_container", trip=Trip.VRAM, trips=frozenset({Trip.VRAM}), subject=Subject.TENANT,
+        free, remedy="recycle_container", condition=Condition.VRAM, conditions=frozenset({Condition.VRAM}), subject=Subject.TENANT,
         worker="c1", incarnation=KEY, job_id=None, attempt=None,
     )  # fmt: skip
     seen = server(probe=None, answered=None, unanswered_s=None, silence_allowed_s=None, cards=[card(tenant())])
@@ -249,8 +249,8 @@ def settle(stage: Stage) -> Intent:
 def episode(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Episode:
     """The episode of w1's wedge: by default nothing is promised yet and its alert fires."""
     default = Episode(
-        episode_id=1, remedy="restart_worker", trip=Trip.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
-        trips=frozenset({Trip.STALL}), incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
+        episode_id=1, remedy="restart_worker", condition=Condition.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
+        conditions=frozenset({Condition.STALL}), incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
     )  # fmt: skip
     return replace(default, **changed)
 
@@ -258,7 +258,7 @@ def episode(free: Intent | None = None, settle: Intent | None = None, **changed:
 def server_episode(free: Intent | None = None, **changed: Any) -> Episode:
     """The episode of the server in c1: by default nothing is promised yet and its alert fires."""
     default = episode(
-        free, remedy="restart_container", trip=Trip.SERVER, trips=frozenset({Trip.SERVER}), subject=Subject.SERVER,
+        free, remedy="restart_container", condition=Condition.SERVER, conditions=frozenset({Condition.SERVER}), subject=Subject.SERVER,
         worker="c1", incarnation=KEY, job_id=None, attempt=None,
     )  # fmt: skip
     return replace(default, **changed)
@@ -285,7 +285,7 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
     """As `facts`, of a silent host; what is no fact of its own is one of the host's."""
     its = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
     about = episode(
-        remedy="lose_node", trip=Trip.NODE_LOST, trips=frozenset({Trip.NODE_LOST}), subject=Subject.HOST, worker=HOST,
+        remedy="hold_lost_host", condition=Condition.HOST_LOST, conditions=frozenset({Condition.HOST_LOST}), subject=Subject.HOST, worker=HOST,
         incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
     )  # fmt: skip
     default = facts(
@@ -298,7 +298,7 @@ def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = 
     """As `facts`, of run r1 on box1; what is no fact of its own is one of the run's."""
     its = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
     about = episode(
-        remedy="wrangle", trip=Trip.ITEMS, trips=frozenset({Trip.ITEMS}), subject=Subject.RUN, worker="r1",
+        remedy="wrangle", condition=Condition.ITEMS, conditions=frozenset({Condition.ITEMS}), subject=Subject.RUN, worker="r1",
         incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
     )  # fmt: skip
     found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)

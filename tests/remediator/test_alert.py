@@ -234,7 +234,7 @@ def test_hostile_text_is_carried_as_it_came(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("label", ["host", "remedy", "trip"])
+@pytest.mark.parametrize("label", ["host", "remedy", "condition"])
 def test_a_refusal_of_hostile_text_is_one_short_printable_line(label: str, text: str) -> None:
     labels: dict[str, Any] = {label: text * 100}
 
@@ -276,15 +276,15 @@ ADMIT = {
     "a host that merely begins like ours": (alert(host="box10"), Reason.OTHER_HOST),
     "no remedy named": (alert(remedy=None), Reason.UNKNOWN_REMEDY),
     "a remedy nobody wrote": (alert(remedy="reboot_host"), Reason.UNKNOWN_REMEDY),
-    "no trip named": (alert(trip=None), Reason.UNKNOWN_TRIP),
-    "a trip nobody defined": (alert(trip="boredom"), Reason.UNKNOWN_TRIP),
+    "no trip named": (alert(condition=None), Reason.UNKNOWN_CONDITION),
+    "a trip nobody defined": (alert(condition="boredom"), Reason.UNKNOWN_CONDITION),
     "no worker": (alert(worker=None), Reason.NO_WORKER),
     "an empty worker": (alert(worker=""), Reason.NO_WORKER),
     "a worker of a name that no worker has": (alert(worker="w1\n"), Reason.NO_WORKER),
     "a worker of the longest name that one can have": (alert(worker="w" * 256), None),
     "a name that is longer": (alert(worker="w" * 257), Reason.NO_WORKER),
     "several at once: the host is what counts first": (
-        alert(host="box2", remedy="x", trip="y", worker=None),
+        alert(host="box2", remedy="x", condition="y", worker=None),
         Reason.OTHER_HOST,
     ),
 }
@@ -304,14 +304,14 @@ ADMIT_SERVER = {
     "no container": (server_alert(container=None), Reason.NO_CONTAINER),
     "a container of a name that none has": (server_alert(container="c1\n"), Reason.NO_CONTAINER),
     "no incarnation: its next life would be accused too": (server_alert(incarnation=None), Reason.NO_CONTAINER),
-    "a worker's trip": (server_alert(trip="stall"), Reason.UNKNOWN_TRIP),
-    "a worker's remedy without a worker": (server_alert(remedy="restart_worker", trip="stall"), Reason.NO_WORKER),
-    "a worker's remedy for a server's trip": (alert(trip="server"), Reason.UNKNOWN_TRIP),
+    "a worker's trip": (server_alert(condition="stall"), Reason.UNKNOWN_CONDITION),
+    "a worker's remedy without a worker": (server_alert(remedy="restart_worker", condition="stall"), Reason.NO_WORKER),
+    "a worker's remedy for a server's trip": (alert(condition="server"), Reason.UNKNOWN_CONDITION),
     "another host's": (server_alert(host="box2"), Reason.OTHER_HOST),
     "a tenant that holds too much memory": (tenant_alert(), None),
     "a tenant without an incarnation": (tenant_alert(incarnation=None), Reason.NO_CONTAINER),
     "a tenant in which a worker lives: it is about that": (tenant_alert(worker="w1"), Reason.NO_SERVER),
-    "a server's trip for a tenant's remedy": (tenant_alert(trip="server"), Reason.UNKNOWN_TRIP),
+    "a server's trip for a tenant's remedy": (tenant_alert(condition="server"), Reason.UNKNOWN_CONDITION),
 }
 
 
@@ -321,8 +321,8 @@ ADMIT_HOST: dict[str, tuple[Any, str | None]] = {
     "no label `host`": (host_alert(host=None), Reason.NO_HOST),
     "it names a worker on it": (host_alert(worker="w1"), Reason.NO_HOST_ALONE),
     "it names a container on it": (host_alert(container="c1"), Reason.NO_HOST_ALONE),
-    "another remedy's trip": (host_alert(trip="stall"), Reason.UNKNOWN_TRIP),
-    "its trip for a worker": (alert(trip="node_lost"), Reason.UNKNOWN_TRIP),
+    "another remedy's trip": (host_alert(condition="stall"), Reason.UNKNOWN_CONDITION),
+    "its trip for a worker": (alert(condition="host_lost"), Reason.UNKNOWN_CONDITION),
 }
 
 
@@ -333,8 +333,8 @@ ADMIT_RUN: dict[str, tuple[Any, str | None]] = {
     "it names no run": (run_alert(run=None), Reason.NO_RUN),
     "a run of a name that none has": (run_alert(run="r1\n"), Reason.NO_RUN),
     "it names no worker": (run_alert(worker=None), Reason.NO_RUN),
-    "another remedy's trip": (run_alert(trip="stall"), Reason.UNKNOWN_TRIP),
-    "its trip for a worker's remedy": (run_alert(remedy="restart_worker"), Reason.UNKNOWN_TRIP),
+    "another remedy's trip": (run_alert(condition="stall"), Reason.UNKNOWN_CONDITION),
+    "its trip for a worker's remedy": (run_alert(remedy="restart_worker"), Reason.UNKNOWN_CONDITION),
 }
 
 

@@ -33,6 +33,6 @@ def test_a_short_or_late_alert_adds_no_episode(outcomes: list[str | None]) -> No
 
 def _story(outcome: str | None) -> EpisodeHistory:
     return EpisodeHistory(
-        episode_id=1, remedy="restart_worker", trip="stall", host="box1", worker="w1", job_id=7, attempt=1,
+        episode_id=1, remedy="restart_worker", condition="stall", host="box1", worker="w1", job_id=7, attempt=1,
         opened_at=1.0, closed_at=None if outcome is None else 2.0, outcome=outcome, reason=None, message=outcome,
     )  # fmt: skip

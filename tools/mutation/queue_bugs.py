@@ -113,7 +113,7 @@ def requeue_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def give_away(self: LostHosts, job_id: int, *, attempt: int, now: float) -> bool:
         lost = lose(self, job_id, attempt=attempt, now=now)
         with writing(self._engine) as connection:
-            its = update(JOBS).where(JOBS.c.job_id == job_id, JOBS.c.state == State.NODE_LOST)
+            its = update(JOBS).where(JOBS.c.job_id == job_id, JOBS.c.state == State.HOST_LOST)
             connection.execute(its.values(lease_expires_at=now))
         return lost
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import and_, select, true, update
 
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import MOVES, Move, State, Trip
+from gpuwarden.job import MOVES, Condition, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.claims import Claims
 from gpuwarden.queue.schema import JOBS, WORKERS
@@ -77,12 +77,12 @@ def _of_any_attempt(act: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _fence_any_attempt(
-    self: BuiltinQueue, job_id: int, *, attempt: int, incarnation: str, trip: Trip, now: float
+    self: BuiltinQueue, job_id: int, *, attempt: int, incarnation: str, condition: Condition, now: float
 ) -> bool:
     job = self._store.job(job_id)
     holder = job.claimed_by or incarnation
     return attempt > 0 and self._store.fencing.fence(
-        job_id, attempt=job.attempt, incarnation=holder, trip=trip, now=now
+        job_id, attempt=job.attempt, incarnation=holder, condition=condition, now=now
     )
 
 

@@ -238,7 +238,7 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
             .group_by(JOBS.c.host, JOBS.c.worker)
         )
     }
-    unsettled = select(func.count()).where(of_run, sql.is_in({State.FENCING, State.NODE_LOST}))
+    unsettled = select(func.count()).where(of_run, sql.is_in({State.FENCING, State.HOST_LOST}))
     ranked = select(exists().where(of_run, JOBS.c.gang.is_not(None), sql.is_in(set(State) - FINAL)))
     counts = {
         (row.host, row.worker): (int(row.done), int(row.failed))

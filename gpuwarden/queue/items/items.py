@@ -227,7 +227,7 @@ def _hold(connection: Connection, job_id: int, attempt: int, incarnation: str, n
 def _is_held() -> ColumnElement[bool]:
     """Whether an item is taken by an attempt that is not over. One that is fenced may still be at it."""
     job = JOBS.alias("holder")
-    at_it = sql.is_in({State.RUNNING, State.FENCING, State.NODE_LOST}, job)
+    at_it = sql.is_in({State.RUNNING, State.FENCING, State.HOST_LOST}, job)
     return and_(
         ITEMS.c.state == ItemState.TAKEN,
         exists().where(job.c.job_id == ITEMS.c.job_id, job.c.attempt == ITEMS.c.attempt, at_it).correlate(ITEMS),

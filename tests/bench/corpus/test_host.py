@@ -40,7 +40,7 @@ CLOSE: Final = """\
   workers:
     w: {0s: loads, 2m: steps, 4m2s: spins, 4m9s: {does: spins, faults_per_s: 30}, 4m16s: spins,
         4m23s: {does: spins, faults_per_s: 30}}
-  verdict: &wedged {trip: stall, remedy: restart_worker, of: w, since: 4m2s, due: 14m2s}
+  verdict: &wedged {condition: stall, remedy: restart_worker, of: w, since: 4m2s, due: 14m2s}
   scrape: 5s
   evaluate: 5s
 - name: wedges beside one that changes

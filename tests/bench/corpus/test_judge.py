@@ -10,7 +10,7 @@ import pytest
 from bench.corpus import host, judge, scenario_file
 from bench.corpus.judge import Fired, Played
 from bench.corpus.scenario import Told, Verdict
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from tests.bench.corpus.scenes import SCENARIOS, named
 
 SHARED: Final = "GpuwardenSharedJobStalled"
@@ -26,9 +26,9 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
         pytest.param({"due_s": 600}, "acts on w at 480s, which is due at 600s and not before", id="it is early"),
         pytest.param({"due_s": 400}, "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
                      id="it is late"),
-        pytest.param({"trip": Trip.BUDGET}, "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
+        pytest.param({"condition": Condition.BUDGET}, "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
                      id="it is for another reason"),
-        pytest.param({"remedy": "lose_node"}, "Stalled acts on w: restart_worker for stall; lose_node for stall is",
+        pytest.param({"remedy": "hold_lost_host"}, "Stalled acts on w: restart_worker for stall; hold_lost_host for stall is",
                      id="another remedy is wanted"),
         pytest.param({"of": "v"}, "Stalled acts on w at 480s, with which nothing is wrong", id="another is wedged"),
     ],
@@ -36,7 +36,7 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
 def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
     one = named("wedges after a hundred steps")
     fired = Fired(
-        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=FIRST
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", condition="stall", of="w", at_s=480, named=FIRST
     )
     (verdict,) = one.verdicts
     changed = replace(one, verdicts=(replace(verdict, **change),))  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def test_a_verdict_in_the_name_of_another_attempt_is_told(label: Mapping[str, st
     one = named("wedges after a hundred steps")
     wrong = {} if label is None else {**FIRST, **label}
     fired = Fired(
-        policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480, named=wrong
+        policy=judge.OURS, alert="Stalled", remedy="restart_worker", condition="stall", of="w", at_s=480, named=wrong
     )
 
     found = Played(scenario=one, fired=(fired,)).wrong()
@@ -74,7 +74,7 @@ def test_people_are_told_of_the_attempt_that_is_there() -> None:
         policy=judge.PEOPLE,
         alert=SHARED,
         remedy="",
-        trip="",
+        condition="",
         of="w",
         at_s=300,
         named=FIRST | {"job_id": "2"},
@@ -101,7 +101,7 @@ def test_who_is_there_is_told_by_the_second() -> None:
 
 
 def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
-    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", trip="stall", of="w", at_s=480)
+    fired = Fired(policy=judge.OURS, alert="Stalled", remedy="restart_worker", condition="stall", of="w", at_s=480)
 
     missed = Played(scenario=named("wedges after a hundred steps"), fired=()).wrong()
     killed = Played(scenario=named("takes twenty minutes for one step, its"), fired=(fired,)).wrong()
@@ -125,7 +125,7 @@ def test_a_verdict_that_never_comes_and_one_on_the_sound_are_told() -> None:
 def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str, int]], said: list[str]) -> None:
     one = named("wedges while another worker of its container computes, and")
     found = [
-        Fired(policy=judge.PEOPLE, alert=SHARED, remedy="", trip="", of=of, at_s=at_s, named=FIRST)
+        Fired(policy=judge.PEOPLE, alert=SHARED, remedy="", condition="", of=of, at_s=at_s, named=FIRST)
         for of, at_s in fired
     ]
 
@@ -138,7 +138,7 @@ def test_what_people_are_told_is_judged_and_acts_on_nobody(fired: list[tuple[str
 
 def test_people_are_told_by_the_alert_that_is_wanted() -> None:
     one = named("wedges while another worker of its container computes, and")
-    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlow", remedy="", trip="", of="w", at_s=300, named=FIRST)
+    fired = Fired(policy=judge.PEOPLE, alert="GpuwardenJobSlow", remedy="", condition="", of="w", at_s=300, named=FIRST)
 
     assert Played(scenario=one, fired=(fired,)).wrong() == [
         "GpuwardenJobSlow tells of w at 300s, of which nothing is to be told",
@@ -171,11 +171,11 @@ def test_people_are_told_of_a_server_by_its_container() -> None:
 def test_what_people_are_told_of_whom_was_acted_on_counts_no_more(later_s: int, said: list[str]) -> None:
     one = named("stops answering with its GPU idle")
     acts = Fired(
-        policy=judge.OURS, alert="Server", remedy="restart_container", trip="server", of="llm", at_s=420,
+        policy=judge.OURS, alert="Server", remedy="restart_container", condition="server", of="llm", at_s=420,
         named={"incarnation": "llm@0"},
     )  # fmt: skip
     tells = Fired(
-        policy=judge.PEOPLE, alert="GpuwardenServerProbeFailing", remedy="", trip="", of="llm", at_s=420 + later_s
+        policy=judge.PEOPLE, alert="GpuwardenServerProbeFailing", remedy="", condition="", of="llm", at_s=420 + later_s
     )
 
     assert Played(scenario=one, fired=(acts, tells)).wrong() == said
@@ -185,7 +185,7 @@ def test_a_policy_is_held_to_when_it_went_wrong_and_acts_once() -> None:
     one = named("wedges on two hosts")
 
     def fired(of: str, at_s: int) -> Fired:
-        return Fired(policy="idle", alert="Idle", remedy="", trip="", of=of, at_s=at_s)
+        return Fired(policy="idle", alert="Idle", remedy="", condition="", of=of, at_s=at_s)
 
     early = Played(scenario=one, fired=(fired("w", 100), fired("w", 500), fired("u", 500))).judgement("idle")
     late = Played(scenario=one, fired=(fired("w", 700), fired("w", 600))).judgement("idle")
@@ -208,7 +208,7 @@ def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_mo
 ) -> None:
     one = named(begins)
     fired = tuple(
-        Fired(policy=judge.OURS, alert="A", remedy="wrangle", trip="items", of=each.of, at_s=each.due_s)
+        Fired(policy=judge.OURS, alert="A", remedy="wrangle", condition="items", of=each.of, at_s=each.due_s)
         for each in one.verdicts
     )
     other = tuple(replace(each, then="lock" if each.then == "move" else "move") for each in one.verdicts)
@@ -221,20 +221,20 @@ def test_who_is_at_fault_is_what_the_remediator_decides_by_the_counts_of_that_mo
     ]
 
 
-def job(of: str, *, due_s: int, trip: Trip = Trip.STALL) -> Verdict:
-    return Verdict(trip=trip, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
+def job(of: str, *, due_s: int, condition: Condition = Condition.STALL) -> Verdict:
+    return Verdict(condition=condition, remedy="restart_worker", of=of, since_s=due_s - 120, due_s=due_s)
 
 
 def by(policy: str, of: str, at_s: int) -> Fired:
-    return Fired(policy=policy, alert="A", remedy="", trip="", of=of, at_s=at_s)
+    return Fired(policy=policy, alert="A", remedy="", condition="", of=of, at_s=at_s)
 
 
 def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
     wanted = (
         job("w", due_s=360),
         job("v", due_s=360),
-        job("b", due_s=360, trip=Trip.VRAM),
-        job("a", due_s=1, trip=Trip.ITEMS),
+        job("b", due_s=360, condition=Condition.VRAM),
+        job("a", due_s=1, condition=Condition.ITEMS),
     )
     one = Played(
         scenario=replace(SCENARIOS[0], verdicts=wanted), fired=(by("gpuwarden", "w", 360), by("gpuwarden", "b", 360))
@@ -252,7 +252,7 @@ def test_of_all_that_is_wanted_it_is_counted_what_is_missed() -> None:
 def test_lateness_is_from_the_earliest_moment_and_from_the_first_evaluation_that_can_tell(
     at_s: int, late_s: int, evaluations: int
 ) -> None:
-    one = replace(SCENARIOS[0], verdicts=(job("b", due_s=360, trip=Trip.VRAM),), scrape_s=13, evaluate_s=30)
+    one = replace(SCENARIOS[0], verdicts=(job("b", due_s=360, condition=Condition.VRAM),), scrape_s=13, evaluate_s=30)
 
     found = judge.score([Played(scenario=one, fired=(by("gpuwarden", "b", at_s),))], judge.OURS)
 
@@ -289,7 +289,7 @@ def test_a_verdict_is_to_come_with_the_first_evaluation_of_the_first_scrape_that
     due_s: int, scrape_s: int, evaluate_s: int, by_s: int
 ) -> None:
     one = replace(named("wedges after a hundred steps"), scrape_s=scrape_s, evaluate_s=evaluate_s)
-    verdict = Verdict(trip=Trip.STALL, remedy="restart_worker", of="w", since_s=0, due_s=due_s)
+    verdict = Verdict(condition=Condition.STALL, remedy="restart_worker", of="w", since_s=0, due_s=due_s)
 
     assert one.deadline_s(verdict) == by_s
 
@@ -300,7 +300,7 @@ EITHER: Final = """\
   tenants:
     a: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
     b: {budget_mib: 3000, 0s: {does: holds, vram_mib: 7000}}
-  verdict: {trip: vram, remedy: recycle_container, of: [a, b], since: 0s}
+  verdict: {condition: vram, remedy: recycle_container, of: [a, b], since: 0s}
 """
 
 
@@ -318,7 +318,7 @@ def test_where_either_may_go_one_does(fired: list[tuple[str, int]], said: list[s
     (tmp_path / "a.yaml").write_text(EITHER)
     (one,) = scenario_file.read(tmp_path)
     found = tuple(
-        Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", trip="vram", of=of, at_s=at_s,
+        Fired(policy=judge.OURS, alert="Victim", remedy="recycle_container", condition="vram", of=of, at_s=at_s,
               named={"incarnation": f"{of}@0"}) for of, at_s in fired
     )  # fmt: skip
 

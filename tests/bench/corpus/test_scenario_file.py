@@ -20,7 +20,7 @@ SOUND: Final = """\
   why: b
   workers:
     w: {0s: loads, 4m: hangs}
-  verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}
+  verdict: {condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}
 """
 
 
@@ -63,8 +63,8 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("    w: {0s: loads, 4m: hangs}", "    w: loads", "a.yaml:4: `key: value` pairs are wanted here"),
         ("    w: {0s: loads, 4m: hangs}", "    w:", "are wanted here, and there is nothing"),
         ("4m: hangs", "240: hangs", "run, works_in, asked_every_s (a time has a unit: 240s, or 240m)"),
-        ("verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "verdict:",
-         "a.yaml:5: verdict: there is none; write none, or {trip"),
+        ("verdict: {condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "verdict:",
+         "a.yaml:5: verdict: there is none; write none, or {condition"),
         ("  workers:\n    w: {0s: loads, 4m: hangs}\n", "", "a.yaml:1: 'a' has nobody in it; give it workers"),
         ("  verdict:", "  servers: {w: {0s: answers}}\n  verdict:", "a.yaml:1: two are called 'w'; give each a name"),
         ("  verdict:", "  gpus: {0: {1m: gone}}\n  verdict:", "a.yaml:5: 1m: 'gone' is none of: works, lost"),
@@ -73,14 +73,14 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("  verdict:", "  scrape: 15\n  verdict:", "a.yaml:5: scrape: 15 is no time; write it like 90s, 4m or 1h30m"),
         ("  verdict:", "  scrape: 0s\n  verdict:", "a.yaml:1: scrape and evaluate are 1s or more"),
         ("  verdict:", "  plays: 5m\n  verdict:", "a.yaml:5: plays: it ends before all that happens has, which"),
-        ("verdict: {trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "plays: 9m",
+        ("verdict: {condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "plays: 9m",
          "a.yaml:1: no verdict; write `verdict: none`, or what"),
-        ("{trip: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
-        ("trip: stall", "trip: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
+        ("{condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
+        ("condition: stall", "condition: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
         ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
         ("of: w", "of: v", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
         ("of: w", "of: a", "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
-        ("restart_worker", "lose_node", "a.yaml:5: of: no host is called 'w'; wanted is one of: a"),
+        ("restart_worker", "hold_lost_host", "a.yaml:5: of: no host is called 'w'; wanted is one of: a"),
         ("restart_worker", "restart_container", "a.yaml:5: of: no server is called 'w'; wanted is one of: none"),
         ("restart_worker", "recycle_container", "a.yaml:5: of: no tenant is called 'w'; wanted is one of: none"),
         ("of: w, ", "", "a.yaml:5: of: no worker is named; wanted is one of: w"),

@@ -27,7 +27,7 @@ from bench.corpus.scenario import (
 from deploy.standalone import debian_packages
 from exporter.evidence import activity
 from exporter.model.container import ContainerEvidence
-from gpuwarden.job import Phase, Trip
+from gpuwarden.job import Condition, Phase
 from testbed.check_release import CHECKOUT
 from tests.bench.corpus.scenes import PAGE, SCENARIOS, Everything, named, without_promtool
 from tools.mutation.rules import ALERTS, files
@@ -113,7 +113,7 @@ def test_there_are_enough_scenarios_and_many_of_both_kinds() -> None:
 
     assert len(settled) >= LEAST
     assert min(sum(bool(each.verdicts) for each in settled), sum(not each.verdicts for each in settled)) >= LEAST // 3
-    assert {verdict.trip for each in settled for verdict in each.verdicts} == set(Trip)
+    assert {verdict.condition for each in settled for verdict in each.verdicts} == set(Condition)
 
 
 def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
@@ -125,7 +125,7 @@ def test_whoever_is_slower_has_time_to_act_before_he_has_missed_it() -> None:
 def test_the_page_has_every_word_that_a_scenario_may_use() -> None:
     parts_of = [*fields(Doing), *fields(GpuHealth)]
     states = (*GPU_STATES, *INSTANCE_STATES, *HOST_STATES, *PROMETHEUS_STATES)
-    words = [*DOINGS, *(part.name for part in parts_of), *states, *Trip, *REMEDIES, *DECIDED, *TELLING]
+    words = [*DOINGS, *(part.name for part in parts_of), *states, *Condition, *REMEDIES, *DECIDED, *TELLING]
 
     assert [word for word in words if f"`{word}`" not in PAGE] == []
 

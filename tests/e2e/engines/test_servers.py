@@ -282,7 +282,7 @@ class autoheal:  # noqa: N801 - it reads as what it is
 def test_a_server_that_does_not_answer_and_does_nothing_is_freed_and_answers_again(freed: Scene, name: str) -> None:
     (story,) = with_action(freed.stories(name))
 
-    assert (story.remedy, story.trip, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
+    assert (story.remedy, story.condition, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
     assert (story.job_id, story.attempt) == (None, None)
     assert freed.happened(name) == ["start", "die", "stop", "start"]
     assert freed.fired(name) == {"GpuwardenServerHung"}

@@ -109,7 +109,7 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
     assert done.ended_at is not None
     assert (done.state, done.attempt) == (State.COMPLETED, 1)
     assert story.opened_at > done.ended_at
-    assert (story.worker, story.trip, story.outcome) == (WEDGES, "stall", "refused")
+    assert (story.worker, story.condition, story.outcome) == (WEDGES, "stall", "refused")
     assert story.message is not None
     assert story.message.startswith(f"container {name} holds 2 live workers")
     assert (wedged.state, wedged.attempt) == (State.RUNNING, 1)

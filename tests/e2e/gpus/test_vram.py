@@ -237,7 +237,7 @@ def outcomes(scene: Scene, name: str) -> list[str | None]:
 def test_the_one_most_over_its_budget_is_recycled_and_its_memory_is_seen_to_come_back(armed: Scene) -> None:
     (story,) = with_action(armed.stories("arena"))
 
-    assert (story.remedy, story.trip, story.job_id) == ("recycle_container", "vram", None)
+    assert (story.remedy, story.condition, story.job_id) == ("recycle_container", "vram", None)
     assert armed.happened("arena") == ["start", "die", "stop", "start"]
     assert "decided stop: " + named("arena") + " is most over its budget, by 5120 MiB: 1024 MiB free" in armed.told(
         "arena"

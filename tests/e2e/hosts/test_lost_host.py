@@ -167,11 +167,11 @@ def test_a_silent_hosts_job_is_held_for_it_and_comes_back_by_itself(hosts: Hosts
     os.kill(process, signal.SIGSTOP)
     for name in PROGRAMS:
         left.stage.chain.signal(name, signal.SIGSTOP)
-    until(lambda: store.job(job_id).state is State.NODE_LOST, "the host is silent altogether")
+    until(lambda: store.job(job_id).state is State.HOST_LOST, "the host is silent altogether")
     shared = left.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="shared")
     other = right.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S)
     until(lambda: store.job(other).state is State.COMPLETED, "another host's worker goes on working")
-    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.NODE_LOST, 1)
+    assert (store.job(job_id).state, store.job(job_id).attempt) == (State.HOST_LOST, 1)
     assert store.job(shared).state is State.QUEUED, "its GPU may be in use"
 
     for name in ("exporter", *PROGRAMS):
@@ -213,7 +213,7 @@ def test_a_deadlocked_gang_over_two_hosts_is_requeued_as_one_and_a_waiting_one_i
     until(lambda: all(store.job(rank.job_id).state is State.COMPLETED for rank in gang), "its second attempt is done")
 
     (story,) = told()
-    assert (story.host, story.worker, story.trip, story.outcome) == ("left", FIRST, "gang", "mended")
+    assert (story.host, story.worker, story.condition, story.outcome) == ("left", FIRST, "gang", "mended")
     assert (story.job_id, story.attempt) == (gang[0].job_id, 1)
     ends = [store.job(rank.job_id) for rank in gang]
     assert [(job.attempt, job.watchdog_retries, job.reclaims) for job in ends] == [(2, 1, 0)] * 2

@@ -96,14 +96,14 @@ def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_wri
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        pytest.param({"remedy": "restart_worker", "trip": "stall", "worker": MANAGED}, "no_host", id="no host"),
+        pytest.param({"remedy": "restart_worker", "condition": "stall", "worker": MANAGED}, "no_host", id="no host"),
         pytest.param(
-            {"remedy": "restart_worker", "trip": "stall", "worker": MANAGED, "host": "elsewhere"},
+            {"remedy": "restart_worker", "condition": "stall", "worker": MANAGED, "host": "elsewhere"},
             "other_host",
             id="another host",
         ),
         pytest.param(
-            {"remedy": "reboot_everything", "trip": "stall", "worker": MANAGED, "host": HOST},
+            {"remedy": "reboot_everything", "condition": "stall", "worker": MANAGED, "host": HOST},
             "unknown_remedy",
             id="an unknown remedy",
         ),
@@ -141,7 +141,7 @@ def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothi
     eventually(lambda: scene.armed(MANAGED), within_s=30, what="it is armed")
     facts = answered(lambda: scene.witness.worker_evidence(MANAGED, host=HOST))
     forged = {
-        "alertname": "Forged", "remedy": "restart_worker", "trip": "stall", "host": HOST, "worker": MANAGED,
+        "alertname": "Forged", "remedy": "restart_worker", "condition": "stall", "host": HOST, "worker": MANAGED,
         "job_id": str(job_id), "attempt": str(facts.attempt), "incarnation": facts.worker_incarnation,
     }  # fmt: skip
     scene.chain.http.post(f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": forged}])

@@ -404,7 +404,7 @@ def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: Jo
     assert [store.job(each).state for each in (lost, other, kept)] == [
         State.CANCELLED,
         State.CANCELLED,
-        State.NODE_LOST,
+        State.HOST_LOST,
     ]
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import JobId, Trip
+from gpuwarden.job import Condition, JobId
 from gpuwarden.queue import Job, JobStore, Submission
 
 NOW = 1_000_000.0
@@ -24,7 +24,9 @@ def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: 
 def fenced(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
-    assert store.fencing.fence(job.job_id, attempt=job.attempt, incarnation="i1", trip=Trip.STALL, now=NOW + 1)
+    assert store.fencing.fence(
+        job.job_id, attempt=job.attempt, incarnation="i1", condition=Condition.STALL, now=NOW + 1
+    )
     return job
 
 

@@ -20,12 +20,12 @@ from gpuwarden.job import (
     QUEUE_CLASSES,
     RECLAIMS_MAX,
     REQUEUE_PRIORITY,
+    Condition,
     JobClass,
     JobId,
     Kind,
     Move,
     State,
-    Trip,
     after,
 )
 from gpuwarden.queue import DrainedError, QueueSettings, ReplacedError, Slot, Submission
@@ -35,7 +35,7 @@ from gpuwarden.queue.sql import GHOST_AGE_S
 Place = tuple[str, str]
 """A slot: its host, and its worker's name."""
 
-HELD: Final = frozenset({State.RUNNING, State.NODE_LOST})
+HELD: Final = frozenset({State.RUNNING, State.HOST_LOST})
 
 
 @dataclass(kw_only=True)
@@ -148,7 +148,7 @@ class Records:
 
     def comes_back(self, job: Task, by: str) -> None:
         """The worker of a job that seemed lost is heard of again."""
-        if job.state is State.NODE_LOST:
+        if job.state is State.HOST_LOST:
             self.move(job, Move.RETURN)
             self.happened[f"back by a {by}"] += 1
 
@@ -492,7 +492,7 @@ class Claims(_Part):
     def _held_by_lost(self, place: Place) -> bool:
         its = self._state.gpus.get(place, frozenset())
         lost = [
-            job.place for job in self._state.jobs.values() if job.state is State.NODE_LOST and job.place is not None
+            job.place for job in self._state.jobs.values() if job.state is State.HOST_LOST and job.place is not None
         ]
         return any(its & self._state.gpus.get(each, frozenset()) for each in lost)
 
@@ -519,7 +519,7 @@ class Claims(_Part):
 class Fencing(_Part):
     """A trip's moves."""
 
-    def fence(self, job_id: JobId, *, attempt: int, incarnation: str, trip: Trip, now: float) -> bool:
+    def fence(self, job_id: JobId, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
         job = self._state.mine(job_id, attempt, incarnation)
         if job is None or job.place is None:
             return False
@@ -538,7 +538,14 @@ class Fencing(_Part):
         return True
 
     def requeue(
-        self, job_id: JobId, *, attempt: int, trip: Trip, now: float, avoid: Slot | None = None, avoid_s: float = 0.0
+        self,
+        job_id: JobId,
+        *,
+        attempt: int,
+        condition: Condition,
+        now: float,
+        avoid: Slot | None = None,
+        avoid_s: float = 0.0,
     ) -> bool:
         job = self._state.fenced(job_id, attempt)
         if job is None or job.attempt >= job.attempts_max:
@@ -573,7 +580,7 @@ class Sweeps(_Part):
             given: list[Task] = []
             for job in self._expired(now):
                 if job.job_class.ingests is kind and (among is None or job.job_id in set(among)):
-                    if job.state is State.NODE_LOST:
+                    if job.state is State.HOST_LOST:
                         self._state.happened["lost: given away at last"] += 1
                     if kind:
                         self._state.happened["ingest reclaimed"] += 1

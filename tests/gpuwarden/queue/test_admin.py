@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import JobClass, State, Trip
+from gpuwarden.job import Condition, JobClass, State
 from gpuwarden.queue import DrainedError, Job, JobStore, Slot, Submission, SubmissionError, sql
 from gpuwarden.reporter import Reporter
 from tests.conftest import Cli
@@ -142,8 +142,10 @@ def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: Jo
         store.admin.drain(host="box2", worker="w9")
     job_id = submit(store)
     claim(store)
-    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    store.fencing.requeue(job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", condition=Condition.STALL, now=NOW)
+    store.fencing.requeue(
+        job_id, attempt=1, condition=Condition.STALL, now=NOW, avoid=Slot(host=HOST, worker="w1"), avoid_s=600
+    )
     register(store, incarnation="i1b")
 
     assert claim(store, incarnation="i1b") is not None
@@ -177,7 +179,7 @@ def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(store: Jo
     claim(store)
     assert store.fencing.dead_workers(now=NOW) == []
 
-    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", condition=Condition.DEAD_WORKER, now=NOW)
 
     (flag,) = store.fencing.dead_workers(now=NOW, host=HOST, queue="gpu")
     assert (flag.worker, flag.incarnation, flag.since, flag.stamped_at) == ("w1", "i1", NOW, NOW)
@@ -203,7 +205,7 @@ def test_a_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pyte
 
     def touch_and_stand_still(*arguments: Any, **named: Any) -> bool:
         accepted = touch(*arguments, **named)
-        store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=Trip.DEAD_WORKER, now=NOW)
+        store.fencing.fence(job_id, attempt=1, incarnation="i1", condition=Condition.DEAD_WORKER, now=NOW)
         return accepted
 
     with monkeypatch.context() as slow:
@@ -214,12 +216,12 @@ def test_a_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pyte
 
 
 @pytest.mark.behaviour("A14")
-@pytest.mark.parametrize("trip", [Trip.STALL, Trip.BUDGET, Trip.HEALTH])
-def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, trip: Trip) -> None:
+@pytest.mark.parametrize("condition", [Condition.STALL, Condition.BUDGET, Condition.HEALTH])
+def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, condition: Condition) -> None:
     job_id = submit(store)
     claim(store)
 
-    store.fencing.fence(job_id, attempt=1, incarnation="i1", trip=trip, now=NOW)
+    store.fencing.fence(job_id, attempt=1, incarnation="i1", condition=condition, now=NOW)
 
     assert store.fencing.dead_workers(now=NOW) == []
 
@@ -302,7 +304,7 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
     assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
 
-    store.fencing.fence(1, attempt=1, incarnation="i-busy", trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.fence(1, attempt=1, incarnation="i-busy", condition=Condition.DEAD_WORKER, now=store.now())
     assert "busy on box1, queue gpu: dead for" in cli("worker", "dead")[1]
     assert json.loads(cli("worker", "dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
 

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import func, select
 
 from gpuwarden.db.transactions import reading
-from gpuwarden.job import AVOID_S, JobId, Trip
+from gpuwarden.job import AVOID_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot
 from gpuwarden.queue.schema import AVOIDED
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, register, stale, submit
@@ -19,7 +19,9 @@ def avoiding(store: JobStore) -> JobId:
     register(store, "i1", gpus=("GPU-a",))
     job = fenced(store)
     avoid = Slot(host="box1", worker="w1", gpus=("GPU-a",))
-    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    assert store.fencing.requeue(
+        job.job_id, attempt=1, condition=Condition.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S
+    )
     register(store, "i1b", gpus=("GPU-a",))
     return job.job_id
 
@@ -121,9 +123,9 @@ def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
     register(store, "i2", gpus=("GPU-b",))
     register(store, "i3", gpus=("GPU-c",))
     job = claim(store, "i2")
-    store.fencing.fence(job_id, attempt=2, incarnation="i2", trip=Trip.STALL, now=NOW)
+    store.fencing.fence(job_id, attempt=2, incarnation="i2", condition=Condition.STALL, now=NOW)
     avoid = Slot(host="box1", worker="w2", gpus=("GPU-b",))
-    store.fencing.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
+    store.fencing.requeue(job.job_id, attempt=2, condition=Condition.STALL, now=NOW, avoid=avoid, avoid_s=AVOID_S)
     register(store, "i2b", gpus=("GPU-b",))
 
     assert not takes(store, "i1b")

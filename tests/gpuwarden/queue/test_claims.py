@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text, update
 
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import FENCE_S, State, Trip
+from gpuwarden.job import FENCE_S, Condition, State
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.schema import JOBS, WORKERS
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, register, submit
@@ -136,8 +136,8 @@ def test_a_fence_of_another_attempt_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
-    assert not store.fencing.fence(job.job_id, attempt=2, incarnation="i1", trip=Trip.BUDGET, now=NOW)
-    assert not store.fencing.fence(job.job_id, attempt=0, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=2, incarnation="i1", condition=Condition.BUDGET, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=0, incarnation="i1", condition=Condition.BUDGET, now=NOW)
 
     assert store.job(job.job_id) == job
 

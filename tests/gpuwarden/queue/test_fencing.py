@@ -3,7 +3,7 @@
 import pytest
 
 from gpuwarden.db.engine import DatabaseError
-from gpuwarden.job import FENCE_S, State, Trip
+from gpuwarden.job import FENCE_S, Condition, State
 from gpuwarden.queue import JobStore, Submission, SubmissionError
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, refuse_events, submit
 from tests.waiting import eventually
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_databases
 def test_a_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, priority: int, becomes: int) -> None:
     job = fenced(store, priority=priority, run_id="r1")
 
-    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
     back = store.job(job.job_id)
     assert (back.state, back.priority, back.watchdog_retries, back.reclaims) == (State.QUEUED, becomes, 1, 0)
@@ -30,7 +30,7 @@ def test_a_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, pr
 def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) -> None:
     job = fenced(store)
     submit(store)
-    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
     again = claim(store, "i2")
 
@@ -43,7 +43,7 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch = store.changes()
     assert not watch.any()
 
-    store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
     assert watch.wait(10)
     assert not watch.any()
@@ -68,21 +68,21 @@ def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store:
     submit(store)
     job = claim(store, "holder")
 
-    assert not store.fencing.fence(job.job_id, attempt=1, incarnation="liar", trip=Trip.STALL, now=NOW)
+    assert not store.fencing.fence(job.job_id, attempt=1, incarnation="liar", condition=Condition.STALL, now=NOW)
 
     assert store.job(job.job_id) == job
-    assert store.fencing.fence(job.job_id, attempt=1, incarnation="holder", trip=Trip.STALL, now=NOW)
+    assert store.fencing.fence(job.job_id, attempt=1, incarnation="holder", condition=Condition.STALL, now=NOW)
 
 
 def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
     submit(store)
     job = claim(store)
-    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
-    store.fencing.fence(job.job_id, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
-    assert not store.fencing.requeue(job.job_id, attempt=2, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
+    store.fencing.fence(job.job_id, attempt=1, incarnation="i1", condition=Condition.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=2, condition=Condition.STALL, now=NOW)
 
-    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
-    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
     assert store.job(job.job_id).watchdog_retries == 1
 
@@ -138,7 +138,7 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
     assert claim(store, "i0").job_id == done
     store.claims.complete(done, attempt=1, incarnation="i0", now=NOW)
     assert [claim(store, name).job_id for name in ("i1", "i2")] == [tripped, running]
-    store.fencing.fence(tripped, attempt=1, incarnation="i1", trip=Trip.STALL, now=NOW)
+    store.fencing.fence(tripped, attempt=1, incarnation="i1", condition=Condition.STALL, now=NOW)
     store.fencing.fail(tripped, attempt=1, because="stall", now=NOW)
     assert store.runs.state("r1") == "running"
 
@@ -220,7 +220,7 @@ def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobS
     back = store.job(job.job_id)
     assert (back.state, back.reclaims, back.watchdog_retries) == (State.QUEUED, 1, 0)
     assert back.because == "stall: fenced, and its fence ran out"
-    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
 
 def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
@@ -230,5 +230,5 @@ def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> Non
     assert not store.fencing.hold_fence(job.job_id, attempt=2, now=NOW + 9000)
 
     assert store.sweeps.reclaim_expired(now=NOW + 2 + FENCE_S) == []
-    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     assert not store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + 600)

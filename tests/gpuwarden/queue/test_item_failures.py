@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, ItemOutcome, ItemState, State, Trip
+from gpuwarden.job import AVOID_S, LEASE_S, RECLAIMS_MAX, Condition, ItemOutcome, ItemState, State
 from gpuwarden.queue import BlockedError, Job, JobStore, Slot, SpentError, Submission, SubmissionError
 from gpuwarden.queue.items.failures import HAND_OVER_S
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
@@ -105,7 +105,7 @@ def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how:
     job = claimed(store, 1)
     fail(store, job)
     if how == "fenced":
-        store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL)
+        store.fencing.fence(job.job_id, **by(job), condition=Condition.STALL)
     elif how == "host lost":
         store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
     elif how == "ranks":
@@ -297,9 +297,11 @@ def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> 
     store.item_failures.migrate_run("r1", host="box1", worker="w2", still=still, **BY)
     store.sweeps.reclaim_expired(now=LATER)
     again = claimed(store, 1, now=LATER)
-    store.fencing.fence(again.job_id, attempt=again.attempt, incarnation="i1", trip=Trip.STALL, now=LATER)
+    store.fencing.fence(again.job_id, attempt=again.attempt, incarnation="i1", condition=Condition.STALL, now=LATER)
     avoid = Slot(host="box1", worker="w1")
-    store.fencing.requeue(again.job_id, attempt=again.attempt, trip=Trip.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S)
+    store.fencing.requeue(
+        again.job_id, attempt=again.attempt, condition=Condition.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S
+    )
     for number in (1, 2):  # both are there, started anew
         store.claims.register("gpu", host="box1", worker=f"w{number}", incarnation=f"n{number}", now=LATER)
 

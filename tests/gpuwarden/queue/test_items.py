@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from gpuwarden.db.transactions import reading
-from gpuwarden.job import ITEM_MOVES, LEASE_S, ItemMove, ItemState, State, Trip
+from gpuwarden.job import ITEM_MOVES, LEASE_S, Condition, ItemMove, ItemState, State
 from gpuwarden.queue import Item, Job, JobStore, Submission, SubmissionError
 from gpuwarden.queue.schema import ITEM_OUTCOMES
 from tests.waiting import together
@@ -81,10 +81,10 @@ def test_an_ended_attempt_leaves_its_results_and_takes_no_more(store: JobStore, 
     assert take(store, old) == "a"
 
     if end == "requeued":
-        assert store.fencing.fence(old.job_id, **by(old), trip=Trip.STALL)
+        assert store.fencing.fence(old.job_id, **by(old), condition=Condition.STALL)
         assert states(store) == [ItemState.TAKEN, ItemState.PENDING]  # its process may still be at it
         assert not finish(store, old, "a")
-        assert store.fencing.requeue(old.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+        assert store.fencing.requeue(old.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     elif end == "reclaimed":
         store.claims.renew(other.job_id, attempt=1, incarnation="i2", now=NOW + LEASE_S)
         assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [old.job_id]

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, SubmissionError, runs
 from gpuwarden.queue.schema import JOBS
 from tests.gpuwarden.queue.builders import NOW, claim, submit
@@ -50,7 +50,7 @@ def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_onc
         assert store.claims.claim("gpu", incarnation=old, **slot)
 
         took, settled = together(
-            partial(store.fencing.fence, job_id, attempt=1, incarnation=old, trip=Trip.STALL, now=NOW),
+            partial(store.fencing.fence, job_id, attempt=1, incarnation=old, condition=Condition.STALL, now=NOW),
             partial(store.claims.register, "gpu", incarnation=new, **slot),
         )
 
@@ -86,11 +86,11 @@ def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobSto
     for turn in range(15):
         job_id = submit(store)
         claim(store, f"i{turn}")
-        store.fencing.fence(job_id, attempt=1, incarnation=f"i{turn}", trip=Trip.STALL, now=NOW)
+        store.fencing.fence(job_id, attempt=1, incarnation=f"i{turn}", condition=Condition.STALL, now=NOW)
 
         swept, requeued = together(
             lambda: store.sweeps.reclaim_expired(now=NOW + 601),
-            partial(store.fencing.requeue, job_id, attempt=1, trip=Trip.STALL, now=NOW + 601),
+            partial(store.fencing.requeue, job_id, attempt=1, condition=Condition.STALL, now=NOW + 601),
         )
 
         assert (swept, requeued) in (([job_id], False), ([], True))

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from gpuwarden.job import AVOID_S, FINAL, RECLAIMS_MAX, JobClass, JobId, Kind, Move, State, Trip
+from gpuwarden.job import AVOID_S, FINAL, RECLAIMS_MAX, Condition, JobClass, JobId, Kind, Move, State
 from gpuwarden.queue import (
     DrainedError,
     Event,
@@ -270,7 +270,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(pick=PICKS, place=PLACES, queue=QUEUES, model=MODELS)
     def renew(self, pick: int, place: Place, queue: str, model: str | None) -> None:
         """A job's lease, and the row of some worker."""
-        claim = self.a_claim(pick, State.NODE_LOST, State.RUNNING)
+        claim = self.a_claim(pick, State.HOST_LOST, State.RUNNING)
         self.both("claims.owns", claim.job_id, **claim.its)
         self.both("claims.renew", claim.job_id, **claim.its, now=self.now)
         how = {"queue": queue, "model": model, "now": self.now, **slot(place)}
@@ -279,7 +279,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "release"]), result=RESULTS)
     def end(self, pick: int, act: str, result: Any) -> None:
-        claim = self.a_claim(pick, State.NODE_LOST, State.RUNNING)
+        claim = self.a_claim(pick, State.HOST_LOST, State.RUNNING)
         more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"because": "boom"}}
         self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
 
@@ -291,7 +291,7 @@ class QueueMachine(RuleBasedStateMachine):
         if act == "claim":
             self.claims_as(claim.incarnation, claim.place, "gpu", None)
             return
-        more = {"trip": Trip.STALL} if act == "fence" else {}
+        more = {"condition": Condition.STALL} if act == "fence" else {}
         part = "fencing" if act == "fence" else "claims"
         if not self.both(f"{part}.{act}", claim.job_id, **claim.its, now=self.now, **more):
             self.happened["refused: an old claim"] += 1
@@ -301,14 +301,14 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(
         pick=PICKS,
-        trip=st.sampled_from([Trip.STALL, Trip.DEAD_WORKER]),
+        condition=st.sampled_from([Condition.STALL, Condition.DEAD_WORKER]),
         then=st.sampled_from(["requeue", "requeue", "fail", "hold", "nothing"]),
         avoids=st.sampled_from([False, True, True]),
         work=WORK,
     )
-    def trip(self, pick: int, trip: Trip, then: str, avoids: bool, work: Any) -> None:
+    def condition(self, pick: int, condition: Condition, then: str, avoids: bool, work: Any) -> None:
         claim = self.a_claim(pick, *HELD)
-        self.both("fencing.fence", claim.job_id, **claim.its, trip=trip, now=self.now)
+        self.both("fencing.fence", claim.job_id, **claim.its, condition=condition, now=self.now)
         self.settles(claim, then, avoids=avoids)
         if work is not None:
             self.register(claim.place, "gpu", knows=True)
@@ -327,7 +327,7 @@ class QueueMachine(RuleBasedStateMachine):
         its = {"attempt": claim.attempt, "now": self.now}
         avoid = Slot(**slot(claim.place), gpus=GPUS[claim.place]) if avoids else None
         if then == "requeue":
-            self.both("fencing.requeue", claim.job_id, **its, trip=Trip.STALL, avoid=avoid, avoid_s=AVOID_S)
+            self.both("fencing.requeue", claim.job_id, **its, condition=Condition.STALL, avoid=avoid, avoid_s=AVOID_S)
         elif then == "fail":
             self.both("fencing.fail", claim.job_id, **its, because="at the cap")
         elif then == "hold":
@@ -537,7 +537,7 @@ def told(event: Event) -> Told:
 
 def laws(before: dict[int, Row], rows: dict[int, Row], outbox: Sequence[Any], needs: Sequence[Any]) -> None:
     """What holds of any queue, whatever was done to it."""
-    owned = {State.RUNNING, State.FENCING, State.NODE_LOST}
+    owned = {State.RUNNING, State.FENCING, State.HOST_LOST}
     holders = Counter(row.claimed_by for row in rows.values() if row.state in HELD)
     assert all(count == 1 for count in holders.values()), "an incarnation has one job at a time"
     ended = Counter((job_id, kind) for kind, job_id, *_ in outbox)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select, text
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import (
     DrainedError,
     JobStore,
@@ -54,7 +54,7 @@ LAWS: Final = {
         SELECT j.job_id FROM jobs j JOIN dependencies d ON d.job_id = j.job_id JOIN jobs n ON n.job_id = d.needs_job_id
         WHERE j.state IN ('waiting', 'blocked') AND n.state = 'cancelled'""",
     "two jobs of one incarnation": """
-        SELECT claimed_by FROM jobs WHERE state IN ('running', 'node_lost') GROUP BY claimed_by HAVING count(*) > 1""",
+        SELECT claimed_by FROM jobs WHERE state IN ('running', 'host_lost') GROUP BY claimed_by HAVING count(*) > 1""",
     "a run without an end": f"""
         SELECT run_id FROM runs WHERE state = 'running' AND NOT EXISTS (
             SELECT 1 FROM jobs j WHERE j.run_id = runs.run_id AND (j.state NOT IN {OVER} OR j.state = 'failed'))""",
@@ -82,7 +82,7 @@ class Together:
         parts: list[Callable[[random.Random], Iterator[str]]] = [
             partial(self.works, number) for number in range(WORKERS)
         ]
-        parts += [self.submits, self.meddles, self.meddles, self.tends, self.loses, self.trips]
+        parts += [self.submits, self.meddles, self.meddles, self.tends, self.loses, self.conditions]
         parts += [partial(self.reads, name) for name in ("notifier", "planner")]
         threads = [threading.Thread(target=self._loop, args=(number, part)) for number, part in enumerate(parts)]
         for thread in threads:
@@ -170,20 +170,22 @@ class Together:
             yield "loses"
             time.sleep(0.02)
 
-    def trips(self, r: random.Random) -> Iterator[str]:
+    def conditions(self, r: random.Random) -> Iterator[str]:
         while True:
             with suppress(UnknownJobError):
                 job = self.store.job(self._some_job(r))
                 its: dict[str, Any] = {"attempt": job.attempt, "now": time.time()}
                 if job.claimed_by and self.store.fencing.fence(
-                    job.job_id, incarnation=job.claimed_by, trip=Trip.STALL, **its
+                    job.job_id, incarnation=job.claimed_by, condition=Condition.STALL, **its
                 ):
                     if r.random() < 0.2:
                         self.store.fencing.fail(job.job_id, because="at the cap", **its)
                     else:
                         avoid = Slot(host=job.host or "", worker=job.worker or "")
-                        self.store.fencing.requeue(job.job_id, trip=Trip.STALL, avoid=avoid, avoid_s=0.1, **its)
-                    yield "trips"
+                        self.store.fencing.requeue(
+                            job.job_id, condition=Condition.STALL, avoid=avoid, avoid_s=0.1, **its
+                        )
+                    yield "conditions"
             yield "looks"
             time.sleep(0.03)
 
@@ -272,7 +274,18 @@ def test_all_at_once_nobody_blocks_another_and_all_adds_up(shared_store: JobStor
     together.play()
 
     assert not together.wrong, "\n".join(together.wrong)
-    for act in ("claims", "complete", "release", "fail", "trips", "loses", "cancel", "cancel run", "unblock", "sweeps"):
+    for act in (
+        "claims",
+        "complete",
+        "release",
+        "fail",
+        "conditions",
+        "loses",
+        "cancel",
+        "cancel run",
+        "unblock",
+        "sweeps",
+    ):
         assert together.did[act], f"nobody {act}"
     with reading(shared_store._engine) as connection:
         broken = {law: connection.execute(text(query)).all() for law, query in LAWS.items()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import LEASE_S, WATCHDOG_RETRIES_MAX, JobId, State, Trip
+from gpuwarden.job import LEASE_S, WATCHDOG_RETRIES_MAX, Condition, JobId, State
 from gpuwarden.queue import Job, JobStore, Submission, SubmissionError
 from tests.waiting import eventually, together
 
@@ -44,9 +44,9 @@ def states(store: JobStore, gang_id: int = 1) -> list[State]:
     return [job.state for job in store.queries.of_gang(gang_id)]
 
 
-def trip(store: JobStore, job: Job) -> None:
-    assert store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
-    assert store.fencing.requeue(job.job_id, attempt=job.attempt, trip=Trip.STALL, now=NOW)
+def condition(store: JobStore, job: Job) -> None:
+    assert store.fencing.fence(job.job_id, **by(job), condition=Condition.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=job.attempt, condition=Condition.STALL, now=NOW)
 
 
 def test_each_rank_is_claimed_by_a_worker_and_knows_the_others(store: JobStore) -> None:
@@ -91,7 +91,7 @@ def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: 
     complete(store, finished, result=1)
 
     if end == "tripped":
-        trip(store, lost)
+        condition(store, lost)
     elif end == "its lease expired":
         store.claims.renew(other.job_id, **by(other), now=NOW + LEASE_S)
         assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [lost.job_id]
@@ -128,7 +128,7 @@ def test_a_gang_that_has_begun_has_its_workers_before_another_begins(store: JobS
 def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStore, end: str) -> None:
     jobs = claimed(store, attempts_max=9)
     if end == "tripped":
-        trip(store, jobs[1])
+        condition(store, jobs[1])
     else:
         store.claims.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
 
@@ -140,17 +140,17 @@ def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStor
 def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) -> None:
     first, second, _ = claimed(store)
     for job in (first, second):
-        assert store.fencing.fence(job.job_id, **by(job), trip=Trip.STALL, now=NOW)
+        assert store.fencing.fence(job.job_id, **by(job), condition=Condition.STALL, now=NOW)
 
-    assert store.fencing.requeue(first.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(first.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     assert states(store) == [State.QUEUED, State.FENCING, State.QUEUED]
     back = [claim(store, 4), claim(store, 5)]
-    assert store.fencing.requeue(second.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(second.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
     assert states(store) == [State.RUNNING, State.QUEUED, State.RUNNING]
     assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1}
     assert all(store.claims.owns(job.job_id, **by(job)) for job in back)
-    trip(store, claim(store, 6))
+    condition(store, claim(store, 6))
     assert states(store) == [State.QUEUED] * 3
 
 
@@ -158,7 +158,7 @@ def test_they_come_to_the_cap_as_one(store: JobStore) -> None:
     gang(store, 2)
     for turn in range(WATCHDOG_RETRIES_MAX):
         jobs = [claim(store, 2 * turn + number) for number in (1, 2)]
-        trip(store, jobs[turn % 2])
+        condition(store, jobs[turn % 2])
 
     assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {WATCHDOG_RETRIES_MAX}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import AFFINITY_S, FENCE_S, LEASE_S, JobClass, JobId, Kind, State, Trip
+from gpuwarden.job import AFFINITY_S, FENCE_S, LEASE_S, Condition, JobClass, JobId, Kind, State
 from gpuwarden.queue import (
     Event,
     Job,
@@ -355,7 +355,7 @@ def lost(store: JobStore, **changed: Any) -> Job:
     submit(store, **changed)
     job = claim(store)
     assert store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
-    assert store.job(job.job_id).state is State.NODE_LOST
+    assert store.job(job.job_id).state is State.HOST_LOST
     return job
 
 
@@ -363,7 +363,7 @@ def lost(store: JobStore, **changed: Any) -> Job:
 def test_a_job_of_a_lost_host_is_held_and_given_to_nobody(store: JobStore) -> None:
     job = lost(store)
 
-    assert store.job(job.job_id).state is State.NODE_LOST
+    assert store.job(job.job_id).state is State.HOST_LOST
     assert store.sweeps.reclaim_expired(now=NOW + 10 * LEASE_S) == []
     assert claim_or_none(store, 2) is None
     assert not store.lost_hosts.mark_lost(job.job_id, attempt=1, now=NOW)
@@ -468,7 +468,7 @@ def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobS
 
     assert [(each.job_id, each.attempt, each.state, each.heard_at) for each in store.lost_hosts.jobs_on("box1")] == [
         (first, 1, State.RUNNING, NOW + 7),
-        (second, 1, State.NODE_LOST, NOW),
+        (second, 1, State.HOST_LOST, NOW),
     ]
     assert [each.job_id for each in store.lost_hosts.jobs_on("box2")] == [elsewhere]
     assert store.lost_hosts.jobs_on("box3") == []
@@ -480,7 +480,7 @@ def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
 
     assert not store.claims.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
     assert not store.claims.renew(job.job_id, attempt=2, incarnation="i1", now=NOW)
-    assert store.job(job.job_id).state is State.NODE_LOST
+    assert store.job(job.job_id).state is State.HOST_LOST
 
 
 def test_a_lost_job_that_reports_is_not_given_away(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,8 +515,8 @@ def test_a_whole_host_is_lost_at_once_and_its_jobs_can_still_be_tripped(store: J
 
     assert store.lost_hosts.lose_host("box1", now=NOW) == [first, second]
     assert store.lost_hosts.lose_host("box1", now=NOW) == []
-    assert store.fencing.fence(second, attempt=1, incarnation="i2", trip=Trip.DEAD_WORKER, now=NOW)
-    assert states(store, (first, second, third)) == [State.NODE_LOST, State.FENCING, State.QUEUED]
+    assert store.fencing.fence(second, attempt=1, incarnation="i2", condition=Condition.DEAD_WORKER, now=NOW)
+    assert states(store, (first, second, third)) == [State.HOST_LOST, State.FENCING, State.QUEUED]
     assert store.job(second).lease_expires_at == NOW + FENCE_S
 
 

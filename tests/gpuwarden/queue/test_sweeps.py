@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpuwarden.job import FENCE_S, RECLAIMS_MAX, JobClass, State, Trip
+from gpuwarden.job import FENCE_S, RECLAIMS_MAX, Condition, JobClass, State
 from gpuwarden.queue import Job, JobStore
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, submit
 
@@ -84,7 +84,7 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
     if how == "reclaim":
         store.sweeps.reclaim_expired(now=now + 601)
     elif how == "fence":
-        store.fencing.fence(job.job_id, attempt=attempt, incarnation=incarnation, trip=Trip.STALL, now=now)
+        store.fencing.fence(job.job_id, attempt=attempt, incarnation=incarnation, condition=Condition.STALL, now=now)
         store.sweeps.reclaim_expired(now=now + FENCE_S + 1)
     elif how == "release":
         store.claims.release(job.job_id, attempt=attempt, incarnation=incarnation, now=now)
@@ -122,7 +122,7 @@ def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobSt
 def test_a_job_without_attempts_left_is_not_requeued_but_can_be_failed(store: JobStore) -> None:
     job = fenced(store, attempts_max=1)
 
-    assert not store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     assert store.job(job.job_id).state is State.FENCING
 
     assert store.fencing.fail(job.job_id, attempt=1, because="stall: no attempt left", now=NOW)

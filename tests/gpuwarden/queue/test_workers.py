@@ -7,7 +7,7 @@ from sqlalchemy import select
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.db.transactions import reading
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import JobStore, ReplacedError
 from gpuwarden.queue.schema import WORKERS
 from tests.gpuwarden.queue.builders import NOW, claim, fenced, refuse_events, register, submit
@@ -37,13 +37,13 @@ def test_a_retired_incarnation_is_told_for_which_trip_and_the_next_one_is_not(st
     submit(store)
     claim(store)
 
-    def told(incarnation: str) -> Trip | None:
+    def told(incarnation: str) -> Condition | None:
         return store.claims.retired_for(host="box1", worker="w1", incarnation=incarnation)
 
     assert told("i1") is None
-    assert store.fencing.fence(1, attempt=1, incarnation="i1", trip=Trip.BUDGET, now=NOW)
+    assert store.fencing.fence(1, attempt=1, incarnation="i1", condition=Condition.BUDGET, now=NOW)
     assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
-    assert told("i1") is Trip.BUDGET
+    assert told("i1") is Condition.BUDGET
 
     register(store, "i1b")
     assert told("i1b") is None
@@ -108,7 +108,7 @@ def test_a_registration_leaves_other_workers_jobs_and_what_is_fenced(store: JobS
 
     assert store.job(job.job_id).state is State.FENCING
     assert store.claims.owns(other, attempt=1, incarnation="i2")
-    assert store.fencing.requeue(job.job_id, attempt=1, trip=Trip.STALL, now=NOW)
+    assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
 
 def test_a_registration_that_cannot_settle_everything_registers_nothing(store: JobStore) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.db.engine import DatabaseError, NoAnswerError
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import Job, JobStore
 from gpuwarden.reporter import Reporter
 from gpuwarden.worker import lease as lease_module
@@ -64,7 +64,7 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
         def work() -> None:
             store.fencing.fence(
-                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1
+                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", condition=Condition.BUDGET, now=1
             )
 
         return work
@@ -88,7 +88,7 @@ def test_a_worker_that_is_told_to_stop_after_its_job_was_taken_says_for_what(
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
         def work() -> None:
             store.fencing.fence(
-                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", trip=Trip.BUDGET, now=1
+                job.job_id, attempt=job.attempt, incarnation=job.claimed_by or "", condition=Condition.BUDGET, now=1
             )
             stop.on_signal(signal.SIGTERM, None)
 
@@ -119,7 +119,7 @@ def settled_without_an_answer(
                 assert ask(job_id, **named)
             else:
                 store.fencing.fence(
-                    job_id, attempt=named["attempt"], incarnation=named["incarnation"], trip=Trip.STALL, now=1
+                    job_id, attempt=named["attempt"], incarnation=named["incarnation"], condition=Condition.STALL, now=1
                 )
                 store.fencing.fail(job_id, attempt=named["attempt"], because="stall", now=1)
             raise NoAnswerError("connection lost")

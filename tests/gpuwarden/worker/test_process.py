@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import JobStore, Submission
 from tests.gpuwarden.worker.builders import reaches, state_files, submit
 from tests.waiting import eventually
@@ -133,15 +133,18 @@ def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobSto
 @pytest.mark.behaviour("A11")
 @pytest.mark.behaviour("A18")
 @pytest.mark.parametrize(
-    ("trip", "code"), [(Trip.BUDGET, 75), (Trip.STALL, 76), (Trip.HEALTH, 78), (Trip.DEAD_WORKER, 77)]
+    ("condition", "code"),
+    [(Condition.BUDGET, 75), (Condition.STALL, 76), (Condition.HEALTH, 78), (Condition.DEAD_WORKER, 77)],
 )
-def test_a_taken_job_ends_worker(start: Callable[..., Any], store: JobStore, log: Path, trip: Trip, code: int) -> None:
+def test_a_taken_job_ends_worker(
+    start: Callable[..., Any], store: JobStore, log: Path, condition: Condition, code: int
+) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     holder = store.job(job_id).claimed_by or ""
-    assert store.fencing.fence(job_id, attempt=1, incarnation=holder, trip=trip, now=1)
+    assert store.fencing.fence(job_id, attempt=1, incarnation=holder, condition=condition, now=1)
 
     assert process.wait(timeout=30) == code
     assert store.job(job_id).state is State.FENCING

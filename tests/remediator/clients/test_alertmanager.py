@@ -131,7 +131,7 @@ def test_a_later_silence_holds_by_name_until_its_end(ledger: Ledger, store: JobS
 
 @pytest.mark.needs_parts
 def test_a_silenced_run_asks_for_no_approval_until_it_ends(ledger: Ledger, store: JobStore, its: str) -> None:
-    labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "trip": "items"}
+    labels: dict[str, Any] = {"run": "r1", "worker": "bad", "remedy": "wrangle", "condition": "items"}
     faulty_worker(store)
     ledger.inbox.accept([alert(told_of(its, **labels), **labels)], [], now=time.time())
     ledger.inbox.take_new(HOST, now=time.time())
@@ -155,7 +155,12 @@ def test_a_silenced_run_asks_for_no_approval_until_it_ends(ledger: Ledger, store
 @pytest.mark.needs_parts
 def test_a_silence_must_cover_every_alert_of_the_episode(ledger: Ledger, store: JobStore, its: str) -> None:
     world = delivered(ledger, store, its, "w4")
-    second: dict[str, Any] = {"worker": "w4", "job_id": "1", "alertname": "GpuwardenJobUnhealthy", "trip": "health"}
+    second: dict[str, Any] = {
+        "worker": "w4",
+        "job_id": "1",
+        "alertname": "GpuwardenJobUnhealthy",
+        "condition": "health",
+    }
     ledger.inbox.accept([alert(told_of(its, **second), **second)], [], now=time.time())
     silence(its, worker="w44")
     one = silence(its, worker="w4", alertname="GpuwardenJobStalled")

@@ -1,4 +1,4 @@
-"""`gpuwarden arm|disarm|pause|resume|brake`, and how the ledger and a running executor obey them."""
+"""`gpuwarden arm|disarm|pause|resume|breaker`, and how the ledger and a running executor obey them."""
 
 import io
 import json
@@ -126,8 +126,8 @@ def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Calla
         (("pause", "--until", "2001-01-01T00:00"), 2, ("after its start",)),
         (("pause", "--until", "25:99"), 2, ("'25:99'",)),
         (("resume",), 1, ("nothing is paused",)),
-        (("brake", "release"), 1, ("not open",)),
-        (("brake",), 2, ("release",)),
+        (("breaker", "release"), 1, ("not open",)),
+        (("breaker",), 2, ("release",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(

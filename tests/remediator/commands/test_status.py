@@ -135,7 +135,7 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         f"alertmanager  ok        ready at {parts.url}",
         f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",
         "",
-        "dry run   lose_node on box1, no order yet",
+        "dry run   hold_lost_host on box1, no order yet",
         "dry run   recycle_container on box1, no order yet",
         "dry run   restart_container on box1, no order yet",
         "dry run   restart_worker on box1, no order yet",
@@ -306,7 +306,7 @@ def silent_and_owing(ledger: Ledger) -> None:
         ),
         pytest.param(long_silent, ("executor box1: ", "8 d"), id="the only executor is long silent"),
         pytest.param(stale, ("executor box1: ", "1 min 30 s"), id="an executor that does not go round"),
-        pytest.param(latched, ("4 at once", "`gpuwarden brake release`"), id="the brake is latched"),
+        pytest.param(latched, ("4 at once", "`gpuwarden breaker reset`"), id="the brake is latched"),
         pytest.param(
             asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="a wedge that a person is asked about"
         ),
@@ -458,7 +458,7 @@ def test_json_is_one_object_with_what_needs_a_person(ledger: Ledger, ask: Callab
     assert (code, told["ok"], len(told["needs"])) == (1, False, 1)
     assert told["armed"] == [
         {"host": HOST, "remedy": remedy, "armed": False, "approval": False, "by": None}
-        for remedy in ("lose_node", "recycle_container", "restart_container", "restart_worker", "wrangle")
+        for remedy in ("hold_lost_host", "recycle_container", "restart_container", "restart_worker", "wrangle")
     ]
     assert told["episodes"][0]["reason"] == "dry_run"
     assert {part["name"] for part in told["parts"]} >= {"ledger", "executor box1", "prometheus"}
@@ -486,7 +486,7 @@ def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str
     assert found == (f"sqlite:///{file}" if kept else None)
 
 
-@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["brake", "release"]], ids=" ".join)
+@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["breaker", "release"]], ids=" ".join)
 def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:

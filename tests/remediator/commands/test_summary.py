@@ -76,7 +76,7 @@ def test_what_a_dry_run_would_have_done_before_and_is_over_by_now_is_not_told_ag
 
 def test_an_episode_that_nobody_looked_at_yet_is_at_work() -> None:
     story = EpisodeHistory(
-        episode_id=1, remedy="r", trip="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
+        episode_id=1, remedy="r", condition="stall", host=HOST, worker="w1", job_id=None, attempt=None, opened_at=NOW,
         closed_at=None, outcome=None, reason=None, message=None,
     )  # fmt: skip
 

@@ -112,7 +112,7 @@ def wedged(ledger: Ledger, store: JobStore, **submission: Any) -> World:
 def on_a_lost_gpu(ledger: Ledger, store: JobStore, *, unkillable: bool = False, **submission: Any) -> World:
     """A job that runs on w1 and hangs on a GPU that is lost, and its alert in the inbox."""
     job_id = running(store, **submission)
-    lost = alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", trip="health")
+    lost = alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", condition="health")
     ledger.inbox.accept([lost], [], now=time.time())
     world = World(Box(worker="w1", job_id=job_id, unkillable=unkillable))
     world.gpu_lost = True

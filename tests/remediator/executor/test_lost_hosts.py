@@ -125,13 +125,13 @@ def test_a_silent_hosts_job_is_held_and_comes_back(ledger: Ledger, other: Ledger
     store.runs.submit(Submission(queue="w1"), now=time.time())
 
     with looping(onlooker(other, store)):
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
         assert store.job(job_id).attempt == 1
         assert store.claims.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         eventually(lambda: "saw alert: resolved" in told(ledger), "its alert has ended")
-        assert store.job(job_id).state is State.NODE_LOST
+        assert store.job(job_id).state is State.HOST_LOST
 
         hear(store, job_id)
         eventually(lambda: story(ledger).outcome == "mended", "it is over")
@@ -154,7 +154,7 @@ def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other:
 
         silence(store)
         silence(store)
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, once it is not heard of")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, once it is not heard of")
 
 
 @pytest.mark.behaviour("D4")
@@ -171,7 +171,7 @@ def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
             began_s = time.monotonic()
             eventually(lambda: time.monotonic() - began_s > 2 * LIVES_S, "it has looked on")
             assert store.job(job_id).state is State.RUNNING
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, once that is silent too")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, once that is silent too")
 
 
 @pytest.mark.behaviour("D5")
@@ -196,7 +196,7 @@ def test_both_hosts_must_be_armed(disarmed: str, ledger: Ledger, other: Ledger, 
         assert told(ledger).count("would act") == 1
 
         arm(ledger, host=disarmed)
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "armed, it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "armed, it is held")
 
 
 @pytest.mark.parametrize("paused", [HOST, "box2"])
@@ -210,7 +210,7 @@ def test_a_pause_of_either_host_holds_it(paused: str, ledger: Ledger, other: Led
         assert told(ledger)[-1] == "decided wait: paused"
 
         ledger.orders.give(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "resumed, it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "resumed, it is held")
 
 
 def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledger, store: JobStore) -> None:
@@ -223,7 +223,7 @@ def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledg
         assert told(ledger)[-1] == "decided wait: approval"
 
         ledger.orders.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "approved, it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "approved, it is held")
 
 
 def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, other: Ledger, store: JobStore) -> None:
@@ -237,7 +237,7 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
         assert told(ledger)[-1] == "decided wait: majority_silent"
 
         other.inbox.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "the same, where the other one is heard of")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, where the other one is heard of")
 
 
 def test_an_older_silence_is_not_counted(ledger: Ledger, ledgers: Callable[[str], Ledger], store: JobStore) -> None:
@@ -254,7 +254,7 @@ def test_an_older_silence_is_not_counted(ledger: Ledger, ledgers: Callable[[str]
             began_s = time.monotonic()
             eventually(lambda: works.liveness.is_alive(HOST, began_s + BOUND_S), "then box1 shows life")
         inbox.take([host_alert()], []).result(10)
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "and is lost after that")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "and is lost after that")
         assert [each.firing for each in works.liveness.silent_episodes] == [True, True]
 
 
@@ -273,7 +273,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
         for number in range(3, 6):
             stack.enter_context(looping(onlooker(ledgers(f"box{number}"), store, f"box{number}")))
         stack.enter_context(looping(onlooker(other, store)))
-        eventually(lambda: all(store.job(each).state is State.NODE_LOST for each in job_ids), "both are held")
+        eventually(lambda: all(store.job(each).state is State.HOST_LOST for each in job_ids), "both are held")
         eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
 
     decided, *did = lines(ledger, "lose")
@@ -312,7 +312,7 @@ def test_what_a_host_announced_and_left_is_done_by_another(ledger: Ledger, other
     assert not other.journal.record_once_per(1, "lose", "so soon", now=other.now(), for_s=10.0)
 
     with looping(onlooker(other, store)):
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
 
     assert lines(ledger, "lose") == [f"{HOST} decided", "box2 decided", "box2 did"]
 
@@ -321,7 +321,7 @@ def test_a_host_without_its_workers_keeps_its_jobs_for_a_lease(ledger: Ledger, o
     job_id = unheard(store)
 
     with looping(onlooker(other, store)):
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         with beating(ledger):
             eventually(lambda: story(ledger).outcome == "mended", "it is over")
@@ -335,7 +335,7 @@ def test_a_host_that_is_back_has_its_jobs(ledger: Ledger, other: Ledger, store: 
     job_id = unheard(store)
 
     with looping(onlooker(other, store)):
-        eventually(lambda: store.job(job_id).state is State.NODE_LOST, "it is held")
+        eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         with beating(ledger):
             eventually(lambda: store.job(job_id).state is State.RUNNING, "it runs again")
 
@@ -367,8 +367,8 @@ def test_two_alerts_at_once_open_one_episode(ledger: Ledger, other: Ledger, monk
             found.append(before)
             sql(
                 ledger,
-                "INSERT INTO episodes (remedy, trip, host, subject, worker, opened_at, would_act) "
-                "VALUES ('lose_node', 'node_lost', 'box1', 'host', 'box1', 1.0, false)",
+                "INSERT INTO episodes (remedy, condition, host, subject, worker, opened_at, would_act) "
+                "VALUES ('hold_lost_host', 'host_lost', 'box1', 'host', 'box1', 1.0, false)",
             )
         return before
 

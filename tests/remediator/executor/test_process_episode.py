@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from gpuwarden.queue import JobStore, Submission
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import Clients, Executor
@@ -299,7 +299,7 @@ def test_an_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch:
     world = wedged(ledger, store)
     asked = itertools.count()
     begin = Begin(
-        trip=Trip.STALL, free_key="k", container_kind="docker", container_handle="h", container_name="n",
+        condition=Condition.STALL, free_key="k", container_kind="docker", container_handle="h", container_name="n",
         settle_key=None, worker_incarnation="i1", message="b",
     )  # fmt: skip
 

@@ -238,9 +238,9 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     judge(works, ledger)
 
     assert sorted(locked(store)) == ["bad0", "bad1", "bad2"]
-    brake = ledger.orders.current().brake()
-    assert brake is not None
-    assert [each for each in ("4 workers", "600 s", "above 3") if each not in brake.because] == []
+    breaker = ledger.orders.current().breaker()
+    assert breaker is not None
+    assert [each for each in ("4 workers", "600 s", "above 3") if each not in breaker.because] == []
     assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: circuit_breaker"]
 
 
@@ -252,11 +252,11 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
 
     judge(works, ledger)
 
-    assert ledger.orders.current().brake() is None
+    assert ledger.orders.current().breaker() is None
     assert [told(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
     accused_worker(ledger, store, "r4", "another")
     judge(works, ledger)
-    assert ledger.orders.current().brake() is not None, "and another one is a second"
+    assert ledger.orders.current().breaker() is not None, "and another one is a second"
 
 
 def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
@@ -271,7 +271,7 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
     at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
 
     judge(works, ledger)
-    assert ledger.orders.current().brake() is None
+    assert ledger.orders.current().breaker() is None
     lines = sorted(told(ledger, number)[-1] for number in range(1, 5))
     assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
     ledger.inbox.accept(

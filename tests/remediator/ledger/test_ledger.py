@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gpuwarden.db.engine import DatabaseError, connect
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.alert import Alert, Refusal
 from remediator.ledger.inbox import TAKE_MAX, _open_episode, _row
 from remediator.ledger.ledger import Ledger
@@ -39,7 +39,7 @@ sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
 REFUSAL = Refusal(reason=Reason.OTHER_HOST, message="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
-    trip=Trip.STALL,
+    condition=Condition.STALL,
     free_key=KEY,
     container_kind="docker",
     container_handle=HANDLE,
@@ -181,7 +181,12 @@ def test_a_refused_alert_opens_nothing(ledger: Ledger) -> None:
 def test_an_episode_carries_what_its_alert_accused(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    assert (episode.remedy, episode.trip, episode.host, episode.worker) == ("restart_worker", Trip.STALL, HOST, "w1")
+    assert (episode.remedy, episode.condition, episode.host, episode.worker) == (
+        "restart_worker",
+        Condition.STALL,
+        HOST,
+        "w1",
+    )
     assert (episode.incarnation, episode.job_id, episode.attempt) == ("i1", 7, 1)
     assert (episode.firing, episode.would_act, episode.free, episode.settle) == (True, False, None, None)
 
@@ -219,8 +224,8 @@ def test_the_database_itself_allows_one_open_episode_a_worker(ledger: Ledger) ->
     with pytest.raises(DatabaseError, match=r"UNIQUE|unique"):
         rows(
             ledger,
-            "INSERT INTO episodes (remedy, trip, host, worker, opened_at, would_act)"
-            " SELECT remedy, trip, host, worker, opened_at, would_act FROM episodes",
+            "INSERT INTO episodes (remedy, condition, host, worker, opened_at, would_act)"
+            " SELECT remedy, condition, host, worker, opened_at, would_act FROM episodes",
         )
 
 
@@ -230,13 +235,20 @@ def test_a_server_and_a_worker_of_one_name_have_an_episode_each(ledger: Ledger) 
     worker, server = ledger.episodes.list_open()
     assert (worker.subject, worker.worker, worker.incarnation) == (Subject.WORKER, "c1", "i1")
     assert (server.subject, server.worker, server.incarnation) == (Subject.SERVER, "c1", KEY)
-    assert (server.remedy, server.trip, server.job_id, server.attempt) == ("restart_container", Trip.SERVER, None, None)
+    assert (server.remedy, server.condition, server.job_id, server.attempt) == (
+        "restart_container",
+        Condition.SERVER,
+        None,
+        None,
+    )
 
 
 def of_gpu(container: str, *gpus: str) -> Begin:
     """What frees a container for its GPUs' memory."""
     key = f"{container}@1"
-    return replace(BEGIN, trip=Trip.VRAM, settle_key=None, free_key=key, container_handle=container, gpus=gpus)
+    return replace(
+        BEGIN, condition=Condition.VRAM, settle_key=None, free_key=key, container_handle=container, gpus=gpus
+    )
 
 
 def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledger: Ledger) -> None:
@@ -269,14 +281,14 @@ def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -
     armed(ledger)
     accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
     server, tenant = ledger.episodes.list_open()
-    freed = replace(BEGIN, trip=Trip.SERVER, settle_key=None)
+    freed = replace(BEGIN, condition=Condition.SERVER, settle_key=None)
     assert ledger.intents.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
 
     second = ledger.intents.begin(
-        tenant, replace(freed, trip=Trip.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW
+        tenant, replace(freed, condition=Condition.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW
     )
 
-    assert (tenant.subject, tenant.remedy, tenant.trip) == (Subject.TENANT, "recycle_container", Trip.VRAM)
+    assert (tenant.subject, tenant.remedy, tenant.condition) == (Subject.TENANT, "recycle_container", Condition.VRAM)
     assert isinstance(second, Close)
     assert second.outcome is Outcome.SUPERSEDED
 
@@ -666,13 +678,16 @@ def test_an_episode_that_was_closed_meanwhile_promises_nothing(ledger: Ledger) -
 
 
 def test_an_episode_is_known_by_the_condition_that_was_confirmed(ledger: Ledger) -> None:
-    accept(ledger, alert("a"), alert("b", trip="dead_worker"))
+    accept(ledger, alert("a"), alert("b", condition="dead_worker"))
     (episode,) = ledger.episodes.list_open()
-    assert (episode.trip, episode.trips) == (Trip.STALL, frozenset({Trip.STALL, Trip.DEAD_WORKER}))
+    assert (episode.condition, episode.conditions) == (
+        Condition.STALL,
+        frozenset({Condition.STALL, Condition.DEAD_WORKER}),
+    )
 
-    assert begins(ledger, episode, replace(BEGIN, trip=Trip.DEAD_WORKER), now=NOW)
+    assert begins(ledger, episode, replace(BEGIN, condition=Condition.DEAD_WORKER), now=NOW)
 
-    assert read(ledger, episode).trip is Trip.DEAD_WORKER
+    assert read(ledger, episode).condition is Condition.DEAD_WORKER
 
 
 # --- several hosts

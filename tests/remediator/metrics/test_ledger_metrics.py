@@ -264,7 +264,7 @@ def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open
     assert figure(ledger, "alerts_duplicate_total") == 0
 
     accept(ledger, alert("a"))
-    accept(ledger, alert("b", trip="health"))
+    accept(ledger, alert("b", condition="health"))
     assert figure(ledger, "alerts_duplicate_total") == 2
 
     accept(ledger, alert("a", firing=False))

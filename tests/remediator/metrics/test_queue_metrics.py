@@ -14,7 +14,7 @@ from sqlalchemy import Engine, insert, text
 
 from gpuwarden.db.engine import DatabaseError, connect
 from gpuwarden.db.transactions import writing
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.counts import Counts, Waiting
 from gpuwarden.queue.open import existing
@@ -123,7 +123,7 @@ def test_the_busy_gauge_counts_fresh_workers_with_a_model(store: JobStore, colle
     store.claims.claim("gpu", host=HOST, worker="stale", incarnation="i-stale", now=store.now() - 31)
     assert of(page(collector), "workers_busy", queue="gpu") == 3
 
-    assert store.fencing.fence(1, attempt=1, incarnation="i-w1", trip=Trip.STALL, now=store.now())
+    assert store.fencing.fence(1, attempt=1, incarnation="i-w1", condition=Condition.STALL, now=store.now())
     assert of(page(collector), "workers_busy", queue="gpu") == 2
     assert store.fencing.retire_worker(host=HOST, worker="w2", incarnation="i-w2", now=store.now())
     found = page(collector)
@@ -152,9 +152,9 @@ def test_the_workers_that_its_own_host_has_there_are_told_by_name(store: JobStor
 def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, collector: QueueCollector) -> None:
     job_id = submit(store)
     claim(store)
-    store.fencing.fence(job_id, attempt=1, incarnation="i-w1", trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.fence(job_id, attempt=1, incarnation="i-w1", condition=Condition.DEAD_WORKER, now=store.now())
     assert of(page(collector), "dead_workers", queue="gpu") == 1
-    store.fencing.requeue(job_id, attempt=1, trip=Trip.DEAD_WORKER, now=store.now())
+    store.fencing.requeue(job_id, attempt=1, condition=Condition.DEAD_WORKER, now=store.now())
     claim(store, worker="w2")
     store.claims.register("gpu", host=HOST, worker="w2", incarnation="another", now=store.now())
     store.gpu_quarantine.quarantine(["GPU-a"], host=HOST, worker="w1", because="", now=store.now())
@@ -169,7 +169,7 @@ def test_retries_dead_workers_quarantines_and_lags_are_counted(store: JobStore, 
 
     found = page(collector)
 
-    assert of(found, "retries_total", queue="gpu", cause="trip") == 1
+    assert of(found, "retries_total", queue="gpu", cause="condition") == 1
     assert of(found, "retries_total", queue="gpu", cause="reclaim") == 1
     assert of(found, "gpus_quarantined") == 1
     assert of(found, "consumer_lag_events", consumer="mailer") == 3, "one of them has no place in the order yet"

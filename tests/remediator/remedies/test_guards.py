@@ -37,7 +37,7 @@ pytestmark = pytest.mark.pure
 REMEDY = "restart_worker"
 SAFEGUARDS = Safeguards()
 BEGIN = Begin(
-    trip=build.episode().trip, free_key=KEY, container_kind="docker", container_handle=HANDLE, container_name="c1",
+    condition=build.episode().condition, free_key=KEY, container_kind="docker", container_handle=HANDLE, container_name="c1",
     settle_key="7/1", worker_incarnation="i1", message="silent",
 )  # fmt: skip
 
@@ -161,7 +161,7 @@ def test_every_hosts_pauses_are_found_where_no_host_is_asked_for() -> None:
     ],
 )
 def test_the_brake(given: tuple[Order, ...], latched: Order | None, released_at: float | None) -> None:
-    assert (orders(*given).brake(), orders(*given).released_at()) == (latched, released_at)
+    assert (orders(*given).breaker(), orders(*given).released_at()) == (latched, released_at)
 
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 3), (1, 3), (2, 3), (4, 3), (8, 3), (15, 3), (16, 4), (100, 25)])
@@ -483,7 +483,7 @@ APPROVE, DECLINE = "`gpuwarden approve 1`", "`gpuwarden decline 1`"
 NAMED: dict[str, tuple[tuple[Order, ...], Recent, tuple[str, ...]]] = {
     "who disarmed it and why": ((ARM, DISARM), Recent(), ("ann@box1", "a drill")),
     "who paused it, and until when": ((ARM, PAUSE), Recent(), ("ann@box1", "a drill", "90 s", "`gpuwarden resume 4`")),
-    "what closes the breaker": ((ARM, BRAKE), Recent(), ("`gpuwarden brake release`",)),
+    "what closes the breaker": ((ARM, BRAKE), Recent(), ("`gpuwarden breaker reset`",)),
     "how to answer, and what is asked": ((ASK,), Recent(), (APPROVE, DECLINE, "silent for 130 s")),
     "how to answer once an approval ran out": (
         (ASK,),

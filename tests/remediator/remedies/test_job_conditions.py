@@ -4,9 +4,16 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.reasons import Doubt
-from remediator.remedies import job_conditions, lose_node, recycle_container, restart_container, restart_worker, wrangle
+from remediator.remedies import (
+    hold_lost_host,
+    job_conditions,
+    recycle_container,
+    restart_container,
+    restart_worker,
+    wrangle,
+)
 from remediator.remedies.job_conditions import confirm
 from tests.remediator.builders import (
     evidence,
@@ -64,31 +71,37 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM.values(), ids=CONFIRM)
 def test_what_confirms_a_stall(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**seen), Trip.STALL).doubt is doubt
+    assert confirm(evidence(**seen), Condition.STALL).doubt is doubt
 
 
-FIGURES: dict[Trip, tuple[dict[str, Any], tuple[str, ...]]] = {
-    Trip.STALL: (
+FIGURES: dict[Condition, tuple[dict[str, Any], tuple[str, ...]]] = {
+    Condition.STALL: (
         {"step_beat_age_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0},
         ("131.0", "132.0", "133.0", "120.0"),
     ),
-    Trip.DEAD_WORKER: ({"heartbeat_age_s": 31.0, "cpu_idle_s": 32.0, "dead_after_s": 30.0}, ("31.0", "32.0", "30.0")),
-    Trip.BUDGET: ({"elapsed_s": 8101.0, "budget_s": 8100.0}, ("8101.0", "8100.0")),
-    Trip.HEALTH: (
+    Condition.DEAD_WORKER: (
+        {"heartbeat_age_s": 31.0, "cpu_idle_s": 32.0, "dead_after_s": 30.0},
+        ("31.0", "32.0", "30.0"),
+    ),
+    Condition.BUDGET: ({"elapsed_s": 8101.0, "budget_s": 8100.0}, ("8101.0", "8100.0")),
+    Condition.HEALTH: (
         {"elapsed_s": 661.0, "gpu_idle_s": 302.0, "ram_idle_s": 303.0},
         ("661.0", "302.0", "303.0", "300.0"),
     ),
 }
 
 
-@pytest.mark.parametrize("trip", FIGURES)
-def test_the_sentence_names_every_figure_and_its_bound(trip: Trip) -> None:
-    seen, figures = FIGURES[trip]
-    message = confirm(evidence(**seen), trip).message
+@pytest.mark.parametrize("condition", FIGURES)
+def test_the_sentence_names_every_figure_and_its_bound(condition: Condition) -> None:
+    seen, figures = FIGURES[condition]
+    message = confirm(evidence(**seen), condition).message
 
     assert [each for each in figures if each not in message] == []
     assert "simulated GPU" not in message
-    assert trip is Trip.DEAD_WORKER or "simulated GPU" in confirm(evidence(**seen, gpu_simulated=True), trip).message
+    assert (
+        condition is Condition.DEAD_WORKER
+        or "simulated GPU" in confirm(evidence(**seen, gpu_simulated=True), condition).message
+    )
 
 
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
@@ -99,7 +112,7 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("seen", "why"), UNKNOWN.values(), ids=UNKNOWN)
 def test_the_sentence_says_why_a_figure_is_unknown(seen: dict[str, Any], why: str) -> None:
-    assert why in confirm(evidence(**seen), Trip.STALL).message
+    assert why in confirm(evidence(**seen), Condition.STALL).message
 
 
 DEAD = {"heartbeat_age_s": 31.0, "cpu_idle_s": 31.0, "dead_after_s": 30.0}
@@ -145,7 +158,7 @@ CONFIRM_DEAD: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 @pytest.mark.behaviour("A19")
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_DEAD.values(), ids=CONFIRM_DEAD)
 def test_what_confirms_a_dead_worker(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**{**DEAD, **seen}), Trip.DEAD_WORKER).doubt is doubt
+    assert confirm(evidence(**{**DEAD, **seen}), Condition.DEAD_WORKER).doubt is doubt
 
 
 OVER = {"elapsed_s": 8100.0, "budget_s": 8100.0}
@@ -168,7 +181,7 @@ CONFIRM_BUDGET: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_BUDGET.values(), ids=CONFIRM_BUDGET)
 def test_what_confirms_that_a_budget_is_spent(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**{**OVER, **seen}), Trip.BUDGET).doubt is doubt
+    assert confirm(evidence(**{**OVER, **seen}), Condition.BUDGET).doubt is doubt
 
 
 IDLE = {"elapsed_s": 660.0, "phase_age_s": 300.0, "gpu_idle_s": 300.0, "ram_idle_s": 300.0, "step_beat_age_s": 300.0}
@@ -226,7 +239,7 @@ CONFIRM_STUCK: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_STUCK.values(), ids=CONFIRM_STUCK)
 def test_what_confirms_that_a_job_is_busy_but_stuck(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**seen), Trip.STALL).doubt is doubt
+    assert confirm(evidence(**seen), Condition.STALL).doubt is doubt
 
 
 SPINS = {
@@ -262,11 +275,11 @@ CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_GANG.values(), ids=CONFIRM_GANG)
 def test_what_confirms_that_a_rank_spins_as_its_gang_is_said_to(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**{**SPINS, **seen}), Trip.GANG).doubt is doubt
+    assert confirm(evidence(**{**SPINS, **seen}), Condition.GANG).doubt is doubt
 
 
 def test_a_rank_that_spins_is_no_stall_of_its_own() -> None:
-    assert not confirm(evidence(**SPINS), Trip.STALL).confirmed
+    assert not confirm(evidence(**SPINS), Condition.STALL).confirmed
 
 
 CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
@@ -312,7 +325,7 @@ CONFIRM_HEALTH: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_HEALTH.values(), ids=CONFIRM_HEALTH)
 def test_what_confirms_that_a_gpu_job_does_nothing(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**{**IDLE, **seen}), Trip.HEALTH).doubt is doubt
+    assert confirm(evidence(**{**IDLE, **seen}), Condition.HEALTH).doubt is doubt
 
 
 OFF_BUS = {
@@ -351,17 +364,17 @@ CONFIRM_LOST: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM_LOST.values(), ids=CONFIRM_LOST)
 def test_what_confirms_that_a_job_hangs_on_a_lost_gpu(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(evidence(**{**OFF_BUS, **seen}), Trip.HEALTH).doubt is doubt
+    assert confirm(evidence(**{**OFF_BUS, **seen}), Condition.HEALTH).doubt is doubt
 
 
 def test_a_lost_gpu_is_no_idle_one_to_a_stall() -> None:
-    assert confirm(evidence(**OFF_BUS), Trip.STALL).doubt is Doubt.GPU_UNKNOWN
+    assert confirm(evidence(**OFF_BUS), Condition.STALL).doubt is Doubt.GPU_UNKNOWN
 
 
 @pytest.mark.parametrize("phase", ["load", "eval", "save", "checkpoint"])
 @pytest.mark.parametrize("working", [False, True])
 def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working: bool) -> None:
-    confirmed = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Trip.STALL).confirmed
+    confirmed = confirm(evidence(phase=phase, **(WORKING if working else STILL)), Condition.STALL).confirmed
 
     assert confirmed is not working
 
@@ -369,8 +382,10 @@ def test_a_stall_where_work_counts_is_one_without_work_alone(phase: str, working
 def test_every_trip_has_local_evidence_of_its_own_and_what_has_none_confirms_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    others = restart_container.TRIPS | recycle_container.TRIPS | lose_node.TRIPS | wrangle.TRIPS
-    assert set(Trip) - others == restart_worker.TRIPS
+    others = (
+        restart_container.CONFIRMABLE | recycle_container.CONFIRMABLE | hold_lost_host.CONFIRMABLE | wrangle.CONFIRMABLE
+    )
+    assert set(Condition) - others == restart_worker.CONFIRMABLE
     monkeypatch.setattr(job_conditions, "CONDITIONS", {})
 
-    assert confirm(evidence(), Trip.STALL).doubt is Doubt.NO_CONDITION
+    assert confirm(evidence(), Condition.STALL).doubt is Doubt.NO_CONDITION

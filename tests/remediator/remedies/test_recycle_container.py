@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuwarden.evidence import CardFacts, TenantFacts
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import (
     Advance,
     Begin,
@@ -26,7 +26,7 @@ from remediator.plan import (
 )
 from remediator.reasons import Doubt
 from remediator.remedies import REMEDIES
-from remediator.remedies.recycle_container import RANKED_MAX, TRIPS, choose, confirm, decide
+from remediator.remedies.recycle_container import CONFIRMABLE, RANKED_MAX, choose, confirm, decide
 from tests.remediator.builders import (
     HANDLE,
     KEY,
@@ -52,8 +52,8 @@ STOPPING = free(Stage.STOPPING, tries=1)
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_tenants() -> None:
     remedy = REMEDIES["recycle_container"]
 
-    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.TENANT)
-    assert {Trip.VRAM} == TRIPS
+    assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.TENANT)
+    assert {Condition.VRAM} == CONFIRMABLE
 
 
 # --- whose turn it is
@@ -262,7 +262,12 @@ def test_it_is_begun_with_the_whole_ranking_and_without_a_job() -> None:
     step = decide(tenant_facts())
 
     assert isinstance(step, Begin)
-    assert (step.trip, step.free_key, step.settle_key, step.container_handle) == (Trip.VRAM, KEY, None, HANDLE)
+    assert (step.condition, step.free_key, step.settle_key, step.container_handle) == (
+        Condition.VRAM,
+        KEY,
+        None,
+        HANDLE,
+    )
     assert (step.gpus, step.pids) == (("GPU-0",), PIDS)
     assert step.message.endswith("c1 10957 MiB of 2048 MiB (+8909)")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.evidence import ServerFacts
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from remediator.plan import (
     Advance,
     Begin,
@@ -28,7 +28,7 @@ from remediator.plan import (
 from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import REMEDIES, container_conditions
 from remediator.remedies.container_conditions import confirm
-from remediator.remedies.restart_container import TRIPS, decide
+from remediator.remedies.restart_container import CONFIRMABLE, decide
 from tests.remediator.builders import (
     HANDLE,
     KEY,
@@ -58,8 +58,8 @@ LATE = {"free_for_s": LIMITS.free_bound_s}
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_servers() -> None:
     remedy = REMEDIES["restart_container"]
 
-    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.SERVER)
-    assert {Trip.SERVER} == TRIPS
+    assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.SERVER)
+    assert {Condition.SERVER} == CONFIRMABLE
 
 
 # --- what counts as a server that is wedged
@@ -107,44 +107,48 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
 
 @pytest.mark.parametrize(("seen", "doubt"), CONFIRM.values(), ids=CONFIRM)
 def test_what_confirms_a_silent_server(seen: dict[str, Any], doubt: Doubt | None) -> None:
-    assert confirm(server(**seen), Trip.SERVER).doubt is doubt
+    assert confirm(server(**seen), Condition.SERVER).doubt is doubt
 
 
 def test_a_trip_without_a_condition_confirms_nothing() -> None:
-    assert confirm(server(), Trip.STALL).doubt is Doubt.NO_CONDITION
+    assert confirm(server(), Condition.STALL).doubt is Doubt.NO_CONDITION
 
 
-SEVERAL: dict[str, tuple[frozenset[Trip], frozenset[Trip], Trip | None]] = {
-    "the first is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset({Trip.SERVER}), Trip.SERVER),
-    "only the second is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset({Trip.VRAM}), Trip.VRAM),
-    "neither is so": (frozenset({Trip.SERVER, Trip.VRAM}), frozenset(), None),
-    "the second was not reported": (frozenset({Trip.SERVER}), frozenset({Trip.VRAM}), None),
+SEVERAL: dict[str, tuple[frozenset[Condition], frozenset[Condition], Condition | None]] = {
+    "the first is so": (frozenset({Condition.SERVER, Condition.VRAM}), frozenset({Condition.SERVER}), Condition.SERVER),
+    "only the second is so": (
+        frozenset({Condition.SERVER, Condition.VRAM}),
+        frozenset({Condition.VRAM}),
+        Condition.VRAM,
+    ),
+    "neither is so": (frozenset({Condition.SERVER, Condition.VRAM}), frozenset(), None),
+    "the second was not reported": (frozenset({Condition.SERVER}), frozenset({Condition.VRAM}), None),
 }
 
 
 @pytest.mark.parametrize(("reported", "met", "by"), SEVERAL.values(), ids=SEVERAL)
 def test_any_reported_condition_may_confirm_and_names_the_episode(
-    reported: frozenset[Trip], met: frozenset[Trip], by: Trip | None, monkeypatch: pytest.MonkeyPatch
+    reported: frozenset[Condition], met: frozenset[Condition], by: Condition | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(trip: Trip) -> Callable[[ServerFacts], Finding]:
-        return lambda seen: Finding.of(trip in met, seen.host)
+    def check(condition: Condition) -> Callable[[ServerFacts], Finding]:
+        return lambda seen: Finding.of(condition in met, seen.host)
 
-    table = {trip: check(trip) for trip in (Trip.SERVER, Trip.VRAM)}
+    table = {condition: check(condition) for condition in (Condition.SERVER, Condition.VRAM)}
     monkeypatch.setattr(container_conditions, "CONDITIONS", table)
-    own, owed = server_episode(trips=reported), server_episode(free(Stage.PLANNED), trips=reported)
+    own, owed = server_episode(conditions=reported), server_episode(free(Stage.PLANNED), conditions=reported)
 
     begun, stopped = decide(server_facts(episode=own)), decide(server_facts(episode=owed))
 
-    assert (begun.trip if isinstance(begun, Begin) else None) is by
+    assert (begun.condition if isinstance(begun, Begin) else None) is by
     assert isinstance(stopped, Stop if by else Wait)
 
 
 def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -> None:
     figures = {"unanswered_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0, "io_idle_s": 134.0}
-    message = confirm(server(**figures), Trip.SERVER).message
+    message = confirm(server(**figures), Condition.SERVER).message
 
     assert [each for each in ("131.0", "132.0", "133.0", "134.0", "120.0", "http") if each not in message] == []
-    assert "cgroup gone" in confirm(server(ram_idle_s=None, ram_unknown="cgroup gone"), Trip.SERVER).message
+    assert "cgroup gone" in confirm(server(ram_idle_s=None, ram_unknown="cgroup gone"), Condition.SERVER).message
 
 
 # --- before anything is promised
@@ -261,7 +265,7 @@ def test_a_confirmed_silence_is_begun_without_a_job_to_settle() -> None:
     step = decide(server_facts())
 
     assert isinstance(step, Begin)
-    assert (step.trip, step.free_key, step.settle_key) == (Trip.SERVER, KEY, None)
+    assert (step.condition, step.free_key, step.settle_key) == (Condition.SERVER, KEY, None)
     assert (step.container_kind, step.container_handle, step.container_name) == ("docker", HANDLE, "c1")
     assert (step.gpus, step.pids, step.cgroup) == (("GPU-0",), PIDS, "/sys/fs/cgroup/docker/c1")
 
@@ -270,7 +274,7 @@ def test_a_dry_run_says_what_it_would_do() -> None:
     step = decide(server_facts(armed=False))
 
     assert isinstance(step, WouldAct)
-    assert confirm(server(), Trip.SERVER).message in step.message
+    assert confirm(server(), Condition.SERVER).message in step.message
 
 
 # --- once it is promised

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from remediator.plan import (
     Advance,
     Begin,
@@ -55,25 +55,27 @@ def test_the_remedy_is_found_by_the_name_that_rules_use() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trips", "begins"),
+    ("conditions", "begins"),
     [
-        pytest.param(frozenset({Trip.GANG}), True, id="while the gang is said to be stuck"),
+        pytest.param(frozenset({Condition.GANG}), True, id="while the gang is said to be stuck"),
         pytest.param(frozenset(), False, id="not once nobody says so any more"),
-        pytest.param(frozenset({Trip.STALL}), False, id="nor for what else is said of it"),
+        pytest.param(frozenset({Condition.STALL}), False, id="nor for what else is said of it"),
     ],
 )
-def test_a_rank_is_freed_for_its_gang(trips: frozenset[Trip], begins: bool) -> None:
+def test_a_rank_is_freed_for_its_gang(conditions: frozenset[Condition], begins: bool) -> None:
     """That the other ranks spin too, local evidence cannot tell."""
-    step = decide(facts(episode=episode(trip=Trip.GANG, trips=trips), evidence=evidence(**SPINS)))
+    step = decide(facts(episode=episode(condition=Condition.GANG, conditions=conditions), evidence=evidence(**SPINS)))
 
     assert isinstance(step, Begin) is begins
     assert begins or (isinstance(step, Wait) and step.reason is Reason.UNCONFIRMED)
 
 
-@pytest.mark.parametrize("trips", [frozenset({Trip.GANG}), frozenset()], ids=["while its gang is", "or nobody says so"])
-def test_a_rank_that_was_fenced_is_stopped_while_it_spins(trips: frozenset[Trip]) -> None:
+@pytest.mark.parametrize(
+    "conditions", [frozenset({Condition.GANG}), frozenset()], ids=["while its gang is", "or nobody says so"]
+)
+def test_a_rank_that_was_fenced_is_stopped_while_it_spins(conditions: frozenset[Condition]) -> None:
     """Its attempt is over, whatever the others do: one scrape that fails must not let its process live on."""
-    owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), trip=Trip.GANG, trips=trips)
+    owed = episode(free(Stage.PLANNED), settle(Stage.FENCED), condition=Condition.GANG, conditions=conditions)
 
     spins = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS)))
     steps = decide(facts(episode=owed, job=FENCED_JOB, evidence=evidence(**SPINS | {"step_beat_age_s": 1.0})))
@@ -83,10 +85,10 @@ def test_a_rank_that_was_fenced_is_stopped_while_it_spins(trips: frozenset[Trip]
 
 
 @pytest.mark.parametrize(
-    ("trips", "fences"), [(frozenset({Trip.GANG}), True), (frozenset(), False)], ids=["on", "over"]
+    ("conditions", "fences"), [(frozenset({Condition.GANG}), True), (frozenset(), False)], ids=["on", "over"]
 )
-def test_a_rank_is_fenced_only_while_its_gang_is_stuck(trips: frozenset[Trip], fences: bool) -> None:
-    owed = episode(free(Stage.PLANNED), settle(Stage.PLANNED), trip=Trip.GANG, trips=trips)
+def test_a_rank_is_fenced_only_while_its_gang_is_stuck(conditions: frozenset[Condition], fences: bool) -> None:
+    owed = episode(free(Stage.PLANNED), settle(Stage.PLANNED), condition=Condition.GANG, conditions=conditions)
 
     step = decide(facts(episode=owed, evidence=evidence(**SPINS)))
 
@@ -96,7 +98,7 @@ def test_a_rank_is_fenced_only_while_its_gang_is_stuck(trips: frozenset[Trip], f
 # --- a worker whose process is gone (A14)
 
 GONE = evidence(alive=False, dead_s=31.0, container_workers=0, heartbeat_age_s=40.0, cpu_idle_s=None)
-DEAD_WORKER = episode(trip=Trip.DEAD_WORKER, trips=frozenset({Trip.DEAD_WORKER}))
+DEAD_WORKER = episode(condition=Condition.DEAD_WORKER, conditions=frozenset({Condition.DEAD_WORKER}))
 DOWN_WITH_IT = stopped(cgroup=None)
 
 
@@ -105,7 +107,7 @@ def test_a_worker_that_is_gone_has_its_container_freed_up_or_down(place: Contain
     step = decide(facts(episode=DEAD_WORKER, evidence=GONE, container=place))
 
     assert isinstance(step, Begin)
-    assert (step.trip, step.free_key, step.settle_key) == (Trip.DEAD_WORKER, KEY, "7/1")
+    assert (step.condition, step.free_key, step.settle_key) == (Condition.DEAD_WORKER, KEY, "7/1")
 
 
 def test_a_worker_that_is_gone_from_a_container_with_another_live_one_is_refused() -> None:
@@ -159,48 +161,48 @@ def test_a_container_that_stays_up_is_stopped_while_its_worker_is_gone_still() -
     assert isinstance(decide(facts(episode=owed, evidence=back, job=FENCED_JOB)), Wait)
 
 
-BOTH = frozenset({Trip.STALL, Trip.DEAD_WORKER})
+BOTH = frozenset({Condition.STALL, Condition.DEAD_WORKER})
 BEATS = {"heartbeat_age_s": 1.0, "cpu_idle_s": 0.0}
 STEPS = {"step_beat_age_s": 0.2}
 
-REPORTED: dict[str, tuple[frozenset[Trip], Trip, dict[str, Any], Trip | None]] = {
-    "both are so: the one that opened it": (BOTH, Trip.STALL, DEAD, Trip.STALL),
-    "both are so, and the other opened it": (BOTH, Trip.DEAD_WORKER, DEAD, Trip.DEAD_WORKER),
-    "only the later one is so": (BOTH, Trip.STALL, {**DEAD, **STEPS}, Trip.DEAD_WORKER),
-    "only the first one is so": (BOTH, Trip.STALL, BEATS, Trip.STALL),
-    "only the first one is so, and the second opened it": (BOTH, Trip.DEAD_WORKER, BEATS, Trip.STALL),
-    "neither is so": (BOTH, Trip.STALL, {**BEATS, **STEPS}, None),
-    "what nobody reported is not looked for": (frozenset({Trip.STALL}), Trip.STALL, {**DEAD, **STEPS}, None),
-    "what was reported counts still when its alert has ended": (frozenset(), Trip.STALL, BEATS, Trip.STALL),
+REPORTED: dict[str, tuple[frozenset[Condition], Condition, dict[str, Any], Condition | None]] = {
+    "both are so: the one that opened it": (BOTH, Condition.STALL, DEAD, Condition.STALL),
+    "both are so, and the other opened it": (BOTH, Condition.DEAD_WORKER, DEAD, Condition.DEAD_WORKER),
+    "only the later one is so": (BOTH, Condition.STALL, {**DEAD, **STEPS}, Condition.DEAD_WORKER),
+    "only the first one is so": (BOTH, Condition.STALL, BEATS, Condition.STALL),
+    "only the first one is so, and the second opened it": (BOTH, Condition.DEAD_WORKER, BEATS, Condition.STALL),
+    "neither is so": (BOTH, Condition.STALL, {**BEATS, **STEPS}, None),
+    "what nobody reported is not looked for": (frozenset({Condition.STALL}), Condition.STALL, {**DEAD, **STEPS}, None),
+    "what was reported counts still when its alert has ended": (frozenset(), Condition.STALL, BEATS, Condition.STALL),
 }
 
 
-@pytest.mark.parametrize(("trips", "first", "seen", "by"), REPORTED.values(), ids=REPORTED)
+@pytest.mark.parametrize(("conditions", "first", "seen", "by"), REPORTED.values(), ids=REPORTED)
 def test_any_reported_condition_may_confirm_and_gives_the_episode_its_name(
-    trips: frozenset[Trip], first: Trip, seen: dict[str, Any], by: Trip | None
+    conditions: frozenset[Condition], first: Condition, seen: dict[str, Any], by: Condition | None
 ) -> None:
-    step = decide(facts(episode=episode(trips=trips, trip=first), evidence=evidence(**seen)))
+    step = decide(facts(episode=episode(conditions=conditions, condition=first), evidence=evidence(**seen)))
 
-    assert (step.trip if isinstance(step, Begin) else None) == by
+    assert (step.condition if isinstance(step, Begin) else None) == by
     assert isinstance(step, Begin | Wait)
 
 
 def test_where_several_were_reported_each_doubt_is_told() -> None:
     seen = evidence(**BEATS, **STEPS)
 
-    step = decide(facts(episode=episode(trips=BOTH), evidence=seen))
+    step = decide(facts(episode=episode(conditions=BOTH), evidence=seen))
 
     assert isinstance(step, Wait)
     assert step.reason is Reason.UNCONFIRMED
-    for trip in (Trip.STALL, Trip.DEAD_WORKER):
-        assert f"{trip}: {confirm(seen, trip).message}" in step.message
+    for condition in (Condition.STALL, Condition.DEAD_WORKER):
+        assert f"{condition}: {confirm(seen, condition).message}" in step.message
 
 
 @pytest.mark.parametrize("promised", [settle(Stage.PLANNED), settle(Stage.FENCED)], ids=["fence", "stop"])
 def test_once_promised_either_condition_still_confirms(promised: Intent) -> None:
     """What was a stall when it began may be a dead worker by now."""
     job_now = job() if promised.stage is Stage.PLANNED else FENCED_JOB
-    owed = episode(free(Stage.PLANNED), promised, trips=BOTH)
+    owed = episode(free(Stage.PLANNED), promised, conditions=BOTH)
 
     step = decide(facts(episode=owed, job=job_now, evidence=evidence(**DEAD, **STEPS)))
 
@@ -292,7 +294,7 @@ HELD_STILL: dict[str, Facts] = {
     "a later attempt of its job has completed": facts(job=job(state=State.COMPLETED, attempt=2, claimed_by=None)),
     "the queue is silent": facts(job=None, job_known=False),
     "it is dead, and holds its attempt": facts(episode=DEAD_WORKER, evidence=GONE),
-    "it is dead, and its host was lost": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.NODE_LOST)),
+    "it is dead, and its host was lost": facts(episode=DEAD_WORKER, evidence=GONE, job=job(state=State.HOST_LOST)),
     "it is dead, and was fenced": facts(episode=DEAD_WORKER, evidence=GONE, job=FENCED_JOB),
 }
 
@@ -465,7 +467,7 @@ def test_a_confirmed_wedge_promises_a_free_of_its_incarnation_and_a_settle_of_it
     assert (step.free_key, step.settle_key) == (KEY, "7/1")
     assert (step.container_kind, step.container_handle, step.container_name) == ("docker", KEY.partition("@")[0], "c1")
     assert (step.worker_incarnation, step.gpus) == ("i1", ("GPU-0",))
-    assert step.message == confirm(evidence(), Trip.STALL).message
+    assert step.message == confirm(evidence(), Condition.STALL).message
 
 
 def test_a_resolved_alert_does_not_undo_what_local_evidence_still_shows() -> None:
@@ -477,7 +479,7 @@ def test_a_dry_run_records_once_what_it_would_do_and_then_waits() -> None:
     then = decide(facts(armed=False, episode=episode(would_act=True)))
 
     assert isinstance(first, WouldAct)
-    assert confirm(evidence(), Trip.STALL).message in first.message
+    assert confirm(evidence(), Condition.STALL).message in first.message
     assert isinstance(then, Wait)
     assert then.reason == Reason.DRY_RUN
 
@@ -736,7 +738,7 @@ def test_a_crash_between_the_fence_and_its_record_records_it_whatever_is_seen_no
 
 
 def test_a_node_that_was_lost_may_be_fenced_too() -> None:
-    assert isinstance(decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.NODE_LOST))), Fence)
+    assert isinstance(decide(facts(free(Stage.PLANNED), settle(Stage.PLANNED), job=job(state=State.HOST_LOST))), Fence)
 
 
 CAP: dict[str, tuple[dict[str, Any], Step]] = {

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpuwarden.evidence import WorkerFacts
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from remediator.plan import (
     Begin,
     Close,
@@ -99,8 +99,8 @@ def any_facts(draw: st.DrawFn) -> Facts:
             firing=draw(st.booleans()),
             would_act=draw(st.booleans()),
             incarnation=draw(st.sampled_from(["i1", None])),
-            trip=draw(st.sampled_from([Trip.STALL, Trip.STALL, *Trip])),
-            trips=frozenset(draw(st.sets(st.sampled_from(list(Trip)), max_size=2))),
+            condition=draw(st.sampled_from([Condition.STALL, Condition.STALL, *Condition])),
+            conditions=frozenset(draw(st.sets(st.sampled_from(list(Condition)), max_size=2))),
         ),
         armed=draw(st.booleans()),
         evidence=draw(st.none() | EVIDENCE | WEDGED),
@@ -127,12 +127,12 @@ def confirmed(known: Facts) -> bool:
         age is not None and age >= (seen.stall_timeout_s or 0) for age in silence
     )
     dead = all(age is not None and age >= seen.dead_after_s for age in (seen.heartbeat_age_s, seen.cpu_idle_s))
-    reported = known.episode.trips | {known.episode.trip}
+    reported = known.episode.conditions | {known.episode.condition}
     return (
         seen.alive is True
         and seen.container_incarnation == KEY
         and (seen.job_id, seen.attempt) == (7, 1)
-        and ((stalled and Trip.STALL in reported) or (dead and Trip.DEAD_WORKER in reported))
+        and ((stalled and Condition.STALL in reported) or (dead and Condition.DEAD_WORKER in reported))
     )
 
 

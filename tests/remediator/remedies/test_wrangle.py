@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.job import Trip
+from gpuwarden.job import Condition
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from remediator.plan import (
     BlockRun,
@@ -26,9 +26,9 @@ from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
 from remediator.remedies.wrangle import (
     ACTIVATION,
+    CONFIRMABLE,
     MIGRATIONS_MAX,
     PATIENCE_S,
-    TRIPS,
     Leave,
     Rules,
     Verdict,
@@ -420,8 +420,8 @@ ELSEWHERE = run(THERE, FINE)
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_runs() -> None:
     remedy = REMEDIES["wrangle"]
 
-    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.RUN)
-    assert {Trip.ITEMS} == TRIPS
+    assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.RUN)
+    assert {Condition.ITEMS} == CONFIRMABLE
 
 
 @pytest.mark.parametrize("firing", [True, False], ids=["its alert fires", "its alert has ended, which is no recovery"])

@@ -1,4 +1,4 @@
-"""Remedy `lose_node`: a host fell silent, which is not a failure: its jobs may well run on. Hold them for it. Pure.
+"""Remedy `hold_lost_host`: a host fell silent, which is not a failure: its jobs may well run on. Hold them for it. Pure.
 
 A silent host cannot be asked, so nothing on it is touched. What is asked instead is everyone who may have heard of it:
 its own remediator through the ledger, its workers through the queue. A job is taken for lost only where none of them
@@ -11,11 +11,11 @@ Whoever sees most of the fleet silent is blind itself, and takes nothing for los
 from collections.abc import Sequence
 from typing import Final
 
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from remediator.plan import Close, Facts, HeldJob, HostFacts, Lose, Outcome, Return, Step, Wait, WouldAct
 from remediator.reasons import Reason
 
-TRIPS: Final = frozenset({Trip.NODE_LOST})
+CONFIRMABLE: Final = frozenset({Condition.HOST_LOST})
 """The trip of its alerts; there is no local evidence to confirm another by."""
 
 
@@ -27,7 +27,7 @@ def decide(facts: Facts) -> Step:
     if not facts.episode.firing:
         return _over(facts, host)
     bound_s = facts.limits.node_lost_after_s
-    lost = _in(host, State.NODE_LOST)
+    lost = _in(host, State.HOST_LOST)
     if host.shows_life and lost:  # whatever its alert says: that it has ended may never arrive
         return _back(facts, lost)
     if host.shows_life:
@@ -57,7 +57,7 @@ def decide(facts: Facts) -> Step:
 
 def _over(facts: Facts, host: HostFacts) -> Step:
     """The alert has ended. That alone brings nobody back: a Prometheus that forgets, or is gone, ends it as well."""
-    lost = _in(host, State.NODE_LOST)
+    lost = _in(host, State.HOST_LOST)
     if not lost:
         if host.taken:
             return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message="none of its jobs is lost any more")
@@ -74,7 +74,7 @@ def _back(facts: Facts, lost: Sequence[HeldJob]) -> Step:
 
 
 def _nothing_due(host: HostFacts) -> Step:
-    lost, running = _in(host, State.NODE_LOST), _in(host, State.RUNNING)
+    lost, running = _in(host, State.HOST_LOST), _in(host, State.RUNNING)
     if running:
         message = f"not taken for lost, for they were heard of, or never were: {_told(running)}"
         return Wait(reason=Reason.WORKERS_ALIVE, message=message)

@@ -6,27 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.job import State, Trip
+from gpuwarden.job import Condition, State
 from remediator.plan import Close, Facts, HeldJob, Lose, Outcome, Return, Step, Subject, Wait, WouldAct
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.lose_node import TRIPS, decide
+from remediator.remedies.hold_lost_host import CONFIRMABLE, decide
 from tests.remediator.builders import LIMITS, held_job, host, host_facts
 
 pytestmark = pytest.mark.pure
 
 RUNS = held_job()
-LOST = held_job(state=State.NODE_LOST)
+LOST = held_job(state=State.HOST_LOST)
 HEARD = held_job(job_id=8, heard_s_ago=9.0)
 UNHEARD = held_job(job_id=9, heard_s_ago=None)
 BOUND_S = LIMITS.node_lost_after_s
 
 
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> None:
-    remedy = REMEDIES["lose_node"]
+    remedy = REMEDIES["hold_lost_host"]
 
-    assert (remedy.decide, remedy.trips, remedy.subject) == (decide, TRIPS, Subject.HOST)
-    assert {Trip.NODE_LOST} == TRIPS
+    assert (remedy.decide, remedy.conditions, remedy.subject) == (decide, CONFIRMABLE, Subject.HOST)
+    assert {Condition.HOST_LOST} == CONFIRMABLE
 
 
 WAITS: dict[str, tuple[Facts, Reason]] = {
@@ -137,7 +137,7 @@ JOBS = st.builds(
     HeldJob,
     job_id=st.integers(1, 9),
     attempt=st.integers(1, 3),
-    state=st.sampled_from([State.RUNNING, State.NODE_LOST]),
+    state=st.sampled_from([State.RUNNING, State.HOST_LOST]),
     heard_s_ago=st.none() | st.floats(0, 1000),
 )
 
@@ -180,7 +180,7 @@ def test_whatever_is_known_a_job_is_taken_for_lost_only_where_nobody_heard_of_it
     if isinstance(step, Return):
         assert armed
         assert shows_life
-        assert all(each.state is State.NODE_LOST for each in step.jobs)
+        assert all(each.state is State.HOST_LOST for each in step.jobs)
     if isinstance(step, Close):
         assert not firing
-        assert State.NODE_LOST not in {each.state for each in jobs}
+        assert State.HOST_LOST not in {each.state for each in jobs}
