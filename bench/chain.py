@@ -82,7 +82,7 @@ def measure(place: Place, *, rounds: int) -> Iterator[Figure]:
     yield figure("chain", f"accepted to {where} stopped", "s", waits, base=GRACE_S, against=f"{GRACE_S:g} s stop grace")
 
 
-_FAST_IN_STAGE: Final = ("stop_grace_s", "cooldown_s", "storm_targets", "storm_frees")
+_FAST_IN_STAGE: Final = ("stop_grace_s", "cooldown_s", "breaker_targets", "breaker_restarts")
 """Settings of the executor that a stage scales."""
 
 
@@ -97,7 +97,7 @@ def measure_delivered(place: Place) -> Iterator[Figure]:
             armed=True,
             intervals=intervals,
             dead_after_s=Plan.dead_after_s,
-            ram_delta_mib=Plan.ram_delta_mib,
+            ram_idle_mib=Plan.ram_idle_mib,
             options=WorkerOptions(heartbeat_s=HEARTBEAT_S),
             **{name: ExecuteSettings.model_fields[name].default for name in _FAST_IN_STAGE},
         )

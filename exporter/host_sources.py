@@ -37,7 +37,7 @@ class HostSources:
 
     Args:
         runner: runs each source.
-        directory: `$GPUWARDEN_DIR`.
+        directory: `$GPUWARDEN_RUNTIME_DIR`.
         units: finds the services of workers.
         gpus: reads GPUs, by source.
         engines: list containers, by kind.

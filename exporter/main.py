@@ -89,7 +89,7 @@ def serve(settings: Settings) -> None:
     engines = EngineRegistry(configured_engines(settings), pending_engines(settings))
     raise_file_limit()
     servers = Servers(
-        Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_answer_s),
+        Prober(interval_s=settings.probe_interval_s, answer_s=settings.probe_timeout_s),
         kept=AnsweredFile(settings.state_dir) if settings.state_dir else None,
     )
     sampler = Sampler(
@@ -235,7 +235,7 @@ def _gpu_source(settings: Settings) -> _GpuSource:
             because = str(error)
         else:
             tell = partial(log.info, "reading GPUs from the NVIDIA driver", library=library.LIBRARY)
-            driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_answer_s)
+            driver = IsolatedDriver(library.DRIVER, answer_s=settings.nvml_timeout_s)
             return _GpuSource(read=driver.read, tell=tell, driver=driver)
     return _GpuSource(read=None, tell=partial(log.info, "no NVIDIA GPUs are read", because=because))
 
@@ -264,6 +264,6 @@ def _drm_source(settings: Settings) -> _GpuSource:
     tell = partial(log.info, "reading GPUs from the kernel", drivers=sorted(found))
     driver = IsolatedDriver(
         Driver(who=drm.WHO, program=drm.CHILD, arguments=tuple(sorted(drivers)), gpu=drm.GPU_OF_NUMBER),
-        answer_s=settings.kernel_answer_s,
+        answer_s=settings.kernel_timeout_s,
     )
     return _GpuSource(read=driver.read, tell=tell, driver=driver)

@@ -37,7 +37,7 @@ class Settings(BaseSettings):
 
     dir: Path = Field(
         default_factory=state_directory,
-        description="directory of the state files and the host key; also set by $GPUWARDEN_DIR",
+        description="directory of the state files and the host key; also set by $GPUWARDEN_RUNTIME_DIR",
     )
     listen: str = Field(
         default="127.0.0.1",
@@ -97,7 +97,7 @@ class Settings(BaseSettings):
         description="read NVIDIA GPUs: 'auto' if the driver's library can be loaded, 'on' fails without it; "
         "docs/nvidia.md",
     )
-    nvml_answer_s: float = Field(
+    nvml_timeout_s: float = Field(
         default=10.0,
         ge=0.1,
         le=60,
@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     intel: Literal["auto", "on", "off"] = Field(
         default="auto", description="read Intel GPUs from the kernel, as --amd; docs/amd-intel.md"
     )
-    kernel_answer_s: float = Field(
+    kernel_timeout_s: float = Field(
         default=10.0,
         ge=0.1,
         le=60,
@@ -122,24 +122,24 @@ class Settings(BaseSettings):
         description="read GPUs from this file instead of a driver; marked as simulated (docs/simulated-gpu.md)",
     )
     sample_interval_s: float = Field(default=1.0, gt=0, le=2, description="seconds between two samples of the host")
-    idle_ratio: float = Field(
-        default=Thresholds.idle_ratio, ge=0, lt=1, description="a GPU is idle up to this utilisation"
+    gpu_idle_ratio: float = Field(
+        default=Thresholds.gpu_idle_ratio, ge=0, lt=1, description="a GPU is idle up to this utilisation"
     )
-    ram_delta_mib: int = Field(
-        default=Thresholds.ram_delta_bytes // MIB, ge=0, description="RAM is idle up to this change, MiB"
+    ram_idle_mib: int = Field(
+        default=Thresholds.ram_idle_bytes // MIB, ge=0, description="RAM is idle up to this change, MiB"
     )
-    io_still_kib_per_s: float = Field(
-        default=Thresholds.io_still_bytes_per_s / KIB,
+    io_idle_kib_per_s: float = Field(
+        default=Thresholds.io_idle_bytes_per_s / KIB,
         ge=0,
         description="I/O of a container is idle up to this rate, KiB per second over 10 s",
     )
-    faults_still_per_s: float = Field(
-        default=Thresholds.faults_still_per_s,
+    page_faults_idle_per_s: float = Field(
+        default=Thresholds.page_faults_idle_per_s,
         ge=0,
         description="page faults of a container are idle up to this rate, per second over 10 s",
     )
-    cpu_still_ratio: float = Field(
-        default=Thresholds.cpu_still_ratio,
+    cpu_idle_ratio: float = Field(
+        default=Thresholds.cpu_idle_ratio,
         ge=0,
         description="CPU time of a container is idle up to this share of one CPU over 10 s",
     )
@@ -162,45 +162,45 @@ class Settings(BaseSettings):
         le=86400,
         description="seconds from an attempt's start for its load and first step",
     )
-    load_patience_s: float = Field(
+    load_timeout_s: float = Field(
         default=PhaseTimeouts.load_s,
         ge=0,
         le=86400,
         description="seconds without activity that a job may take in the phase load; the job's stall timeout applies "
         "if it is longer, and the job may set another value",
     )
-    eval_patience_s: float = Field(
-        default=PhaseTimeouts.eval_s, ge=0, le=86400, description="as --load-patience-s, in the phase eval, seconds"
+    eval_timeout_s: float = Field(
+        default=PhaseTimeouts.eval_s, ge=0, le=86400, description="as --load-timeout-s, in the phase eval, seconds"
     )
-    checkpoint_patience_s: float = Field(
+    checkpoint_timeout_s: float = Field(
         default=PhaseTimeouts.checkpoint_s,
         ge=0,
         le=86400,
-        description="as --load-patience-s, in the phase checkpoint, seconds",
+        description="as --load-timeout-s, in the phase checkpoint, seconds",
     )
-    save_patience_s: float = Field(
-        default=PhaseTimeouts.save_s, ge=0, le=86400, description="as --load-patience-s, in the phase save, seconds"
+    save_timeout_s: float = Field(
+        default=PhaseTimeouts.save_s, ge=0, le=86400, description="as --load-timeout-s, in the phase save, seconds"
     )
-    stuck_floor_s: float = Field(
-        default=PhaseTimeouts.stuck_floor_s,
+    stuck_min_s: float = Field(
+        default=PhaseTimeouts.stuck_min_s,
         gt=0,
         le=86400,
         description="least seconds without a step until a job with earlier steps is stuck. Its container must show no "
         "I/O, page faults or RAM changes. Its GPU must be saturated, or unknown without CPU time",
     )
-    stuck_steps: float = Field(
-        default=PhaseTimeouts.stuck_steps,
+    stuck_factor: float = Field(
+        default=PhaseTimeouts.stuck_factor,
         ge=0,
         le=1000,
         description="a job is stuck only after this many times its longest step, or, in a phase without steps, its "
         "longest earlier visit; 1 to 1000, 0 disables it",
     )
-    pegged_ratio: float = Field(
-        default=Thresholds.pegged_ratio,
+    gpu_saturated_ratio: float = Field(
+        default=Thresholds.gpu_saturated_ratio,
         gt=0,
         le=1,
         description="a GPU is saturated from this utilisation on, as in a collective that waits forever; above "
-        "--idle-ratio",
+        "--gpu-idle-ratio",
     )
     vram_floor_mib: int = Field(
         default=Thresholds.vram_floor_bytes // MIB,
@@ -230,7 +230,7 @@ class Settings(BaseSettings):
     probe_interval_s: float = Field(
         default=5.0, ge=1, le=60, description="seconds between two probes of a server with a probe URL"
     )
-    probe_answer_s: float = Field(
+    probe_timeout_s: float = Field(
         default=3.0,
         ge=0.5,
         le=30,
@@ -241,21 +241,21 @@ class Settings(BaseSettings):
         description="folder, best in memory, that only the exporter may write: it saves which servers have answered "
         "for the next start (docs/servers.md); without it nothing is saved",
     )
-    never_answered_s: float = Field(
-        default=Thresholds.never_answered_s,
+    not_ready_s: float = Field(
+        default=Thresholds.not_ready_s,
         gt=0,
         le=86400,
         description="seconds until a server that never answered a probe is reported; longer than the slowest load",
     )
-    server_silent_times: float = Field(
-        default=Thresholds.server_silent_times,
+    server_page_after_ratio: float = Field(
+        default=Thresholds.server_page_after_ratio,
         ge=1,
         le=10_000,
         description="a server that has answered before is reported after this many times the time that its probe may "
         "fail, for any GPU use",
     )
-    slowed_ratio: float = Field(
-        default=Thresholds.slowed_ratio,
+    slow_ratio: float = Field(
+        default=Thresholds.slow_ratio,
         gt=1,
         le=1000,
         description="a job is reported when each step takes this many times its mean; above 1",
@@ -276,17 +276,17 @@ class Settings(BaseSettings):
         return made_from(
             self,
             Thresholds,
-            ram_delta_bytes=self.ram_delta_mib * MIB,
-            io_still_bytes_per_s=self.io_still_kib_per_s * KIB,
+            ram_idle_bytes=self.ram_idle_mib * MIB,
+            io_idle_bytes_per_s=self.io_idle_kib_per_s * KIB,
             vram_floor_bytes=self.vram_floor_mib * MIB,
             vram_tie_bytes=self.vram_tie_mib * MIB,
             timeouts=PhaseTimeouts(
-                load_s=self.load_patience_s,
-                eval_s=self.eval_patience_s,
-                checkpoint_s=self.checkpoint_patience_s,
-                save_s=self.save_patience_s,
-                stuck_floor_s=self.stuck_floor_s,
-                stuck_steps=self.stuck_steps,
+                load_s=self.load_timeout_s,
+                eval_s=self.eval_timeout_s,
+                checkpoint_s=self.checkpoint_timeout_s,
+                save_s=self.save_timeout_s,
+                stuck_min_s=self.stuck_min_s,
+                stuck_factor=self.stuck_factor,
             ),
         )
 
@@ -318,12 +318,12 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_stuck(self) -> Self:
-        if 0 < self.stuck_steps < 1:
+        if 0 < self.stuck_factor < 1:
             raise ValueError(
-                f"--stuck-steps {self.stuck_steps:g} is less than a step: use 1 or more, or 0 to disable it"
+                f"--stuck-factor {self.stuck_factor:g} is less than a step: use 1 or more, or 0 to disable it"
             )
-        if self.pegged_ratio <= self.idle_ratio:
-            found = f"--pegged-ratio {self.pegged_ratio:g} is not above --idle-ratio {self.idle_ratio:g}"
+        if self.gpu_saturated_ratio <= self.gpu_idle_ratio:
+            found = f"--gpu-saturated-ratio {self.gpu_saturated_ratio:g} is not above --gpu-idle-ratio {self.gpu_idle_ratio:g}"
             raise ValueError(f"{found}: use a greater value")
         return self
 

@@ -53,8 +53,8 @@ _OPEN: Final[set[tuple[int, str]]] = set()
 
 
 def state_directory() -> Path:
-    """`$GPUWARDEN_DIR`, else /run/gpuwarden: where every program looks for state files and the host key."""
-    return Path(os.environ.get("GPUWARDEN_DIR", DEFAULT_DIR))
+    """`$GPUWARDEN_RUNTIME_DIR`, else /run/gpuwarden: where every program looks for state files and the host key."""
+    return Path(os.environ.get("GPUWARDEN_RUNTIME_DIR", DEFAULT_DIR))
 
 
 def host_key(directory: Path) -> str:
@@ -108,7 +108,7 @@ class Reporter:
     """One worker's voice: who it is, that it lives, and how its job gets on.
 
     Args:
-        directory: `$GPUWARDEN_DIR` as this process sees it.
+        directory: `$GPUWARDEN_RUNTIME_DIR` as this process sees it.
         worker: the slot's name; unique on the host.
         queue: the queue it serves.
         subdirectory: the container's own folder in `directory`; the worker's name when not given.
@@ -227,10 +227,10 @@ class Reporter:
             if self._job is not None:
                 now = clock.stamp()
                 self._timing.goes_on(Phase.STEP)
-                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, patience_s=None)
+                self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, timeout_s=None)
                 self._publish_job()
 
-    def phase(self, phase: Phase, *, patience_s: float | None = None) -> None:
+    def phase(self, phase: Phase, *, timeout_s: float | None = None) -> None:
         """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself.
 
         A phase that is none of ours is counted in `write_errors` and changes nothing.
@@ -238,16 +238,16 @@ class Reporter:
         Args:
             phase: what it does now. While it is `idle` neither its silence nor its GPU is policed. A step ends that:
                 say it once the last one is done, and of a job with several threads once none of them steps any more.
-            patience_s: how long it may show no sign of life in this phase, seconds, above 0, and held to be 30 where it
+            timeout_s: how long it may show no sign of life in this phase, seconds, above 0, and held to be 30 where it
                 is less; when not given, as long as the host and its owner allow. What is no such number is counted in
                 `write_errors`, and not given.
         """
         if phase not in list(Phase):
             self.write_errors += 1
             return
-        if patience_s is not None and not _is_patience(patience_s):
+        if timeout_s is not None and not _is_patience(timeout_s):
             self.write_errors += 1
-            patience_s = None
+            timeout_s = None
         with self._changing:
             job = self._job
             if job is not None:
@@ -259,7 +259,7 @@ class Reporter:
                     phase=Phase(phase),
                     phase_started=now,
                     beat=now if armed else None,
-                    patience_s=None if patience_s is None else float(patience_s),
+                    timeout_s=None if timeout_s is None else float(timeout_s),
                 )
                 self._publish_job()
                 if phase == Phase.IDLE:
@@ -286,7 +286,7 @@ class Reporter:
                     # A warm-up step of a load is progress and no arming: the worker arms when the load has ended (A3).
                     armed, now = job.beat is not None or job.phase is not Phase.LOAD, clock.stamp()
                     if job.phase is Phase.IDLE:
-                        job = replace(job, phase=Phase.STEP, phase_started=now, patience_s=None)
+                        job = replace(job, phase=Phase.STEP, phase_started=now, timeout_s=None)
                     self._job = replace(job, beat=now if armed else None)
                     self._publish_job()
             finally:

@@ -1,6 +1,6 @@
 """The state files a worker leaves on its host, and how they are read. Contract 1 between jobs and the exporter.
 
-In `$GPUWARDEN_DIR/<subdirectory>/`, one subdirectory per container, bind-mounted into that container alone:
+In `$GPUWARDEN_RUNTIME_DIR/<subdirectory>/`, one subdirectory per container, bind-mounted into that container alone:
 
     <worker>.worker.json   who the worker is and when it was last seen          (WorkerFile)
     <worker>.job.json      the attempt it runs; absent while it runs none       (JobFile)
@@ -112,7 +112,7 @@ class LongStep:
 class JobFile:
     """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
 
-    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `patience_s` is
+    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `timeout_s` is
     the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
     missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
     `gang` is what all ranks of one gang have in common, in each of their attempts, and no other gang has, of whichever
@@ -142,7 +142,7 @@ class JobFile:
     step_max_s: float | None
     items_done: int
     items_failed: int
-    patience_s: float | None = None
+    timeout_s: float | None = None
     ranks: int = 1
     gang: str | None = None
     rank: int = 0
@@ -229,7 +229,7 @@ def parse_job(text: str) -> JobFile:
         step_max_s=fields.seconds("step_max_s") if fields.has("step_max_s") else None,
         items_done=fields.count("items_done"),
         items_failed=fields.count("items_failed"),
-        patience_s=fields.some_seconds("patience_s") if fields.has("patience_s") else None,
+        timeout_s=fields.some_seconds("timeout_s") if fields.has("timeout_s") else None,
         ranks=fields.count("ranks") if fields.has("ranks") else 1,
         gang=fields.text("gang") if fields.has("gang") else None,
         rank=fields.count("rank") if fields.has("rank") else 0,

@@ -2,7 +2,7 @@
 
     from gpuwarden import Queue, current
 
-    queue = Queue()                                   # $GPUWARDEN_STORE, else an SQLite file of this user
+    queue = Queue()                                   # $GPUWARDEN_QUEUE_DB, else an SQLite file of this user
 
     @queue.model("sdxl")
     def load():                                       # kept loaded by the worker from job to job
@@ -170,12 +170,12 @@ class Current:
         """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
         return [self.job] if self.job.gang is None else self.store.queries.of_gang(self.job.gang)
 
-    def phase(self, phase: Phase | str, *, patience_s: float | None = None) -> None:
+    def phase(self, phase: Phase | str, *, timeout_s: float | None = None) -> None:
         """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.
 
-        `patience_s` is how long it may show none of them in this phase, seconds, held to be 30 where it is less.
+        `timeout_s` is how long it may show none of them in this phase, seconds, held to be 30 where it is less.
         """
-        self.report.phase(Phase(phase), patience_s=patience_s)
+        self.report.phase(Phase(phase), timeout_s=timeout_s)
 
 
 _running: list[Current] = []

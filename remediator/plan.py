@@ -209,13 +209,13 @@ class Limits:
     """Limits of a remedy, from settings and policy; seconds."""
 
     evidence_fresh_s: float = 5.0
-    settle_bound_s: float = 60.0
-    free_bound_s: float = 120.0
+    settle_timeout_s: float = 60.0
+    restart_timeout_s: float = 120.0
     start_seen_s: float = 2.0
     gpu_lost_s: float = 60.0
     retries_max: int = 3
     avoid_s: float = 600.0
-    node_lost_after_s: float = 180.0
+    host_lost_after_s: float = 180.0
     wrangle_activation: int = 5
     wrangle_migrations_max: int = 3
     wrangle_timeout_s: float = 1800.0

@@ -105,7 +105,7 @@ class Reason(StrEnum):
     NO_WORKER = "no_worker", "the remedy needs the label `worker`"
     NO_SERVER = "no_server", "the remedy is for containers without workers, and the alert names a worker"
     NO_HOST_ALONE = "no_host_alone", "the remedy is for whole hosts, and the alert names a worker or a container"
-    ABANDONED = "abandoned", "no executor processed the alert within `--keep-days`"
+    ABANDONED = "abandoned", "no executor processed the alert within `--retention-days`"
 
 
 class Doubt(StrEnum):

@@ -37,7 +37,7 @@ HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
 FAST: Final = Intervals(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
 EXECUTE: Final[Mapping[str, float]] = {
-    "stop_grace_s": 2, "cooldown_s": 0, "storm_targets": 1000, "storm_frees": 1000, "capture_s": 20, "curves_s": 0
+    "stop_grace_s": 2, "cooldown_s": 0, "breaker_targets": 1000, "breaker_restarts": 1000, "capture_s": 20, "capture_range_s": 0
 }  # fmt: skip
 """Settings of the executor: tests may hang all workers, and one worker many times; slow machines need longer."""
 NO_ACTION: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
@@ -134,9 +134,9 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
     *,
     armed: bool,
     intervals: Intervals = FAST,
-    node_lost_after_s: float = 180.0,
+    host_lost_after_s: float = 180.0,
     dead_after_s: float = 30.0,
-    ram_delta_mib: int = 24,
+    ram_idle_mib: int = 24,
     unmanaged: Sequence[str] = (),
     queues: dict[str, str] | None = None,
     options: WorkerOptions | None = None,
@@ -154,9 +154,9 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
         slots: workers and their GPUs.
         armed: whether the remediator acts.
         intervals: of Prometheus and Alertmanager.
-        node_lost_after_s: silence after which a host is lost.
+        host_lost_after_s: silence after which a host is lost.
         dead_after_s: time without heartbeat and CPU time after which a worker is dead.
-        ram_delta_mib: RAM change that counts as idle.
+        ram_idle_mib: RAM change that counts as idle.
         unmanaged: workers without the opt-in label.
         queues: queue by worker, if not the default.
         options: options of all workers.
@@ -188,10 +188,10 @@ def stage(  # noqa: PLR0913 - named arguments, each with its own meaning
             systemd_units=_managed_units(slots, unmanaged) if isinstance(engine, Services) else (),
             armed=armed,
             intervals=intervals,
-            ram_delta_mib=ram_delta_mib,
+            ram_idle_mib=ram_idle_mib,
             execute={**EXECUTE, **execute},
             dead_after_s=dead_after_s,
-            node_lost_after_s=node_lost_after_s,
+            host_lost_after_s=host_lost_after_s,
             database=None if database is None else database.url,
         )
         chain = Chain(plan)

@@ -348,7 +348,7 @@ def _on_this_host(
 ) -> tuple[dict[str, str], list[str]]:
     """Environment and command line of a worker outside containers."""
     environment = {
-        "GPUWARDEN_DIR": str(paths.directory),
+        "GPUWARDEN_RUNTIME_DIR": str(paths.directory),
         "GPUWARDEN_DEMO_DATA": str(paths.data),
         "NVIDIA_VISIBLE_DEVICES": ",".join(slot.gpus) or "none",
         "PYTHONPATH": str(CHECKOUT),
@@ -365,7 +365,7 @@ def _on_this_host(
 def _worker_command(worker: str, *, queue: str, store: str, options: WorkerOptions) -> list[str]:
     return [
         *("-m", "gpuwarden", "worker", "--name", worker, "--queue", queue, "--body", BODY),
-        *("--store", store, "--heartbeat-s", str(options.heartbeat_s), "--lease-s", str(options.lease_s)),
+        *("--queue-db", store, "--heartbeat-s", str(options.heartbeat_s), "--lease-s", str(options.lease_s)),
     ]
 
 

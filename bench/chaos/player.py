@@ -116,7 +116,7 @@ class _Player:
         host.mkdir()
         (host / "host").write_text("chaos\n", encoding="ascii")
         worker = [sys.executable, "-m", "gpuwarden", "worker", "--body", "bench.chaos.body:load", "--queue", QUEUE]
-        worker += ["--store", url, "--dir", str(host), "--log-level", "warning"]
+        worker += ["--queue-db", url, "--runtime-dir", str(host), "--log-level", "warning"]
         worker += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_S)]
         names = [f"w{number}" for number in range(WORKERS)]
         self._workers = [Process(name=name, command=[*worker, "--name", name]) for name in names]

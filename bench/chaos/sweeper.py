@@ -14,9 +14,9 @@ from remediator.clients import job_queue_sql
 PAUSE_S: Final = 0.3
 
 
-def main(url: str, patience_s: float) -> None:
+def main(url: str, timeout_s: float) -> None:
     """Tend the queue without end; one that does not answer is asked again."""
-    job_queue_sql.RENEWAL_S = patience_s  # type: ignore[misc]  # leases of seconds, not of minutes
+    job_queue_sql.RENEWAL_S = timeout_s  # type: ignore[misc]  # leases of seconds, not of minutes
     queue: job_queue_sql.BuiltinQueue | None = None
     while True:
         try:

@@ -145,9 +145,9 @@ def _varies(doing: Doing, still: Thresholds) -> bool:
     Not where at each look there is nothing, or more of it than counts as still.
     """
     rates = (
-        (doing.io_mib_per_s * MIB, still.io_still_bytes_per_s),
-        (doing.faults_per_s, still.faults_still_per_s),
-        (doing.cpu_cores, still.cpu_still_ratio),
+        (doing.io_mib_per_s * MIB, still.io_idle_bytes_per_s),
+        (doing.faults_per_s, still.page_faults_idle_per_s),
+        (doing.cpu_cores, still.cpu_idle_ratio),
     )
     grows = doing.ram_mib_per_s or doing.ram_swings_mib or doing.vram_mib_per_s
     return bool(grows) or any(0 < rate <= least for rate, least in rates)
@@ -160,7 +160,7 @@ def remediator(hosts: Iterable[Host]) -> Iterator[Metric]:
         "gpuwarden_remediator_host_lost_after_seconds",
         "",
         (),
-        [((), Limits.node_lost_after_s)],
+        [((), Limits.host_lost_after_s)],
         source="the scenario",
         absent="never",
     )

@@ -99,7 +99,7 @@ class StateFiles:
                 # Another attempt each time, so that what Prometheus repeats of the one before is a series of its own.
                 job_id=job_id, attempt=program.attempt + self._attempts - 1, worker=program.name,
                 incarnation=self.incarnation, job_class=program.job_class, model=None, budget_s=budget_s or 0.0,
-                stall_timeout_s=program.patience_s, started=started, phase=Phase.LOAD, phase_started=started,
+                stall_timeout_s=program.timeout_s, started=started, phase=Phase.LOAD, phase_started=started,
                 beat=None, step=0, steps_total=None, step_mean_s=None, step_max_s=None, items_done=0,
                 items_failed=0, ranks=program.ranks, gang=program.gang, rank=program.rank,
             )  # fmt: skip
@@ -109,7 +109,7 @@ class StateFiles:
             self._stays.goes_on(now.boottime_s, doing.phase)
             self.job = replace(
                 self.job, phase=doing.phase, phase_started=now, beat=now if armed else None,
-                patience_s=doing.patience_s, stays=_told(self._stays.longest(doing.phase)),
+                timeout_s=doing.timeout_s, stays=_told(self._stays.longest(doing.phase)),
             )  # fmt: skip
 
     def step(self, at: Stamp) -> None:
@@ -119,7 +119,7 @@ class StateFiles:
             return
         if job.phase is Phase.IDLE:
             self._pace.begins_anew()
-            job = replace(job, phase=Phase.STEP, phase_started=at, patience_s=None)  # of neither are stays told
+            job = replace(job, phase=Phase.STEP, phase_started=at, timeout_s=None)  # of neither are stays told
         self._pace.step(at.boottime_s)
         self.job = replace(
             job,

@@ -51,7 +51,7 @@ class Doing:
             container is), killed (its files stay), unreaped (it has ended, its files stay and its container runs on:
             nobody has waited for it), starting (its container runs anew, its process does not yet), left (a clean end).
         phase: what its job says it is in; what it was in before, where nothing is said.
-        patience_s: for how long its job says, as it enters a phase, that it may show no sign of life there.
+        timeout_s: for how long its job says, as it enters a phase, that it may show no sign of life there.
         step_every_s: how far apart the steps are that it reports; none without.
         gpu_ratio: what it uses of each of its GPUs, or one figure for each; `unknown` where the driver does not tell.
         ram_mib_per_s: by how much its RAM grows.
@@ -73,7 +73,7 @@ class Doing:
 
     process: Process = Process.WORKS
     phase: Phase | None = None
-    patience_s: float | None = None
+    timeout_s: float | None = None
     step_every_s: int | None = None
     gpu_ratio: tuple[float | None, ...] = (0.0,)
     ram_mib_per_s: float = 0.0
@@ -228,7 +228,7 @@ class Program:
     silence_s: float = 120.0
 
     @property
-    def patience_s(self) -> float:
+    def timeout_s(self) -> float:
         """The silence its jobs are allowed; 0 where the stall condition does not police them."""
         if self.stall_timeout_s is not None:
             return self.stall_timeout_s

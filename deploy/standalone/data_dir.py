@@ -3,7 +3,7 @@
 In addition to the files of `deploy.standalone.stack` it holds:
 
 - `lock`: locked by the running `up`, with its pid. The kernel releases the lock when the process ends.
-- `host`: the host key. It survives a reboot; $GPUWARDEN_DIR may not.
+- `host`: the host key. It survives a reboot; $GPUWARDEN_RUNTIME_DIR may not.
 
 The mode is 0700, because the directory holds secrets. A directory that other users may enter, or with foreign files, is
 refused.
@@ -57,7 +57,7 @@ def default_data(env: Mapping[str, str], *, euid: int) -> Path:
 
 
 def default_directory(data: Path) -> Path:
-    """$GPUWARDEN_DIR of a data directory: the system default if the data directory is the system's."""
+    """$GPUWARDEN_RUNTIME_DIR of a data directory: the system default if the data directory is the system's."""
     return SYSTEM_DIRECTORY if data == SYSTEM_DATA else data / "run"
 
 

@@ -297,7 +297,7 @@ def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     for name, default, what in (
         ("etc", "/etc/gpuwarden", "folder for settings, rules and token"),
         ("state", str(data_dir.SYSTEM_DATA), "folder for ledger and queue"),
-        ("run", str(data_dir.SYSTEM_DIRECTORY), "$GPUWARDEN_DIR, the state folder of workers"),
+        ("run", str(data_dir.SYSTEM_DIRECTORY), "$GPUWARDEN_RUNTIME_DIR, the state folder of workers"),
         ("podman", "none", "Podman socket, for example unix:///run/podman/podman.sock, or 'none'"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")

@@ -2,7 +2,7 @@
 
 Each listens on loopback, logs to its file in the work folder and ends with its parent, even after SIGKILL. Work folder:
 
-- `run/`: $GPUWARDEN_DIR unless the plan sets another. `queue/`, `ledger/`: the databases.
+- `run/`: $GPUWARDEN_RUNTIME_DIR unless the plan sets another. `queue/`, `ledger/`: the databases.
 - `prometheus/`, `alertmanager/`: their data; `prometheus.yml`, `alertmanager.yml`: their configuration.
 - `rules/`: the plan's rules, with the remediator's address in the runbook links.
 - `parts.json`: boot id, and pid with start time per part.
@@ -75,7 +75,7 @@ class Plan:
     Args:
         ports: by listener; a missing one means a free port.
         database: PostgreSQL URL of queue and ledger; `None` for SQLite files.
-        directory: $GPUWARDEN_DIR.
+        directory: $GPUWARDEN_RUNTIME_DIR.
         execute: executor settings that differ from the defaults.
         watchdog_url: receives the watchdog alert too.
         parts_dir: programs that are not installed; `fetch` unpacks missing ones there.
@@ -91,10 +91,10 @@ class Plan:
     watchdog_url: str | None = None
     armed: bool = False
     intervals: Intervals = field(default_factory=Intervals)
-    ram_delta_mib: int = 5120
+    ram_idle_mib: int = 5120
     dead_after_s: float = 30.0
     execute: Mapping[str, float] = field(default_factory=dict)
-    node_lost_after_s: float = 180.0
+    host_lost_after_s: float = 180.0
     database: str | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
     rules: Sequence[Path] = field(default_factory=package_data.rules)
@@ -216,10 +216,10 @@ class Chain:
             "exporter",
             [
                 *_gpuwarden("exporter"),
-                *("--dir", str(self.directory), "--listen", "127.0.0.1", "--port", _port(self.exporter_url)),
+                *("--runtime-dir", str(self.directory), "--listen", "127.0.0.1", "--port", _port(self.exporter_url)),
                 *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
                 *(f"--systemd-unit={unit}" for unit in plan.systemd_units),
-                *("--ram-delta-mib", str(plan.ram_delta_mib)),
+                *("--ram-idle-mib", str(plan.ram_idle_mib)),
                 *("--dead-after-s", str(plan.dead_after_s)),
                 *("--state-dir", str(plan.work / "exporter")),
                 *simulated,
@@ -231,10 +231,10 @@ class Chain:
         self._start(
             "serve",
             [
-                *_gpuwarden("remediator", "serve", "--dir", str(self.directory), "--ledger", self.ledger_url),
+                *_gpuwarden("remediator", "serve", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
                 *("--web-config-file", str(self.web_config_file), "--queue", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
-                *("--node-lost-after-s", str(self.plan.node_lost_after_s)),
+                *("--host-lost-after-s", str(self.plan.host_lost_after_s)),
             ],
         )
 
@@ -248,11 +248,11 @@ class Chain:
         armed = plan.armed if armed is None else armed
         processes = ["--processes", str(plan.processes)] if plan.processes else []
         return [
-            *_gpuwarden("remediator", "execute", "--dir", str(self.directory), "--ledger", self.ledger_url),
+            *_gpuwarden("remediator", "execute", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
             *("--queue", self.queue_url, "--exporter", self.exporter_url),
             *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
             *(f"--{name.replace('_', '-')}={value:g}" for name, value in plan.execute.items()),
-            *("--node-lost-after-s", str(plan.node_lost_after_s)),
+            *("--host-lost-after-s", str(plan.host_lost_after_s)),
             *("--alertmanager", self.alertmanager_url, "--prometheus", self.prometheus_url),
             "--armed" if armed else "--no-armed",
             *(f"--systemd-unit={unit}" for unit in plan.systemd_units),

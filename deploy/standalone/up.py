@@ -33,7 +33,7 @@ FREE_BOUND_S: Final = 120.0
 SETTLE_BOUND_S: Final = 60.0
 """Defaults of the executor, seconds. The settle comes first."""
 FREE_BOUND_MAX_S: Final = 86400
-"""Maximum of `--free-bound-s`, seconds."""
+"""Maximum of `--restart-timeout-s`, seconds."""
 HOUSEKEEPING_S: Final = 5.0
 """Interval of log rotation and of the search for a Docker engine, seconds."""
 
@@ -163,7 +163,7 @@ def _use_docker(chain: Chain, output: _Output) -> None:
 
 def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
     data: Path = arguments.data.resolve()
-    directory: Path = (arguments.dir or data_dir.default_directory(arguments.data)).resolve()
+    directory: Path = (arguments.runtime_dir or data_dir.default_directory(arguments.data)).resolve()
     return Plan(
         work=data,
         directory=directory,
@@ -174,7 +174,7 @@ def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
         processes=arguments.processes and arguments.processes.resolve(),
         systemd_units=tuple(arguments.systemd_unit),
         watchdog_url=arguments.watchdog_url,
-        execute={"free_bound_s": arguments.free_bound_s},
+        execute={"restart_timeout_s": arguments.restart_timeout_s},
         armed=arguments.armed,
         metrics_days=arguments.metrics_days,
         parts_dir=data / "parts" if package_data.CHECKOUT is None else debian_packages.PARTS_DIR,
@@ -217,7 +217,7 @@ def _announce(chain: Chain, engine: Engine | NoEngine, output: _Output) -> None:
         ("alertmanager", chain.alertmanager_url),
         ("exporter", f"{chain.exporter_url}/metrics"),
         ("remediator", f"{chain.remediator_url}/metrics"),
-        ("workers", f"GPUWARDEN_DIR={chain.directory} GPUWARDEN_STORE={chain.queue_url}"),
+        ("workers", f"GPUWARDEN_RUNTIME_DIR={chain.directory} GPUWARDEN_QUEUE_DB={chain.queue_url}"),
         ("ledger", f"gpuwarden ledger --ledger {chain.ledger_url} list"),
         ("data, logs", f"{plan.work}, {plan.work / 'log'}"),
     ):
@@ -247,9 +247,9 @@ def _parser() -> argparse.ArgumentParser:
     data = data_dir.default_data(os.environ, euid=os.geteuid())
     parser.add_argument("--data", type=Path, default=data, help="data directory (default: %(default)s)")
     parser.add_argument(
-        "--dir",
+        "--runtime-dir",
         type=Path,
-        help=f"$GPUWARDEN_DIR, the state folder of workers (default: {data_dir.SYSTEM_DIRECTORY} for "
+        help=f"$GPUWARDEN_RUNTIME_DIR, the state folder of workers (default: {data_dir.SYSTEM_DIRECTORY} for "
         f"--data {data_dir.SYSTEM_DATA}, otherwise DATA/run)",
     )
     parser.add_argument("--host", help="host key (default: the last one, otherwise the machine's name)")
@@ -272,7 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     add_systemd_units(parser)
     add_watchdog(parser)
     parser.add_argument(
-        "--free-bound-s",
+        "--restart-timeout-s",
         type=_free_bound_s,
         default=FREE_BOUND_S,
         help="seconds without progress until a restart is given up and an operator is alerted; raise it for services "

@@ -179,14 +179,14 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             "ram_idle_seconds",
             "For how long the container's RAM has moved by no more than the delta.",
             lambda each: or_nan(each.ram_idle_s),
-            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-delta-mib`",
+            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-idle-mib`",
             (f"{_IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, or it is paused"),
         ),
         (
             "gpu_idle_seconds",
             "For how long every GPU of the container has been measured at or under the idle ratio; NaN if unknown.",
             _idle_s,
-            f"{_IDLE_BY}, compared at each look with `--idle-ratio`",
+            f"{_IDLE_BY}, compared at each look with `--gpu-idle-ratio`",
             ("it has no GPU; NaN while any of its GPUs is unknown or used by no listed process, or it is paused"),
         ),
         (
@@ -210,7 +210,7 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             "gpu_last_busy_age_seconds",
             "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
             lambda each: or_nan(each.gpu_last_busy_age_s),
-            "its share of each of its GPUs at each look, compared with `--idle-ratio`",
+            "its share of each of its GPUs at each look, compared with `--gpu-idle-ratio`",
             (
                 f"{_IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
                 "does not tell, is paused, or one of its GPUs hangs or its source does not answer, for less than 20 "
@@ -221,21 +221,21 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             "io_idle_seconds",
             "For how long its processes have read and written no more than the threshold.",
             lambda each: or_nan(each.io_idle_s),
-            "`/proc/PID/io`, compared at each look with `--io-still-kib-per-s`",
+            "`/proc/PID/io`, compared at each look with `--io-idle-kib-per-s`",
             f"{_NO_WORK_READ}, or the kernel does not tell their I/O",
         ),
         (
             "page_fault_idle_seconds",
             "For how long its processes have had no more page faults than the threshold.",
             lambda each: or_nan(each.page_fault_idle_s),
-            "`/proc/PID/stat`, compared at each look with `--faults-still-per-s`",
+            "`/proc/PID/stat`, compared at each look with `--page-faults-idle-per-s`",
             _NO_WORK_READ,
         ),
         (
             "cpu_idle_seconds",
             "For how long its processes have used no more CPU time than the threshold.",
             lambda each: or_nan(each.cpu_idle_s),
-            "`/proc/PID/stat`, compared at each look with `--cpu-still-ratio`",
+            "`/proc/PID/stat`, compared at each look with `--cpu-idle-ratio`",
             _NO_WORK_READ,
         ),
         (

@@ -350,7 +350,7 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "Silence the job is allowed in its phase once armed; NaN while the stall condition does not police the job.",
         _SLOT,
         limits(lambda job, _: timeouts.stall_after_s(job)),
-        source="job file, and for its phase `--load-patience-s` and its like",
+        source="job file, and for its phase `--load-timeout-s` and its like",
         absent=(
             f"as `gpuwarden_worker_info`; NaN where the worker runs no job, while the "
             f"stall condition does not police it, or {_DEAD}"
@@ -362,10 +362,10 @@ def _limits(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapshot
         "step it has taken, or in a phase that owes no steps than any earlier stay there.",
         _SLOT,
         limits(timeouts.stuck_after_s),
-        source="job file, less the time its container was seen paused; `--stuck-floor-s`, `--stuck-steps`",
+        source="job file, less the time its container was seen paused; `--stuck-min-s`, `--stuck-factor`",
         absent=(
             "as `gpuwarden_worker_info`; NaN while "
-            "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-steps` is 0, it has done "
+            "`gpuwarden_job_stall_timeout_seconds` is, it is one rank of a gang, `--stuck-factor` is 0, it has done "
             f"fewer than {MIN_STEPS} steps, or, in another phase than `step` for which it asked no patience, has been "
             f"there fewer than {MIN_PHASE_VISITS} times before, however many steps it has done"
         ),
@@ -467,7 +467,7 @@ def _ranks(ranks: list[_Row], snapshot: Snapshot) -> Iterable[Metric]:
         "`gpuwarden_job_stuck_after_seconds` of a job that is alone.",
         _SLOT,
         ((row.key, or_nan(limit_s)) for row, _, limit_s, _ in told),
-        source="job file; `--stuck-floor-s`, `--stuck-steps`",
+        source="job file; `--stuck-min-s`, `--stuck-factor`",
         absent=f"{_NO_RANK}; NaN as `gpuwarden_job_stuck_after_seconds`",
     )
 

@@ -94,7 +94,7 @@ class SnapshotCollector(Collector):
             "This exporter and the host it speaks for; always 1.",
             ("nodename", "version"),
             [((self._host, __version__), 1.0)],
-            source="`$GPUWARDEN_DIR/host`; this package",
+            source="`$GPUWARDEN_RUNTIME_DIR/host`; this package",
             absent="never",
         )
         yield gauge(

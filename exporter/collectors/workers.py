@@ -12,7 +12,7 @@ _SLOT = ("worker", "container")
 
 
 _UNKNOWN_AGE: Final = "it was stamped before the last reboot"
-_NO_WORKERS: Final = "`$GPUWARDEN_DIR` cannot be read"
+_NO_WORKERS: Final = "`$GPUWARDEN_RUNTIME_DIR` cannot be read"
 _NOT_SHARED: Final = "no other live worker is in its container"
 
 
@@ -98,14 +98,14 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             "ram_idle_seconds",
             "For how long the RAM of a worker that shares its container, less page cache, has kept within the delta.",
             "ram_idle_s",
-            "`/proc/PID/statm` of its processes, compared at each look with `--ram-delta-mib`",
+            "`/proc/PID/statm` of its processes, compared at each look with `--ram-idle-mib`",
             f"{_NOT_SHARED}; NaN while its processes cannot be read",
         ),
         (
             "io_idle_seconds",
             "For how long a worker that shares its container has read and written no more than the threshold.",
             "io_idle_s",
-            "`/proc/PID/io` of its processes, compared at each look with `--io-still-kib-per-s`",
+            "`/proc/PID/io` of its processes, compared at each look with `--io-idle-kib-per-s`",
             f"{_NOT_SHARED}; NaN while the kernel does not tell",
         ),
         (
@@ -157,7 +157,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "State files that cannot be trusted now, by reason; each costs its own worker's series only.",
         ("reason",),
         (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
-        source="files in `$GPUWARDEN_DIR`",
+        source="files in `$GPUWARDEN_RUNTIME_DIR`",
         absent="nothing is wrong with any file",
     )
     yield gauge(
@@ -165,6 +165,6 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "Worker files left out because another claims the same name.",
         (),
         (((), float(readings.duplicates)),),
-        source="files in `$GPUWARDEN_DIR`",
+        source="files in `$GPUWARDEN_RUNTIME_DIR`",
         absent=_NO_WORKERS,
     )

@@ -42,7 +42,7 @@ class RamTracker:
     """Measure how long the RAM has been idle."""
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self._window = IdleWindow(thresholds.ram_delta_bytes)
+        self._window = IdleWindow(thresholds.ram_idle_bytes)
 
     def observe(self, usage_bytes: int | None, *, now_s: float) -> float | None:
         """Add one sample; returns seconds."""

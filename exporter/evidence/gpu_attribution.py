@@ -387,7 +387,7 @@ def _share(
 
 def _may_work(gpu: Gpu, thresholds: Thresholds) -> bool:
     beyond = _max_unlisted_ratio(gpu)
-    return beyond is None or beyond > thresholds.idle_ratio
+    return beyond is None or beyond > thresholds.gpu_idle_ratio
 
 
 def _may_be_held(gpu: Gpu, thresholds: Thresholds) -> bool:
@@ -430,6 +430,6 @@ def _why_unknown(gpu: Gpu, ratio: float | None, thresholds: Thresholds) -> Unkno
     beyond = gpu.hidden_ratio
     if beyond is None:
         return Unknown(reason="not_measured", because=f"{gpu.uuid}: {gpu.unknown or 'a process is not measured'}")
-    if beyond > thresholds.idle_ratio:
+    if beyond > thresholds.gpu_idle_ratio:
         return Unknown(reason=UNATTRIBUTED, because=f"{gpu.uuid}: {beyond:.0%} of it is used by no listed process")
     return None

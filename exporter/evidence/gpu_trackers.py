@@ -37,7 +37,7 @@ class GpuIdleTracker:
         if utilization_ratio is None:
             self._idle_since_s = None
             return None
-        if utilization_ratio > self._thresholds.idle_ratio:
+        if utilization_ratio > self._thresholds.gpu_idle_ratio:
             self._idle_since_s = None
             return 0.0
         if self._idle_since_s is None:
@@ -54,9 +54,9 @@ class GpuIdleTracker:
         if gpu is None or (without and not gpu.shares and gpu.may_be_elsewhere):
             self._seen_busy_s = self._outage_s = None
             return None
-        idle_ratio, since_s, busy = self._thresholds.idle_ratio, self._seen_busy_s, False
+        gpu_idle_ratio, since_s, busy = self._thresholds.gpu_idle_ratio, self._seen_busy_s, False
         for _, ratio, _, _, busiest in gpu.shares:
-            if (busiest if busiest is not None else ratio or 0.0) > idle_ratio:
+            if (busiest if busiest is not None else ratio or 0.0) > gpu_idle_ratio:
                 self._seen_busy_s, since_s, busy = None, None, True
         if gpu.left_out or (gpu.unknown is not None and gpu.unknown.reason == "source_failed" and not gpu.shares):
             return self._not_seen_for_an_outage(now_s, busy=busy)
@@ -101,9 +101,9 @@ class GpuSaturatedTracker:
                 ratio = busiest  # noqa: PLW2901
             if ratio is not None:
                 known.append(uuid)
-                if ratio >= limits.pegged_ratio:
+                if ratio >= limits.gpu_saturated_ratio:
                     full_ones.append(uuid)
-                elif ratio > limits.idle_ratio:
+                elif ratio > limits.gpu_idle_ratio:
                     in_part = True
         whole = gpu.unknown is None and len(known) == len(gpu.shares)
         if lost and known and not gpu.nameless and not gpu.may_be_elsewhere:
@@ -150,7 +150,7 @@ class GpuLostTracker:
         others = [share for share in gpu.shares if share.gpu not in lost]
         attributed = {share.gpu for share in others if share.attributed}
         known_samples = not gpu.may_be_elsewhere and set(gpu.gpus) - set(lost) <= attributed
-        busy = any((busiest_engine_ratio(share) or 0.0) > self._thresholds.idle_ratio for share in others)
+        busy = any((busiest_engine_ratio(share) or 0.0) > self._thresholds.gpu_idle_ratio for share in others)
         if container.paused or busy or gpu.unknown is None:
             self._lost_s = None
         if container.paused or not known_samples or set(lost).isdisjoint(gpu.gpus):

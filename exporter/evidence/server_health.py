@@ -1,7 +1,7 @@
 """Servers: their probe labels, and how long each probe has failed. Pure. Times: CLOCK_BOOTTIME seconds.
 
     gpuwarden.probe          `docker`, its health check, or `http://localhost:PORT/PATH`
-    gpuwarden.probe-timeout  seconds the probe may fail before a restart, 10 to 86400; default 120
+    gpuwarden.restart-after-s  seconds the probe may fail before a restart, 10 to 86400; default 120
 
 `localhost` is the container itself.
 """
@@ -16,7 +16,7 @@ from exporter.model.container import HealthCheck, Probe
 from exporter.model.unknown import Unknown
 
 PROBE_LABEL: Final = "gpuwarden.probe"
-TIMEOUT_LABEL: Final = "gpuwarden.probe-timeout"
+TIMEOUT_LABEL: Final = "gpuwarden.restart-after-s"
 
 RESTART_AFTER_S: Final = 120.0
 

@@ -43,9 +43,9 @@ class WorkTracker:
     def __init__(self, thresholds: Thresholds) -> None:
         self._work: Mapping[int, ProcessWork] | None = None
         self._starts = ProcessStarts()
-        self._io = IdleRate(thresholds.io_still_bytes_per_s)
-        self._faults = IdleRate(thresholds.faults_still_per_s)
-        self._cpu = IdleRate(thresholds.cpu_still_ratio)
+        self._io = IdleRate(thresholds.io_idle_bytes_per_s)
+        self._faults = IdleRate(thresholds.page_faults_idle_per_s)
+        self._cpu = IdleRate(thresholds.cpu_idle_ratio)
 
     def observe(self, work: ContainerWork, *, now_s: float) -> WorkStill:
         """Add one sample; returns seconds without each kind of work."""

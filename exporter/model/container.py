@@ -59,7 +59,7 @@ class Container:
             invocation id; pid, start ticks and boot id.
         pid: 0 if it does not run.
         gpu_request: as in NVIDIA_VISIBLE_DEVICES: `all`, indexes or UUIDs; also render nodes, `dri` for all of them.
-        folders: mounted subdirectories of `$GPUWARDEN_DIR`.
+        folders: mounted subdirectories of `$GPUWARDEN_RUNTIME_DIR`.
         managed: whether it opted in to restarts; `None` for services, pods and processes.
         group: its cgroup directory, if known.
         listed: whether its engine still lists it.

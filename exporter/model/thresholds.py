@@ -13,12 +13,12 @@ from exporter.model.timeouts import PhaseTimeouts
 class Thresholds:
     """The limits that evidence is judged by. `exporter.settings` describes each."""
 
-    idle_ratio: float = 0.05
-    pegged_ratio: float = 0.99
-    ram_delta_bytes: int = 5120 * 2**20
-    io_still_bytes_per_s: float = 256 * 2**10
-    faults_still_per_s: float = 50.0
-    cpu_still_ratio: float = 0.05
+    gpu_idle_ratio: float = 0.05
+    gpu_saturated_ratio: float = 0.99
+    ram_idle_bytes: int = 5120 * 2**20
+    io_idle_bytes_per_s: float = 256 * 2**10
+    page_faults_idle_per_s: float = 50.0
+    cpu_idle_ratio: float = 0.05
     gap_max_s: float = 5.0
     dead_after_s: float = 30.0
     health_window_s: float = 300.0
@@ -28,9 +28,9 @@ class Thresholds:
     vram_tie_bytes: int = 256 * 2**20
     vram_return_s: float = 30.0
     gpu_lost_s: float = 60.0
-    never_answered_s: float = 1800.0
-    server_silent_times: float = 10.0
-    slowed_ratio: float = 2.0
+    not_ready_s: float = 1800.0
+    server_page_after_ratio: float = 10.0
+    slow_ratio: float = 2.0
     # Errors that only a reset fixes, in order: processing stopped, double-bit ECC, controller halt, rows not remapped,
     # NVLink, off the bus, uncontained ECC, GSP (two), ECC, initialisation.
     # https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
@@ -51,32 +51,32 @@ GAUGES: Final = (
     Limit(
         "gpuwarden_gpu_idle_threshold_ratio",
         "A GPU at or under this share of its time is idle.",
-        "idle_ratio",
-        "--idle-ratio",
+        "gpu_idle_ratio",
+        "--gpu-idle-ratio",
     ),
     Limit(
         "gpuwarden_ram_idle_threshold_bytes",
         "RAM that moved by no more than this is still.",
-        "ram_delta_bytes",
-        "--ram-delta-mib",
+        "ram_idle_bytes",
+        "--ram-idle-mib",
     ),
     Limit(
         "gpuwarden_io_idle_threshold_bytes_per_second",
         "A container whose processes read and write no more than this does no I/O.",
-        "io_still_bytes_per_s",
-        "--io-still-kib-per-s",
+        "io_idle_bytes_per_s",
+        "--io-idle-kib-per-s",
     ),
     Limit(
         "gpuwarden_page_fault_idle_threshold_per_second",
         "A container with no more page faults than this touches no new memory.",
-        "faults_still_per_s",
-        "--faults-still-per-s",
+        "page_faults_idle_per_s",
+        "--page-faults-idle-per-s",
     ),
     Limit(
         "gpuwarden_cpu_idle_threshold_ratio",
         "A container that uses no more than this share of one CPU is still.",
-        "cpu_still_ratio",
-        "--cpu-still-ratio",
+        "cpu_idle_ratio",
+        "--cpu-idle-ratio",
     ),
     Limit(
         "gpuwarden_gpu_lost_threshold_seconds",
@@ -87,21 +87,21 @@ GAUGES: Final = (
     Limit(
         "gpuwarden_server_not_ready_threshold_seconds",
         "People are told of a server that has been asked for this long, and has never answered.",
-        "never_answered_s",
-        "--never-answered-s",
+        "not_ready_s",
+        "--not-ready-s",
     ),
     Limit(
         "gpuwarden_server_page_after_ratio",
         "People are told of a server that has not answered for so many times the silence that its owner allows.",
-        "server_silent_times",
-        "--server-silent-times",
+        "server_page_after_ratio",
+        "--server-page-after-ratio",
         "ratio, 1 or more",
     ),
     Limit(
         "gpuwarden_job_slow_threshold_ratio",
         "People are told of a job each step of which takes so many times as long as its own mean.",
-        "slowed_ratio",
-        "--slowed-ratio",
+        "slow_ratio",
+        "--slow-ratio",
         "ratio, more than 1",
     ),
 )

@@ -1,6 +1,6 @@
 """How long a job may be inactive, by phase. Pure.
 
-The job's `patience_s` applies if set, with a minimum of 30 s. Otherwise its stall timeout applies. In `load`, `eval`,
+The job's `timeout_s` applies if set, with a minimum of 30 s. Otherwise its stall timeout applies. In `load`, `eval`,
 `checkpoint` and `save`, which may wait for a disk, the host's minimum applies if it is longer. `idle` has no limit.
 """
 
@@ -20,7 +20,7 @@ MIN_PHASE_VISITS: Final = 3
 """The first visit compiles, and two prove little."""
 
 MIN_TIMEOUT_S: Final = 30.0
-"""Lower bound of `patience_s`, seconds: a live process can look idle for this long (`--dead-after-s`)."""
+"""Lower bound of `timeout_s`, seconds: a live process can look idle for this long (`--dead-after-s`)."""
 
 ACTIVITY_LAG_S: Final = 20.0
 """How late inactivity shows, seconds: rates are averages over 10 s or more."""
@@ -38,16 +38,16 @@ class PhaseTimeouts:
         eval_s: minimum in `eval`.
         checkpoint_s: minimum in `checkpoint`.
         save_s: minimum in `save`.
-        stuck_floor_s: minimum for a stuck job (A14b, A19).
-        stuck_steps: multiple of its longest step or phase visit; 0 is off.
+        stuck_min_s: minimum for a stuck job (A14b, A19).
+        stuck_factor: multiple of its longest step or phase visit; 0 is off.
     """
 
     load_s: float = 300.0
     eval_s: float = 300.0
     checkpoint_s: float = 300.0
     save_s: float = 300.0
-    stuck_floor_s: float = 600.0
-    stuck_steps: float = 20.0
+    stuck_min_s: float = 600.0
+    stuck_factor: float = 20.0
 
     def stall_after_s(self, job: "JobFile") -> float:
         """Seconds of inactivity until a job stalls (A2, A6); 0 is never."""
@@ -99,19 +99,19 @@ class PhaseTimeouts:
 
     def _stuck_after_s(self, job: "JobFile", pauses: Pauses) -> float | None:
         stall_s = self.stall_after_s(job)
-        owed = job.phase is Phase.STEP or job.patience_s is not None
-        applies = self.stuck_steps and stall_s
+        owed = job.phase is Phase.STEP or job.timeout_s is not None
+        applies = self.stuck_factor and stall_s
         longest_s = _longest_step_s(job, pauses) if owed else _longest_visit_s(job, pauses)
         if not applies or longest_s is None:
             return None
-        return max(self.stuck_floor_s, self.stuck_steps * longest_s, stall_s)
+        return max(self.stuck_min_s, self.stuck_factor * longest_s, stall_s)
 
     def _inactive_s(self, job: "JobFile", after_s: float) -> float:
         return max(after_s - ACTIVITY_LAG_S, after_s / 2, self.stall_after_s(job))
 
     def _limit_s(self, job: "JobFile") -> float:
-        if job.patience_s is not None:
-            return max(MIN_TIMEOUT_S, job.patience_s)
+        if job.timeout_s is not None:
+            return max(MIN_TIMEOUT_S, job.timeout_s)
         own_s = {
             Phase.LOAD: self.load_s,
             Phase.EVAL: self.eval_s,

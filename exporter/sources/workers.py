@@ -30,7 +30,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 def read(directory: Path, *, proc: Path = procfs.PROC) -> WorkerReadings:
-    """Read every worker below `$GPUWARDEN_DIR`.
+    """Read every worker below `$GPUWARDEN_RUNTIME_DIR`.
 
     An invalid file is counted and skipped. Of two files with one worker name, the one with a held lock counts, then the
     one whose process started first.

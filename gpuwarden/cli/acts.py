@@ -8,7 +8,7 @@ from gpuwarden.queue.open import add_store
 
 
 def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argparse.ArgumentParser:
-    """Add an act of a queue, with `--store`; `arguments.act` is what it calls.
+    """Add an act of a queue, with `--queue-db`; `arguments.act` is what it calls.
 
     Args:
         acts: what `add_subparsers` gave.
@@ -28,5 +28,5 @@ def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object a lin
 
 
 def add_because(parser: argparse.ArgumentParser, default: str = "") -> None:
-    """Add the option `--because`."""
-    parser.add_argument("--because", default=default, metavar="TEXT", help="why, for whoever looks later")
+    """Add the option `--reason`."""
+    parser.add_argument("--reason", default=default, metavar="TEXT", help="why, for whoever looks later")

@@ -26,8 +26,8 @@ def command(argv: list[str]) -> int:
     arguments = _parser().parse_args(argv)
     if not is_text(arguments.consumer):
         raise GpuwardenError(f"consumer {arguments.consumer[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
-    check_there(arguments.store)
-    with closing(JobStore.open(arguments.store, migrate=False)) as store, closing(store.changes()) as changes:
+    check_there(arguments.queue_db)
+    with closing(JobStore.open(arguments.queue_db, migrate=False)) as store, closing(store.changes()) as changes:
         while True:
             while events := store.outbox.events(arguments.consumer):
                 for event in events:

@@ -19,7 +19,7 @@ from gpuwarden.reporter import host_key, state_directory
 def command(argv: list[str]) -> int:
     """`gpuwarden gpu`."""
     arguments = _parser().parse_args(argv)
-    with closing((existing if arguments.act is _list else current)(arguments.store)) as store:
+    with closing((existing if arguments.act is _list else current)(arguments.queue_db)) as store:
         code: int = arguments.act(store, arguments)
     return code
 
@@ -40,7 +40,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     host = arguments.host or host_key(state_directory())
     store.gpu_quarantine.quarantine(
-        [arguments.gpu], host=host, worker=arguments.worker, because=arguments.because, now=store.now()
+        [arguments.gpu], host=host, worker=arguments.worker, because=arguments.reason, now=store.now()
     )
     if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
         print(

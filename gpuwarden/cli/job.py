@@ -42,7 +42,7 @@ def command(argv: list[str]) -> int:
         arguments.submission = _submission(arguments)  # what will not do is told without a queue
     asks = arguments.act in (_list, _show, _wait, _logs)
     opened = existing if asks else JobStore.open if arguments.act is _submit else current
-    with closing(opened(arguments.store)) as store:
+    with closing(opened(arguments.queue_db)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
@@ -77,7 +77,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
 def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
     states = frozenset(State(name) for name in arguments.state or State)
     found = store.queries.newest(limit=arguments.limit, states=states, queue=arguments.queue, run_id=arguments.run)
-    here, shown = reports(arguments.dir), 0
+    here, shown = reports(arguments.runtime_dir), 0
     for job in found:
         report = report_of(job, here)
         if arguments.json:
@@ -102,7 +102,7 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
 def _show(store: JobStore, arguments: argparse.Namespace) -> int:
     job = store.job(arguments.job)
     needs = store.runs.needs(job.job_id) if job.needs else []
-    report = report_of(job, reports(arguments.dir))
+    report = report_of(job, reports(arguments.runtime_dir))
     if arguments.json:
         print(json.dumps({**asdict(job), "needs_jobs": needs, "progress": figures(report)}))
     else:
@@ -141,7 +141,7 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         if report.items_done or report.items_failed:
             yield f"{'items':9} {report.items_done} done, {report.items_failed} failed"
     elif job.state is State.RUNNING:
-        yield f"{'progress':9} its worker's files are not on this host, or not in --dir"
+        yield f"{'progress':9} its worker's files are not on this host, or not in --runtime-dir"
 
 
 def _after(at: float, since: float | None, what: str) -> str:
@@ -187,7 +187,7 @@ def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _told("cancelled", arguments.because)
+    because = _told("cancelled", arguments.reason)
     if arguments.run is not None:
         ids = store.admin.cancel_run(arguments.run, because=because, now=store.now())
         print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none was left'}")
@@ -216,7 +216,9 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
-        return _refuse("say where its worker keeps logs: --logs DIR or $GPUWARDEN_LOGS, as `gpuwarden worker` was told")
+        return _refuse(
+            "say where its worker keeps logs: --logs DIR or $GPUWARDEN_JOB_LOG_DIR, as `gpuwarden worker` was told"
+        )
     job = store.job(arguments.job)
     path = job_logs.newest(arguments.logs, job.job_id, arguments.attempt)
 
@@ -230,7 +232,7 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _told("blocked", arguments.because, at=store.now())
+    because = _told("blocked", arguments.reason, at=store.now())
     return _each(
         store, arguments.job, lambda job_id: store.admin.block(job_id, because=because), "only one that waits can be"
     )
@@ -338,9 +340,9 @@ def _parser() -> argparse.ArgumentParser:
     logs.add_argument("job", type=int, metavar="JOB")
     logs.add_argument("--attempt", type=int, help="which attempt; the latest that is kept when not given")
     logs.add_argument("--follow", action="store_true", help="go on with what comes, until the attempt is over")
-    kept = os.environ.get("GPUWARDEN_LOGS")
+    kept = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
     logs.add_argument("--logs", type=Path, metavar="DIR", default=None if kept is None else Path(kept),
-                      help="where its worker keeps them, or $GPUWARDEN_LOGS")  # fmt: skip
+                      help="where its worker keeps them, or $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
 
     block = add_act(acts, "block", _block, "let nobody claim jobs that wait, until they are unblocked")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")
@@ -353,7 +355,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _dir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dir", type=Path, default=state_directory(), help="where workers' files are, or $GPUWARDEN_DIR"
+        "--runtime-dir",
+        type=Path,
+        default=state_directory(),
+        help="where workers' files are, or $GPUWARDEN_RUNTIME_DIR",
     )
 
 

@@ -62,7 +62,7 @@ def rows(store: JobStore) -> Iterator[QueueRow]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    with closing(existing(arguments.store)) as store:
+    with closing(existing(arguments.queue_db)) as store:
         found = list(rows(store))
     if not arguments.json and found:
         print(f"{'QUEUE':16} {'QUEUED':>8} {'OLDEST':11} {'WAITING':>8} {'RUNNING':>8} {'BUSY':>9}  OTHER, SETTINGS")
@@ -98,7 +98,7 @@ def _set(arguments: argparse.Namespace) -> int:
     named = {name: value for name in _SETTINGS if (value := getattr(arguments, name)) is not None}
     if not named:
         raise GpuwardenError("say what to set: --class, --budget-s or --lost-hold-s")
-    with closing(JobStore.open(arguments.store)) as store:
+    with closing(JobStore.open(arguments.queue_db)) as store:
         kept = next((each for each in store.queue_settings.all() if each.queue == arguments.queue), None)
         before: dict[str, Any] = {} if kept is None else asdict(kept)
         its = {name: named.get(name, before.get(name)) for name in _SETTINGS}
@@ -110,7 +110,7 @@ def _set(arguments: argparse.Namespace) -> int:
 
 
 def _unset(arguments: argparse.Namespace) -> int:
-    with closing(current(arguments.store)) as store:
+    with closing(current(arguments.queue_db)) as store:
         if store.queue_settings.unset_queue(arguments.queue):
             return 0
     raise GpuwardenError(f"nothing is set for queue {arguments.queue!r}: see `gpuwarden queue list`")

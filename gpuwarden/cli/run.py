@@ -132,7 +132,7 @@ def _submit(arguments: argparse.Namespace) -> int:
     if run_id is None:
         raise RunFileError(f'{arguments.file} names no run: give it "run": "NAME", or say --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
-    with closing(JobStore.open(arguments.store)) as store:
+    with closing(JobStore.open(arguments.queue_db)) as store:
         ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
     if arguments.json:
         print(json.dumps({"run": run_id, "jobs": ids}))
@@ -143,15 +143,17 @@ def _submit(arguments: argparse.Namespace) -> int:
 
 
 def _machine_wrangles() -> bool | None:
-    """What `$GPUWARDEN_WRANGLE` says of the runs that are submitted on this machine."""
-    told = os.environ.get("GPUWARDEN_WRANGLE", "")
+    """What `$GPUWARDEN_WRANGLE_RUNS` says of the runs that are submitted on this machine."""
+    told = os.environ.get("GPUWARDEN_WRANGLE_RUNS", "")
     if told not in ("", "0", "1"):
-        raise GpuwardenError(f"$GPUWARDEN_WRANGLE is {told[:80]!r}: 1 has the runs of this machine judged, 0 has not")
+        raise GpuwardenError(
+            f"$GPUWARDEN_WRANGLE_RUNS is {told[:80]!r}: 1 has the runs of this machine judged, 0 has not"
+        )
     return None if told == "" else told == "1"
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    with closing(existing(arguments.store)) as store:
+    with closing(existing(arguments.queue_db)) as store:
         now, runs = store.now(), store.queries.newest_runs(limit=arguments.limit, state=arguments.state)
     if not arguments.json and runs:
         print(f"{'RUN':24} {'STATE':10} {'DONE':>11} {'SUBMITTED':19} {'FOR':12} JOBS")
@@ -170,7 +172,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with closing(existing(arguments.store)) as store:
+    with closing(existing(arguments.queue_db)) as store:
         run = _known(store, arguments.run)
         jobs = list(store.queries.newest(limit=0, run_id=run.run_id))
         items = store.items.of_run(run.run_id)
@@ -201,8 +203,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    because = f"cancelled by {who()}" + (f": {arguments.because}" if arguments.because else "")
-    with closing(current(arguments.store)) as store:
+    because = f"cancelled by {who()}" + (f": {arguments.reason}" if arguments.reason else "")
+    with closing(current(arguments.queue_db)) as store:
         run = _known(store, arguments.run)
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
@@ -237,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--wrangle",
         action=argparse.BooleanOptionalAction,
-        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE says (1 or "
+        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE_RUNS says (1 or "
         "0) when not given, and as it was, or not, when neither is",
     )
 

@@ -27,7 +27,7 @@ def command(argv: list[str]) -> int:
         return main.command(argv)
     arguments = _parser().parse_args(argv)
     asks = arguments.act in (_list, _dead)
-    with closing((existing if asks else current)(arguments.store)) as store:
+    with closing((existing if asks else current)(arguments.queue_db)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
 
@@ -72,7 +72,7 @@ def _state(worker: WorkerRow) -> str:
 
 def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    locked = store.admin.lock(host=host, worker=arguments.worker, who=who(), because=arguments.because, now=store.now())
+    locked = store.admin.lock(host=host, worker=arguments.worker, who=who(), because=arguments.reason, now=store.now())
     return 0 if locked else _unknown(arguments.worker, host)
 
 

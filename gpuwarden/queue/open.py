@@ -13,28 +13,28 @@ from gpuwarden.queue import JobStore
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """The option `--store`."""
+    """The option `--queue-db`."""
     parser.add_argument(
-        "--store",
+        "--queue-db",
         default="",
         type=lambda told: told or default_store(),
-        help="the queue's database URL, or $GPUWARDEN_STORE; an SQLite file of this user's when neither is given",
+        help="the queue's database URL, or $GPUWARDEN_QUEUE_DB; an SQLite file of this user's when neither is given",
     )
 
 
 def default_store() -> str:
-    """`$GPUWARDEN_STORE`, else an SQLite file in this user's data folder, which is made.
+    """`$GPUWARDEN_QUEUE_DB`, else an SQLite file in this user's data folder, which is made.
 
     Raises:
         GpuwardenError: that folder cannot be made.
     """
-    if url := os.environ.get("GPUWARDEN_STORE"):
+    if url := os.environ.get("GPUWARDEN_QUEUE_DB"):
         return url
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "gpuwarden"
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise GpuwardenError(f"no place for a queue ({error}): set $GPUWARDEN_STORE to its database URL") from None
+        raise GpuwardenError(f"no place for a queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL") from None
     return f"sqlite:///{data / 'queue.db'}"
 
 
@@ -69,4 +69,4 @@ def check_there(url: str) -> None:
     with suppress(ArgumentError, ValueError):  # whoever opens it says it better
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
-            raise GpuwardenError(f"there is no queue at {parsed.database}: is --store or $GPUWARDEN_STORE right?")
+            raise GpuwardenError(f"there is no queue at {parsed.database}: is --queue-db or $GPUWARDEN_QUEUE_DB right?")

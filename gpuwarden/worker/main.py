@@ -81,9 +81,9 @@ def command(argv: list[str]) -> int:
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
     body = find_body(arguments.body)
-    directory = arguments.dir or _own_directory()
-    if arguments.store is None:
-        arguments.store = body.url if isinstance(body, Queue) else default_store()
+    directory = arguments.runtime_dir or _own_directory()
+    if arguments.queue_db is None:
+        arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
     settings = made_from(
         arguments,
         Settings,
@@ -101,7 +101,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
         heartbeat_s=settings.heartbeat_s,
     )
     with reporter:
-        store = answer(lambda: JobStore.open(arguments.store), worker=settings.name, stop=stop, reporter=reporter)
+        store = answer(lambda: JobStore.open(arguments.queue_db), worker=settings.name, stop=stop, reporter=reporter)
         if isinstance(body, Queue):
             body.serve_from(store)
         try:
@@ -129,14 +129,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default="worker-0", help="this slot's name, unique on the host; it names the state "
                         "files")  # fmt: skip
     parser.add_argument("--queue", help="the queue to serve; that of the gpuwarden.Queue, else gpu")
-    parser.add_argument("--store", default=env.get("GPUWARDEN_STORE"),
-                        help="the queue's database URL, or $GPUWARDEN_STORE; that of the gpuwarden.Queue, else an "
+    parser.add_argument("--queue-db", default=env.get("GPUWARDEN_QUEUE_DB"),
+                        help="the queue's database URL, or $GPUWARDEN_QUEUE_DB; that of the gpuwarden.Queue, else an "
                              "SQLite file of this user's")  # fmt: skip
-    parser.add_argument("--dir", type=Path, default=_directory_told(),
-                        help=f"where state files go, or $GPUWARDEN_DIR; {DEFAULT_DIR} where it is there, else a folder "
+    parser.add_argument("--runtime-dir", type=Path, default=_directory_told(),
+                        help=f"where state files go, or $GPUWARDEN_RUNTIME_DIR; {DEFAULT_DIR} where it is there, else a folder "
                              "of this user's")  # fmt: skip
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
-                        help="the container's own folder in --dir; the worker's name when not given")  # fmt: skip
+                        help="the container's own folder in --runtime-dir; the worker's name when not given")  # fmt: skip
     parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
                         help="its GPUs, so that what is in quarantine is not used; $GPUWARDEN_GPUS, else the UUIDs in "
                              "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip
@@ -144,14 +144,14 @@ def _parser() -> argparse.ArgumentParser:
                         help="how long a claim holds without renewal, seconds; three heartbeats or more; a worker that "
                              "cannot renew for so long stops itself (PostgreSQL), or works on where nobody else can "
                              "reach the queue (SQLite); where hosts share the queue, two minutes or more longer than "
-                             "--node-lost-after-s, or nothing is held for a host that is lost")  # fmt: skip
+                             "--host-lost-after-s, or nothing is held for a host that is lost")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
                         help="how often the lease is renewed and the files refreshed, seconds; at most 10")  # fmt: skip
     parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
-    logs_told = env.get("GPUWARDEN_LOGS")
+    logs_told = env.get("GPUWARDEN_JOB_LOG_DIR")
     parser.add_argument("--logs", type=Path, default=None if logs_told is None else Path(logs_told), metavar="DIR",
                         help="keep what each attempt prints in a file there, for `gpuwarden job logs`, or "
-                             "$GPUWARDEN_LOGS; none is kept when not given")  # fmt: skip
+                             "$GPUWARDEN_JOB_LOG_DIR; none is kept when not given")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser
 
@@ -166,7 +166,7 @@ def gpus_named(env: Mapping[str, str]) -> str:
 
 def _directory_told() -> Path | None:
     """Where state files go as far as anybody has said so, or set the host up for it."""
-    told = "GPUWARDEN_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
+    told = "GPUWARDEN_RUNTIME_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
     return state_directory() if told else None
 
 
@@ -180,7 +180,9 @@ def _own_directory() -> Path:
         if not key.exists():
             atomic_write(key, socket.gethostname() + "\n", many_writers=True)  # other workers may start at this moment
     except OSError as error:
-        raise BodyError(f"no place for state files ({error}): say where with --dir or $GPUWARDEN_DIR") from None
+        raise BodyError(
+            f"no place for state files ({error}): say where with --runtime-dir or $GPUWARDEN_RUNTIME_DIR"
+        ) from None
     log.warning(
         "this host is not set up: state files go to a folder of this user's, where no exporter looks unless it is told",
         dir=str(directory),

@@ -18,7 +18,7 @@ from gpuwarden.errors import GpuwardenError
 from remediator.ledger.ledger import Ledger
 
 LEDGER_ENV: Final = "GPUWARDEN_REMEDIATOR_LEDGER"
-QUEUE_ENVS: Final = ("GPUWARDEN_REMEDIATOR_QUEUE", "GPUWARDEN_STORE")
+QUEUE_ENVS: Final = ("GPUWARDEN_QUEUE_DB", "GPUWARDEN_QUEUE_DB")
 
 
 def add_ledger(parser: argparse.ArgumentParser) -> None:

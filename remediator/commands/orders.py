@@ -186,7 +186,7 @@ def breaker(argv: list[str]) -> int:
     help_text = "close the circuit breaker on every host"
     release = acts.add_parser("release", help=help_text, description=help_text)
     add_ledger(release)
-    release.add_argument("--because", default="", metavar="TEXT", help="reason, stored with the order")
+    release.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         latched = ledger.orders.current().breaker()
@@ -289,5 +289,5 @@ def _answer_parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _add_reason(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     add_ledger(parser)
-    parser.add_argument("--because", default="", metavar="TEXT", help="reason, stored with the order")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
     return parser

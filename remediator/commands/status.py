@@ -436,7 +436,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--queue",
         default=queue_url(os.environ),
-        help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_STORE, else the "
+        help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_QUEUE_DB, else the "
         "queue of `gpuwarden up`",
     )
     for name, (default, title) in ADDRESSES.items():

@@ -29,7 +29,7 @@ def command(argv: list[str]) -> int:
     """`gpuwarden wrangle`."""
     arguments = _parser().parse_args(argv)
     act: _Act = arguments.act
-    with closing((existing if act is _list else current)(arguments.store)) as store:
+    with closing((existing if act is _list else current)(arguments.queue_db)) as store:
         return act(store, arguments)
 
 
@@ -103,7 +103,7 @@ def _cap(run: RunTally, verdict: Verdict, rules: Rules) -> str:
 
 def _rules(arguments: argparse.Namespace) -> Rules:
     return Rules(
-        activation=arguments.activation, migrations_max=arguments.migrations_max, patience_s=arguments.patience_s
+        activation=arguments.activation, migrations_max=arguments.migrations_max, timeout_s=arguments.timeout_s
     )
 
 

@@ -72,8 +72,8 @@ class LoopSettings:
 
     limits: Limits
     safeguards: Safeguards
-    look_again_s: float
-    tend_s: float
+    interval_s: float
+    sweep_interval_s: float
     stop_grace_s: float
     keep_s: float = 0.0
     """Retention of closed episodes; 0 keeps all."""
@@ -149,7 +149,7 @@ class Executor:
         )
 
     def _pause(self) -> None:
-        self._closing.wait(self._settings.look_again_s)
+        self._closing.wait(self._settings.interval_s)
 
     def close(self) -> None:
         """End the loop after the current step."""
@@ -193,14 +193,14 @@ class Executor:
             if self._lock is not None and not self._lock.held():
                 self._pause()
                 return
-            self._next_tick_s = now_s + self._settings.look_again_s
+            self._next_tick_s = now_s + self._settings.interval_s
             self.housekeeping.beat()
             changes.any()  # skip our own heartbeat
             self.reconcile(pool, counting)
         else:
             self.clock.tick()
         if now_s >= self._next_sweep_s:
-            self._next_sweep_s = now_s + self._settings.tend_s
+            self._next_sweep_s = now_s + self._settings.sweep_interval_s
             self.housekeeping.sweep_in_background(sweeping)
             self.housekeeping.delete_old()
 

@@ -21,7 +21,7 @@ from remediator.remedies.guards import Orders
 log: Final = structlog.get_logger("executor")
 
 DELETE_S: Final = 0.1
-"""Time for deleting old episodes in each `tend_s`, seconds. The last transaction may exceed it."""
+"""Time for deleting old episodes in each `sweep_interval_s`, seconds. The last transaction may exceed it."""
 
 CLOCK_STEP_S: Final = 3600.0
 CLOCK_BELIEVED_S: Final = 600.0
@@ -129,7 +129,9 @@ class Housekeeping:
             return
         until_s, before = self._clock.now_s() + DELETE_S, now - self._keep_s
         for host, count in self._ledger.inbox.abandon(before=before, now=now).items():
-            message = "its executor did not process them within --keep-days; list them with `gpuwarden ledger refused`"
+            message = (
+                "its executor did not process them within --retention-days; list them with `gpuwarden ledger refused`"
+            )
             log.error("accepted alerts abandoned", host=host, count=count, because=message)
         while self._ledger.episodes.delete_old(before=before) and self._clock.now_s() < until_s:
             pass

@@ -60,8 +60,8 @@ def execute(settings: ExecuteSettings) -> None:
         if settings.alertmanager:
             silences = parts.enter_context(closing(Silences(settings.alertmanager)))
         curves = None
-        if settings.prometheus and settings.curves_s:
-            curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.curves_s)))
+        if settings.prometheus and settings.capture_range_s:
+            curves = parts.enter_context(closing(Curves(settings.prometheus, around_s=settings.capture_range_s)))
         clients = Clients(
             exporter=exporter,
             queue=BuiltinQueue(store),
@@ -116,10 +116,10 @@ def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> Capture
 
 def _loop_settings(settings: ExecuteSettings) -> LoopSettings:
     return LoopSettings(
-        limits=made_from(settings, Limits, wrangle_timeout_s=settings.wrangle_patience_s),
+        limits=made_from(settings, Limits, wrangle_timeout_s=settings.wrangle_timeout_s),
         safeguards=made_from(settings, Safeguards, unknown_holds=settings.silences_unknown == "hold"),
-        look_again_s=settings.look_again_s,
-        tend_s=settings.tend_s,
+        interval_s=settings.interval_s,
+        sweep_interval_s=settings.sweep_interval_s,
         stop_grace_s=settings.stop_grace_s,
-        keep_s=settings.keep_days * 86400.0,
+        keep_s=settings.retention_days * 86400.0,
     )

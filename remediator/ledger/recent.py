@@ -49,15 +49,15 @@ def recent_activity(
     connection: Connection, action: Wish, orders: Orders, safeguards: Safeguards, *, now: float
 ) -> Recent:
     """Read the recent actions that limit what may begin now."""
-    longest_s = max(safeguards.storm_window_s, safeguards.cooldown_s, safeguards.vram_cooldown_s, RATE_WINDOW_S)
+    longest_s = max(safeguards.breaker_window_s, safeguards.cooldown_s, safeguards.vram_cooldown_s, RATE_WINDOW_S)
     frees = restart_intents_since(connection, since=now - longest_s)
     released_at = orders.released_at() or 0.0
     # A release in the future is from before the clock was set back: ignore it.
     released_at = released_at if released_at <= now else 0.0
-    storm_since = max(now - safeguards.storm_window_s, released_at)
+    storm_since = max(now - safeguards.breaker_window_s, released_at)
     rate_since = max(now - RATE_WINDOW_S, released_at)
     # A restart in the future counts no longer than its window.
-    storm_until, rate_until = now + safeguards.storm_window_s, now + RATE_WINDOW_S
+    storm_until, rate_until = now + safeguards.breaker_window_s, now + RATE_WINDOW_S
     targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}
     freed_at = [
         row.entered_at

@@ -127,7 +127,7 @@ SERIES: Final = Catalogue(
     ),
     Series(
         "gpuwarden_remediator_executor_down_after_seconds",
-        "An alert fires if an executor has no heartbeat for this long: the setting executor_silent_s.",
+        "An alert fires if an executor has no heartbeat for this long: the setting executor_down_s.",
     ),
     Series(
         "gpuwarden_remediator_intent_overdue_after_seconds",
@@ -135,7 +135,7 @@ SERIES: Final = Catalogue(
     ),
     Series(
         "gpuwarden_remediator_host_lost_after_seconds",
-        "Time without contact until a host counts as lost: the setting node_lost_after_s.",
+        "Time without contact until a host counts as lost: the setting host_lost_after_s.",
     ),
     Series(
         "gpuwarden_remediator_wrangle_activation_items",

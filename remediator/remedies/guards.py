@@ -168,10 +168,10 @@ class Safeguards:
     """
 
     cooldown_s: float = 300.0
-    storm_targets: int = 3
-    storm_share: float = 0.25
-    storm_window_s: float = 600.0
-    storm_frees: int = 6
+    breaker_targets: int = 3
+    breaker_share: float = 0.25
+    breaker_window_s: float = 600.0
+    breaker_restarts: int = 6
     vram_cooldown_s: float = 120.0
     unknown_holds: bool = False
 
@@ -181,7 +181,7 @@ class Safeguards:
         With the defaults 3 up to 15 workers, 4 of 16, 25 of 100: a box of one, two or three workers has no storm, for
         its cool-downs bound it; on one of four or eight the fourth container is one too many.
         """
-        return max(self.storm_targets, int(self.storm_share * (fleet or 0)))
+        return max(self.breaker_targets, int(self.breaker_share * (fleet or 0)))
 
     def frees_above(self, fleet: int | None) -> int:
         """How many frees within an hour, of whichever containers, still mend something, in a fleet of so many workers.
@@ -189,7 +189,7 @@ class Safeguards:
         With the defaults 6 up to 6 workers, then one for each: on a small box a container that wedges every ten minutes
         has a person called within the hour, and in a large fleet it does not stop the mending of all the others.
         """
-        return max(self.storm_frees, fleet or 0)
+        return max(self.breaker_restarts, fleet or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,7 +335,7 @@ def _storm(wish: Wish, recent: Recent, safeguards: Safeguards) -> Latch | None:
     count, above = len(recent.targets | {wish.target}), safeguards.storm_above(recent.fleet)
     if count > above:
         message = (
-            f"{count} containers to be freed within {safeguards.storm_window_s:.0f} s, with {fleet} workers; above "
+            f"{count} containers to be freed within {safeguards.breaker_window_s:.0f} s, with {fleet} workers; above "
             f"{above} they have one cause, which no restart mends"
         )
         return Latch(message=message)
@@ -396,7 +396,7 @@ def may_wrangle(
     if count <= above:
         return None
     message = (
-        f"{count} workers to be locked and runs to be blocked within {safeguards.storm_window_s:.0f} s; above {above} "
+        f"{count} workers to be locked and runs to be blocked within {safeguards.breaker_window_s:.0f} s; above {above} "
         "they have one cause, which no lock mends"
     )
     return Latch(message=message)

@@ -26,7 +26,7 @@ def decide(facts: Facts) -> Step:
         return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"which jobs it has is unknown: {facts.unknown}")
     if not facts.episode.firing:
         return _over(facts, host)
-    bound_s = facts.limits.node_lost_after_s
+    bound_s = facts.limits.host_lost_after_s
     lost = _in(host, State.HOST_LOST)
     if host.shows_life and lost:  # whatever its alert says: that it has ended may never arrive
         return _back(facts, lost)

@@ -163,7 +163,7 @@ def is_up(facts: Facts, free: Intent) -> bool:
 
 def late(facts: Facts, stage_for_s: float) -> bool:
     """Whether patience with an intent's stage has run out: it counts only while we looked on and all answered."""
-    return min(stage_for_s, facts.quiet_for_s) >= facts.limits.free_bound_s
+    return min(stage_for_s, facts.quiet_for_s) >= facts.limits.restart_timeout_s
 
 
 def close(free: Intent, settle: Intent | None) -> Step:
@@ -315,7 +315,7 @@ def _may_try(facts: Facts, free: Intent) -> bool:
 
 
 def _may_stop(facts: Facts, free: Intent) -> bool:
-    if _tries(free) < TRIES_MAX or facts.free_for_s < facts.limits.free_bound_s or facts.stopped_s_ago is None:
+    if _tries(free) < TRIES_MAX or facts.free_for_s < facts.limits.restart_timeout_s or facts.stopped_s_ago is None:
         return _may_try(facts, free)
     return facts.stopped_s_ago >= PAUSE_S
 

@@ -74,7 +74,7 @@ def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
             return Wait(reason=Reason.DRY_RUN, message=f"{message}once armed")
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
             return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
-        return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_bound_s:.0f} s")
+        return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_timeout_s:.0f} s")
     return restart.close(free, settle)
 
 
@@ -238,12 +238,12 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
         return Advance(kind=Kind.SETTLE, stage=Stage.DONE, reason=Reason.DONE, message=message)
     seen_dead = free.stage in restart.SEEN_DEAD
     if not seen_dead and (
-        facts.settle_for_s < facts.limits.settle_bound_s
+        facts.settle_for_s < facts.limits.settle_timeout_s
         or not facts.armed  # then what may still run is not given to anybody else
         or facts.limits.unconfirmed is Unconfirmed.HOLD
     ):
         return None
-    ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_bound_s:.0f} s"
+    ground = "seen dead" if seen_dead else f"not seen dead within {facts.limits.settle_timeout_s:.0f} s"
     return _requeue_or_fail(facts, job, ground, seen_dead=seen_dead)
 
 

@@ -51,7 +51,7 @@ class Rules:
 
     activation: int = ACTIVATION
     migrations_max: int = MIGRATIONS_MAX
-    patience_s: float = PATIENCE_S
+    timeout_s: float = PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def rules(limits: Limits) -> Rules:
     return Rules(
         activation=limits.wrangle_activation,
         migrations_max=limits.wrangle_migrations_max,
-        patience_s=limits.wrangle_timeout_s,
+        timeout_s=limits.wrangle_timeout_s,
     )
 
 
@@ -170,11 +170,11 @@ def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -
     if not silent:
         message = f"{told}; the {len(others)} that run it beside fail too"
         return BlockRun(message=message)
-    patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.patience_s]
+    patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.timeout_s]
     if not patient:
-        message = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.patience_s:.0f} s"
+        message = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.timeout_s:.0f} s"
         return Wait(reason=Reason.INSUFFICIENT_DATA, message=message, about=str(worst))
-    message = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.patience_s:.0f} s or more"
+    message = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.timeout_s:.0f} s or more"
     return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
 
 

@@ -14,7 +14,7 @@ from remediator.alert import ALERTS_MAX
 from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
 
 STOP_MARGIN_S: Final = 15.0
-"""Minimum difference of settle_bound_s and stop_grace_s, seconds."""
+"""Minimum difference of settle_timeout_s and stop_grace_s, seconds."""
 
 
 def _config(program: str) -> SettingsConfigDict:
@@ -45,13 +45,13 @@ def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> Non
 
 class _Common(BaseSettings):
     dir: Path = Field(
-        default_factory=state_directory, description="folder of this host's key; also set by $GPUWARDEN_DIR"
+        default_factory=state_directory, description="folder of this host's key; also set by $GPUWARDEN_RUNTIME_DIR"
     )
     ledger: str = Field(
         description="database URL of the ledger: sqlite:////var/lib/gpuwarden/ledger.db for one host, "
         "postgresql://user@server/database for several"
     )
-    node_lost_after_s: float = Field(
+    host_lost_after_s: float = Field(
         default=180.0,
         ge=10,
         le=480,
@@ -94,7 +94,7 @@ class ServeSettings(_Common):
     alerts_max: int = Field(
         default=ALERTS_MAX, ge=1, description="maximum alerts in a webhook body; larger bodies are refused"
     )
-    executor_silent_s: float = Field(
+    executor_down_s: float = Field(
         default=60.0,
         ge=5,
         le=86400,
@@ -105,7 +105,7 @@ class ServeSettings(_Common):
         ge=5,
         le=604800,
         description="an alert fires if a restart or settle takes longer, seconds. Keep it above the sum of the "
-        "warning's grace period, settle_bound_s and twice free_bound_s of `execute`",
+        "warning's grace period, settle_timeout_s and twice restart_timeout_s of `execute`",
     )
     alertmanager: _Urls = Field(
         default=(),
@@ -172,22 +172,24 @@ class ExecuteSettings(_Common):
         "in repeated options. Other services are never touched",
     )
     processes: Path | None = Field(default=None, description="TOML file of supervised workers without a container")
-    look_again_s: float = Field(
+    interval_s: float = Field(
         default=1.0,
         gt=0,
         le=5,  # each tick writes a heartbeat; after 15 s other hosts count us as dead
         description="time between checks of an open episode, seconds",
     )
-    tend_s: float = Field(default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds")
+    sweep_interval_s: float = Field(
+        default=5.0, gt=0, le=600, description="time between sweeps of leases and events, seconds"
+    )
     stop_grace_s: float = Field(default=10.0, ge=0, le=600, description="time between SIGTERM and SIGKILL, seconds")
     evidence_fresh_s: float = Field(default=5.0, gt=0, le=60, description="maximum age of evidence, seconds")
-    settle_bound_s: float = Field(
+    settle_timeout_s: float = Field(
         default=60.0,
         gt=0,
         le=86400,
         description="a fenced job is settled after this time even if its process exit is unconfirmed, seconds",
     )
-    free_bound_s: float = Field(
+    restart_timeout_s: float = Field(
         default=120.0,
         gt=0,
         le=86400,
@@ -219,7 +221,7 @@ class ExecuteSettings(_Common):
     capture_max_bytes: int = Field(
         default=256 * 2**10, ge=16 * 2**10, le=16 * 2**20, description="maximum size of a capture, bytes"
     )
-    curves_s: float = Field(
+    capture_range_s: float = Field(
         default=900.0,
         ge=0,
         le=86400,
@@ -245,17 +247,17 @@ class ExecuteSettings(_Common):
         description="minimum time between two containers recycled for the memory of one GPU, seconds; longer than "
         "Prometheus may lag; 0 turns it off",
     )
-    storm_targets: int = Field(
+    breaker_targets: int = Field(
         default=3,
         ge=1,
-        description="more containers to restart within the window open the circuit breaker. If storm_share of the "
+        description="more containers to restart within the window open the circuit breaker. If breaker_share of the "
         "workers is more, that applies",
     )
-    storm_share: float = Field(
+    breaker_share: float = Field(
         default=0.25, ge=0, le=1, description="share of all workers that may be restarted within the window, a ratio"
     )
-    storm_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
-    storm_frees: int = Field(
+    breaker_window_s: float = Field(default=600.0, gt=0, le=86400, description="window of the circuit breaker, seconds")
+    breaker_restarts: int = Field(
         default=6,
         ge=1,
         description="more restarts within an hour also open the circuit breaker. If there are more workers than this, "
@@ -267,7 +269,7 @@ class ExecuteSettings(_Common):
         le=999_999,
         description="how often a run without a finished item moves to another worker before it is blocked",
     )
-    wrangle_patience_s: float = Field(
+    wrangle_timeout_s: float = Field(
         default=PATIENCE_S,
         ge=0,
         le=604800,
@@ -283,7 +285,7 @@ class ExecuteSettings(_Common):
         default="act",
         description="what to do while an Alertmanager cannot be queried for silences: act, or hold all actions",
     )
-    keep_days: int = Field(
+    retention_days: int = Field(
         default=90,
         ge=0,
         le=36500,
@@ -319,9 +321,9 @@ class ExecuteSettings(_Common):
     @model_validator(mode="after")
     def _check_timeouts(self) -> Self:
         """A settle must wait for the stop's grace period and for the exporter to see the exit."""
-        if not self.stop_grace_s + STOP_MARGIN_S <= self.settle_bound_s <= self.free_bound_s:
+        if not self.stop_grace_s + STOP_MARGIN_S <= self.settle_timeout_s <= self.restart_timeout_s:
             raise ValueError(
-                f"stop_grace_s ({self.stop_grace_s:g}) + {STOP_MARGIN_S:g} s must not exceed settle_bound_s "
-                f"({self.settle_bound_s:g}), and settle_bound_s must not exceed free_bound_s ({self.free_bound_s:g})"
+                f"stop_grace_s ({self.stop_grace_s:g}) + {STOP_MARGIN_S:g} s must not exceed settle_timeout_s "
+                f"({self.settle_timeout_s:g}), and settle_timeout_s must not exceed restart_timeout_s ({self.restart_timeout_s:g})"
             )
         return self

@@ -59,9 +59,9 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     alerts_max: int = alerts.ALERTS_MAX,
     alertmanagers: Sequence[str] = (),
     queue: Collector | None = None,
-    node_lost_after_s: float = Limits.node_lost_after_s,
+    host_lost_after_s: float = Limits.host_lost_after_s,
     wrangle_activation: int = Rules.activation,
-    executor_silent_s: float = EXECUTOR_SILENT_S,
+    executor_down_s: float = EXECUTOR_SILENT_S,
     intent_overdue_s: float = INTENT_OVERDUE_S,
 ) -> FastAPI:
     """Build the application.
@@ -74,9 +74,9 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
         alerts_max: bodies with more alerts are refused with 413.
         alertmanagers: queried for alerts that a call left out.
         queue: metrics of the queue, if published.
-        node_lost_after_s: threshold of the rule about silent hosts, seconds.
+        host_lost_after_s: threshold of the rule about silent hosts, seconds.
         wrangle_activation: threshold of the rule about failing items.
-        executor_silent_s: threshold of the rule about silent executors, seconds.
+        executor_down_s: threshold of the rule about silent executors, seconds.
         intent_overdue_s: threshold of the rule about overdue intents, seconds.
     """
     registry = _registry(ledger, host, queue)
@@ -91,9 +91,9 @@ def create_app(  # noqa: PLR0913 - named arguments, each with its own meaning
     _publish_thresholds(
         registry,
         {
-            "gpuwarden_remediator_host_lost_after_seconds": node_lost_after_s,
+            "gpuwarden_remediator_host_lost_after_seconds": host_lost_after_s,
             "gpuwarden_remediator_wrangle_activation_items": wrangle_activation,
-            "gpuwarden_remediator_executor_down_after_seconds": executor_silent_s,
+            "gpuwarden_remediator_executor_down_after_seconds": executor_down_s,
             "gpuwarden_remediator_intent_overdue_after_seconds": intent_overdue_s,
         },
     )

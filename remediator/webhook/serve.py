@@ -49,9 +49,9 @@ def serve(settings: ServeSettings) -> None:
             alerts_max=settings.alerts_max,
             alertmanagers=settings.alertmanager,
             queue=queue,
-            node_lost_after_s=settings.node_lost_after_s,
+            host_lost_after_s=settings.host_lost_after_s,
             wrangle_activation=settings.wrangle_activation,
-            executor_silent_s=settings.executor_silent_s,
+            executor_down_s=settings.executor_down_s,
             intent_overdue_s=settings.intent_overdue_s,
         )
         with bind(settings.listen, settings.port) as listener:

@@ -120,7 +120,7 @@ def test_the_remediator_is_healthy_without_root(image: str, docker_client: docke
     give(tmp_path / "token", mode=0o400)
     (tmp_path / "web.yml").write_text("bearer_token_file: token\n")
     volumes = {str(tmp_path): {"bind": "/data", "mode": "rw"}}
-    command = ["remediator", "serve", "--dir", "/data", "--ledger", "sqlite:////data/ledger/ledger.db"]
+    command = ["remediator", "serve", "--runtime-dir", "/data", "--ledger", "sqlite:////data/ledger/ledger.db"]
     environment = {"GPUWARDEN_HEALTH_URL": "http://127.0.0.1:9836/-/ready"}
     with started(
         docker_client, image, [*command, "--web-config-file", "/data/web.yml"], volumes=volumes, environment=environment

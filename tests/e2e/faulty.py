@@ -223,7 +223,7 @@ class Site:
     def gpuwarden(self, *arguments: str) -> tuple[int, str]:
         """A command as a person gives it: its exit code, and what it says."""
         where = {f"GPUWARDEN_{part.upper()}_URL": f"http://127.0.0.1:{port}" for part, port in self.ports.items()}
-        where |= {"GPUWARDEN_REMEDIATOR_LEDGER": self.url("ledger"), "GPUWARDEN_STORE": self.url("queue")}
+        where |= {"GPUWARDEN_REMEDIATOR_LEDGER": self.url("ledger"), "GPUWARDEN_QUEUE_DB": self.url("queue")}
         done = subprocess.run(
             [sys.executable, "-m", "gpuwarden", *arguments],
             env={**os.environ, **where},

@@ -22,11 +22,13 @@ def scaled(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
     scaled_ones = {
         "stop_grace_s": STOP_GRACE_S,
         "cooldown_s": 0,
-        "storm_targets": 1000,
-        "storm_frees": 1000,
-        "tend_s": 1,
+        "breaker_targets": 1000,
+        "breaker_restarts": 1000,
+        "sweep_interval_s": 1,
     }
-    return replace(plan, intervals=FAST, execute={**plan.execute, **scaled_ones, "tend_s": 1}, ram_delta_mib=24)
+    return replace(
+        plan, intervals=FAST, execute={**plan.execute, **scaled_ones, "sweep_interval_s": 1}, ram_idle_mib=24
+    )
 
 
 if __name__ == "__main__":

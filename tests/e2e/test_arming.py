@@ -39,7 +39,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Stage]:
         [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in WORKERS],
         armed=False,
         stop_grace_s=1.0,
-        storm_targets=STORM_ABOVE,
+        breaker_targets=STORM_ABOVE,
         queues={worker: worker for worker in WORKERS},
     ) as scene:
         scene.start_workers()
@@ -53,7 +53,7 @@ def mended_after_arming(scene: Stage) -> JobId:
     until(scene, lambda: "would act" in acts(scene, FIRST), "a dry run has recorded what it would do")
     assert scene.store.job(job_id).state is State.RUNNING
 
-    shown = gpuwarden(scene, "arm", "--yes", "--because", "the end-to-end test agrees")
+    shown = gpuwarden(scene, "arm", "--yes", "--reason", "the end-to-end test agrees")
 
     assert "would fence job" in shown, "it shows what it will act on"
     until(scene, lambda: scene.store.job(job_id).state is State.COMPLETED, "armed, it is mended")
@@ -75,7 +75,7 @@ def test_arming_acts_on_a_recorded_wedge_without_a_restart(scene: Stage, mended_
 
 @pytest.mark.usefixtures("mended_after_arming")
 def test_a_pause_holds_a_wedge_ends_by_itself_and_the_wedge_is_mended(scene: Stage) -> None:
-    gpuwarden(scene, "pause", "--for", "1h", "--because", "somebody looks at it")
+    gpuwarden(scene, "pause", "--for", "1h", "--reason", "somebody looks at it")
     life = scene.fleet.incarnation(PAUSED)
     job_id = wedge(scene, PAUSED)
 
@@ -113,7 +113,7 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
     code, status = run(scene, "status")
     assert (code, "circuit breaker open since" in status) == (1, True), status
 
-    gpuwarden(scene, "breaker", "release", "--because", "a person has looked")
+    gpuwarden(scene, "breaker", "release", "--reason", "a person has looked")
 
     until(scene, lambda: all(scene.store.job(job).state is State.COMPLETED for job in jobs.values()), "all are mended")
     until(scene, lambda: not scene.ledger.episodes.list_open(), "every episode is closed")
@@ -168,7 +168,7 @@ def run(scene: Stage, *arguments: str) -> tuple[int, str]:
         env={
             **os.environ,
             "GPUWARDEN_REMEDIATOR_LEDGER": chain.ledger_url,
-            "GPUWARDEN_STORE": chain.queue_url,
+            "GPUWARDEN_QUEUE_DB": chain.queue_url,
             "GPUWARDEN_REMEDIATOR_URL": chain.remediator_url,
             "GPUWARDEN_EXPORTER_URL": chain.exporter_url,
             "GPUWARDEN_PROMETHEUS_URL": chain.prometheus_url,

@@ -155,9 +155,9 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_WINDOW_S", str(WINDOW_S))
         patched.setenv("GPUWARDEN_EXPORTER_HEALTH_GRACE_S", str(GRACE_S))
-        patched.setenv("GPUWARDEN_EXPORTER_LOAD_PATIENCE_S", str(WINDOW_S))
-        patched.setenv("GPUWARDEN_EXPORTER_EVAL_PATIENCE_S", str(SILENCE_S))
-        patched.setenv("GPUWARDEN_EXPORTER_STUCK_FLOOR_S", str(STUCK_S))
+        patched.setenv("GPUWARDEN_EXPORTER_LOAD_TIMEOUT_S", str(WINDOW_S))
+        patched.setenv("GPUWARDEN_EXPORTER_EVAL_TIMEOUT_S", str(SILENCE_S))
+        patched.setenv("GPUWARDEN_EXPORTER_STUCK_MIN_S", str(STUCK_S))
         with stage(
             work,
             engine,

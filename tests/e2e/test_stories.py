@@ -44,7 +44,7 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(work: Path, engine: Engine) -> Iterator[Played]:
-    with stage(work, engine, SLOTS, armed=True, curves_s=CURVES_S) as scene:
+    with stage(work, engine, SLOTS, armed=True, capture_range_s=CURVES_S) as scene:
         before = scene.start_workers()
         told = "count(count by (container) (gpuwarden_container_gpu_memory_bytes >= 0))"
         eventually(

@@ -76,10 +76,10 @@ class Farm:
         subprocess.run(
             [
                 *(sys.executable, "-m", "gpuwarden", "run", "submit", "-", *options),
-                *("--store", self.chain.queue_url),
+                *("--queue-db", self.chain.queue_url),
             ],
             input=json.dumps({"run": run_id, "jobs": its}),
-            env={**os.environ, "GPUWARDEN_WRANGLE": machine},
+            env={**os.environ, "GPUWARDEN_WRANGLE_RUNS": machine},
             stdout=subprocess.DEVNULL,
             text=True,
             timeout=180,
@@ -91,7 +91,7 @@ class Farm:
             self.workers[name] = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name),
-                    *("--dir", str(self.chain.directory), "--store", self.chain.queue_url),
+                    *("--runtime-dir", str(self.chain.directory), "--queue-db", self.chain.queue_url),
                 ],
                 cwd=self.folder,
                 stdout=log,

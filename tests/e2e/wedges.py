@@ -104,7 +104,7 @@ def room(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[Room]:
     write_picture(work / "data" / f"{SCRIPT.picture}.pgm", [[100.0] * 4] * 4)
     simulation = work / "gpus.json"
     with ExitStack() as stack:
-        chain = Chain(Plan(work=work, host=HOST, docker=engine.base_url, simulate_gpu=simulation, ram_delta_mib=24))
+        chain = Chain(Plan(work=work, host=HOST, docker=engine.base_url, simulate_gpu=simulation, ram_idle_mib=24))
         stack.push(chain)
         slots = [_slot(worker) for worker in workers]
         stack.enter_context(SimulatedGpus(simulation, directory=chain.directory, slots=slots))
@@ -240,7 +240,7 @@ class Wedge:
     def _arguments(self, options: Sequence[str]) -> list[str]:
         return [
             *("remediator", "execute", "--armed"),
-            *("--dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
+            *("--runtime-dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
             *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
             *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
             *("--retries-max", str(self.retries_max)),

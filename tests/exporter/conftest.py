@@ -75,7 +75,7 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """$GPUWARDEN_DIR of a host called box-1."""
+    """$GPUWARDEN_RUNTIME_DIR of a host called box-1."""
     directory = tmp_path / "gpuwarden"
     directory.mkdir()
     (directory / "host").write_text("box-1\n")

@@ -15,22 +15,22 @@ from gpuwarden.settings import complaints, given
 
 
 @pytest.mark.parametrize("figure", [float("inf"), float("nan")])
-@pytest.mark.parametrize("option", ["stuck_steps", "stuck_floor_s", "pegged_ratio", "io_still_kib_per_s"])
+@pytest.mark.parametrize("option", ["stuck_factor", "stuck_min_s", "gpu_saturated_ratio", "io_idle_kib_per_s"])
 def test_no_setting_is_infinite_or_no_number(option: str, figure: float) -> None:
     with pytest.raises(ValidationError, match=option):
         Settings(**{option: figure})  # type: ignore[arg-type]
 
 
 def test_stuck_after_less_than_a_step_is_refused_with_what_to_give() -> None:
-    refused = "--stuck-steps 0.5 is less than a step: use 1 or more, or 0 to disable it"
+    refused = "--stuck-factor 0.5 is less than a step: use 1 or more, or 0 to disable it"
 
     with pytest.raises(ValidationError, match=re.escape(refused)):
-        Settings(stuck_steps=0.5)
+        Settings(stuck_factor=0.5)
 
 
 @pytest.mark.parametrize("steps", [0.0, 1.0, 1000.0])
 def test_stuck_after_so_many_steps_will_do(steps: float) -> None:
-    assert Settings(stuck_steps=steps).stuck_steps == steps
+    assert Settings(stuck_factor=steps).stuck_factor == steps
 
 
 WANTED = "wanted is unix:///PATH of its socket, tcp://HOST:PORT"
@@ -62,8 +62,8 @@ def test_where_an_engine_may_listen_will_do(option: str, given: str) -> None:
 
 @pytest.mark.parametrize("ratio", [0.05, 0.01])
 def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
-    with pytest.raises(ValidationError, match=f"--pegged-ratio {ratio} is not above --idle-ratio 0.05"):
-        Settings(pegged_ratio=ratio)
+    with pytest.raises(ValidationError, match=f"--gpu-saturated-ratio {ratio} is not above --gpu-idle-ratio 0.05"):
+        Settings(gpu_saturated_ratio=ratio)
 
 
 def test_a_kubernetes_service_variable_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_without_options_every_threshold_has_its_default() -> None:
 def test_every_threshold_but_the_gap_between_samples_follows_a_setting() -> None:
     numbers = {name: its for name, its in Settings.model_fields.items() if its.annotation in (int, float)}
     other: dict[str, Any] = {name: its.default + 1 for name, its in numbers.items()}
-    other |= {"idle_ratio": 0.2, "pegged_ratio": 0.9, "xids_fatal": (1,)}
+    other |= {"gpu_idle_ratio": 0.2, "gpu_saturated_ratio": 0.9, "xids_fatal": (1,)}
     found = Settings(**other).thresholds()
 
     same = [f.name for f in fields(Thresholds) if getattr(found, f.name) == getattr(Thresholds(), f.name)]

@@ -106,7 +106,7 @@ def shared(house: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shared]:
     # In truth these processes are where the tests are.
     monkeypatch.setattr(workers, "own_container", lambda: None)
     monkeypatch.setattr(cgroup, "container_id", lambda pid, **_: build.DOCKER_ID if pid in (w.pid, v.pid) else None)
-    limits = Thresholds(ram_delta_bytes=2**25, io_still_bytes_per_s=1.0)
+    limits = Thresholds(ram_idle_bytes=2**25, io_idle_bytes_per_s=1.0)
     found = Shared(house=house, sampler=sampler(house), docker=docker, w=w, v=v)
     found.sampler = sampler(house, containers={"docker": docker}, gpus=found.readings, thresholds=limits)
     found.hold()

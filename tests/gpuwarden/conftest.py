@@ -41,7 +41,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def host_dir(tmp_path: Path) -> Path:
-    """A `$GPUWARDEN_DIR` of host `box1`."""
+    """A `$GPUWARDEN_RUNTIME_DIR` of host `box1`."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "host").write_text("box1\n")
@@ -51,8 +51,8 @@ def host_dir(tmp_path: Path) -> Path:
 @pytest.fixture
 def cli(url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
     """The commands, on this queue, on box1."""
-    monkeypatch.setenv("GPUWARDEN_STORE", url)
-    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+    monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
+    monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
     return command
 
 

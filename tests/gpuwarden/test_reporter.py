@@ -317,34 +317,34 @@ def test_a_job_says_how_long_it_may_be_silent_in_one_phase(report: Reporter) -> 
     start_job(report)
     report.arm()
 
-    report.phase(Phase.EVAL, patience_s=900)
+    report.phase(Phase.EVAL, timeout_s=900)
     report.step()
     asked = job_file(report)
     report.phase(Phase.CHECKPOINT)
 
-    assert (asked.phase, asked.patience_s) == (Phase.EVAL, 900.0)
-    assert job_file(report).patience_s is None
+    assert (asked.phase, asked.timeout_s) == (Phase.EVAL, 900.0)
+    assert job_file(report).timeout_s is None
 
 
 def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
     start_job(report)
-    report.phase(Phase.LOAD, patience_s=900)
+    report.phase(Phase.LOAD, timeout_s=900)
 
     report.arm()
 
-    assert job_file(report).patience_s is None
+    assert job_file(report).timeout_s is None
 
 
 @pytest.mark.parametrize(
-    "patience_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object(), "900", b"900", True]
+    "timeout_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object(), "900", b"900", True]
 )
-def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, patience_s: Any) -> None:
+def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, timeout_s: Any) -> None:
     start_job(report)
 
-    report.phase(Phase.EVAL, patience_s=patience_s)
+    report.phase(Phase.EVAL, timeout_s=timeout_s)
 
     assert report.write_errors == 1
-    assert (job_file(report).phase, job_file(report).patience_s) == (Phase.EVAL, None)
+    assert (job_file(report).phase, job_file(report).timeout_s) == (Phase.EVAL, None)
 
 
 def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
@@ -443,15 +443,15 @@ def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     start_job(report)
     report.arm()
-    report.phase(Phase.IDLE, patience_s=900)
+    report.phase(Phase.IDLE, timeout_s=900)
     idle = job_file(report)
 
     now_s += 0.1  # far less than writes are apart
     report.step()
 
     stepping = job_file(report)
-    assert (idle.phase, idle.patience_s) == (Phase.IDLE, 900.0)
-    assert (stepping.phase, stepping.patience_s, stepping.step) == (Phase.STEP, None, 1)
+    assert (idle.phase, idle.timeout_s) == (Phase.IDLE, 900.0)
+    assert (stepping.phase, stepping.timeout_s, stepping.step) == (Phase.STEP, None, 1)
     assert stepping.beat == stepping.phase_started
     assert idle.beat is not None
     assert stepping.phase_started.boottime_s > idle.beat.boottime_s
@@ -471,7 +471,7 @@ def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
 def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
     start_job(report)
-    report.phase(phase, patience_s=900)
+    report.phase(phase, timeout_s=900)
     before = job_file(report)
 
     report.step()
@@ -480,7 +480,7 @@ def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
     after = job_file(report)
     assert after.step == 2
     assert after.step_max_s is not None
-    assert (after.phase, after.phase_started, after.patience_s) == (phase, before.phase_started, 900.0)
+    assert (after.phase, after.phase_started, after.timeout_s) == (phase, before.phase_started, 900.0)
 
 
 def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter) -> None:

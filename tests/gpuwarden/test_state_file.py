@@ -75,7 +75,7 @@ jobs = st.builds(
     model=st.none() | texts, budget_s=durations, stall_timeout_s=durations, started=stamps,
     phase=st.sampled_from(Phase), phase_started=stamps, beat=st.none() | stamps, step=counts,
     steps_total=st.none() | counts, step_mean_s=st.none() | durations, step_max_s=st.none() | durations,
-    items_done=counts, items_failed=counts, patience_s=st.none() | durations.filter(bool), ranks=counts,
+    items_done=counts, items_failed=counts, timeout_s=st.none() | durations.filter(bool), ranks=counts,
     gang=st.none() | texts, rank=counts, longest=long_steps, stays=long_steps,
 )  # fmt: skip
 json_values = st.recursive(
@@ -209,7 +209,7 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
         pytest.param(job_with(budget_s=-1), "'budget_s': seconds, a number from 0 .* -1 found", id="budget"),
         pytest.param(job_with(budget_s=False), "'budget_s'.* False found", id="a boolean budget"),
         pytest.param(job_with(beat=0), "'beat': an object", id="beat"),
-        pytest.param(job_with(patience_s=0), "'patience_s': seconds, a number above 0 .* 0 found", id="no patience"),
+        pytest.param(job_with(timeout_s=0), "'timeout_s': seconds, a number above 0 .* 0 found", id="no patience"),
         pytest.param(job_with(longest={}), "'longest': a list of at most 16 objects .* an object found", id="longest"),
         pytest.param(job_with(longest=[2.5]), "'longest': a list of at most 16 objects", id="longest as numbers"),
         pytest.param(job_with(longest=[{"took_s": 1}] * 17), "'longest': a list of at most 16 objects", id="too many"),
@@ -219,7 +219,7 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
         pytest.param(
             job_with(stays=[{"took_s": -1}]), "stays: field 'took_s': seconds.* -1 found", id="a stay of -1 s"
         ),
-        pytest.param(job_with(patience_s="9"), "'patience_s': seconds", id="patience as text"),
+        pytest.param(job_with(timeout_s="9"), "'timeout_s': seconds", id="patience as text"),
         pytest.param(job_with(steps_total="20"), "'steps_total'", id="steps_total"),
         pytest.param(job_with(model="\ud800"), r"'model': .* '\\ud800' found", id="half a surrogate pair"),
         pytest.param(job_with(model=""), "'model'", id="model"),
@@ -310,7 +310,7 @@ def test_of_a_field_written_twice_the_last_counts() -> None:
     assert parse_worker(render(WORKER).replace('"pid": 42', '"pid": "x", "pid": 42')) == WORKER
 
 
-@pytest.mark.parametrize("field", ["model", "beat", "steps_total", "step_mean_s", "step_max_s", "patience_s"])
+@pytest.mark.parametrize("field", ["model", "beat", "steps_total", "step_mean_s", "step_max_s", "timeout_s"])
 def test_what_is_not_known_may_be_null_or_left_out(field: str) -> None:
     left_out = json.loads(render(JOB))
     del left_out[field]

@@ -340,7 +340,7 @@ class Judge:
         process = held.process
         dead = not process.lives or not self.is_newest(process)
         said = "" if actor.step is None else actor.step.message
-        self.must(dead or waited_s >= self.limits.settle_bound_s, ALONE, f"{process} lives: {what}")
+        self.must(dead or waited_s >= self.limits.settle_timeout_s, ALONE, f"{process} lives: {what}")
         self.must(dead or "not seen dead" in said, ALONE, f"{process} lives, and the ledger says {said}")
         if row.state is State.FAILED:
             spent = (before.watchdog_retries >= self.limits.retries_max, before.attempt >= before.attempts_max)

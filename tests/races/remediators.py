@@ -21,10 +21,12 @@ from tests.races.judge import Acting, Judge
 from tests.races.points import Killed, Points, Trouble
 from tests.races.world import World
 
-LIMITS: Final = Limits(evidence_fresh_s=5.0, settle_bound_s=4.0, free_bound_s=12.0, retries_max=2, start_seen_s=0.0)
+LIMITS: Final = Limits(
+    evidence_fresh_s=5.0, settle_timeout_s=4.0, restart_timeout_s=12.0, retries_max=2, start_seen_s=0.0
+)
 """Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
 
-NEVER_HELD: Final = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
+NEVER_HELD: Final = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
 """Nothing cools down and nothing is a storm: what comes of many frees in a short time is what is sought."""
 
 
@@ -176,7 +178,9 @@ class Remediator:
         ledger, store = Ledger(self._databases.ledger, host=host), JobStore(self._databases.queue)
         ledger.shared = self.shared
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
-        settings = LoopSettings(limits=LIMITS, safeguards=NEVER_HELD, look_again_s=0.0, tend_s=5.0, stop_grace_s=0.0)
+        settings = LoopSettings(
+            limits=LIMITS, safeguards=NEVER_HELD, interval_s=0.0, sweep_interval_s=5.0, stop_grace_s=0.0
+        )
         clients = Clients(exporter=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
         return Watched(ledger, host=host, clients=clients, settings=settings, acting=self.acting)
 

@@ -33,7 +33,7 @@ MIB = 2**20
 KEY = f"{HANDLE}@2026-01-01T00:00:00Z"
 REBORN = f"{HANDLE}@2026-01-01T00:05:00Z"
 PIDS = frozenset({4001, 4002})
-LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, avoid_s=600.0)
+LIMITS = Limits(evidence_fresh_s=5.0, settle_timeout_s=60.0, restart_timeout_s=120.0, retries_max=3, avoid_s=600.0)
 
 LABELS = {
     "alertname": "GpuwardenJobStalled",

@@ -37,7 +37,7 @@ def house(tmp_path: Path) -> Path:
 def execute(house: Path) -> list[str]:
     """How the executor of this house is started."""
     databases = ["--ledger", f"sqlite:///{house}/ledger.db", "--queue", f"sqlite:///{house}/queue.db"]
-    return ["remediator", "execute", "--dir", str(house), *databases, "--look-again-s", "0.05"]
+    return ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
 
 
 @pytest.fixture
@@ -88,7 +88,14 @@ def refused(arguments: list[str], **env: str) -> tuple[int, list[str]]:
 def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    options = ["--dir", str(house), "--ledger", f"sqlite:///{house}/l.db", "--web-config-file", str(house / "web.yml")]
+    options = [
+        "--runtime-dir",
+        str(house),
+        "--ledger",
+        f"sqlite:///{house}/l.db",
+        "--web-config-file",
+        str(house / "web.yml"),
+    ]
 
     def answers() -> bool:
         try:
@@ -132,7 +139,7 @@ def test_execute_supervises_processes(house: Path, execute: list[str], told_to_e
 @pytest.mark.needs_postgres
 def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, told_to_end: Callable[..., int]) -> None:
     databases = ["--ledger", postgres_url, "--queue", postgres_url]
-    execute = ["remediator", "execute", "--dir", str(house), *databases, "--look-again-s", "0.05"]
+    execute = ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
     ledger = Ledger.open(postgres_url)
     lock = ExecutorLock(ledger, host=HOST)
 

@@ -119,7 +119,7 @@ def requeue_before_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     settle = restart_worker._settle
 
     def at_once(facts: Facts, free: Intent, intent: Intent) -> Step | None:
-        return settle(replace(facts, settle_for_s=facts.limits.settle_bound_s), free, intent)
+        return settle(replace(facts, settle_for_s=facts.limits.settle_timeout_s), free, intent)
 
     monkeypatch.setattr(restart_worker, "_settle", at_once)
 

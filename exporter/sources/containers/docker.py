@@ -56,7 +56,7 @@ DRI: Final = Path("/dev/dri")
 
 
 class EngineContainers(Listener):
-    """Lists one engine. Mounts of `directory` (`$GPUWARDEN_DIR`) show which container had a dead worker."""
+    """Lists one engine. Mounts of `directory` (`$GPUWARDEN_RUNTIME_DIR`) show which container had a dead worker."""
 
     def __init__(self, base_url: str, directory: Path | None = None, *, kind: str = "docker") -> None:
         nothing = f"{kind.capitalize()} at {base_url} does not answer"
@@ -322,7 +322,7 @@ def _health(found: dict[str, Any]) -> HealthCheck | None:
 
 
 def _folders(found: dict[str, Any], directory: str | None) -> tuple[str, ...]:
-    """The subdirectories of `$GPUWARDEN_DIR` that a container mounts."""
+    """The subdirectories of `$GPUWARDEN_RUNTIME_DIR` that a container mounts."""
     if directory is None:
         return ()
     sources = (os.path.realpath(mount["Source"]) for mount in found.get("Mounts") or [] if mount.get("Source"))

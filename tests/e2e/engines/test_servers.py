@@ -188,7 +188,7 @@ def scene(work: Any, engine: Engine) -> Iterator[Scene]:
     ports = free_ports(CASES)
     with pytest.MonkeyPatch.context() as patched, ExitStack() as stack:
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_INTERVAL_S", str(PROBE_S))
-        patched.setenv("GPUWARDEN_EXPORTER_PROBE_ANSWER_S", str(PROBE_S))
+        patched.setenv("GPUWARDEN_EXPORTER_PROBE_TIMEOUT_S", str(PROBE_S))
         slots = [Slot(worker=named(case), gpus=(f"GPU-sim-{case}",)) for case in CASES]
         set_up = stack.enter_context(stage(work, engine, slots, armed=True, stop_grace_s=1.0))
         fleet = set_up.fleet

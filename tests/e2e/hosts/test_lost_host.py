@@ -102,8 +102,8 @@ def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
 def short_of_patience() -> Iterator[None]:
     """What is told of a rank that spins, it is told of soon."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("GPUWARDEN_EXPORTER_STUCK_FLOOR_S", str(STUCK_S))
-        patched.setenv("GPUWARDEN_EXPORTER_STUCK_STEPS", "1")  # on a busy machine any step may be a long one
+        patched.setenv("GPUWARDEN_EXPORTER_STUCK_MIN_S", str(STUCK_S))
+        patched.setenv("GPUWARDEN_EXPORTER_STUCK_FACTOR", "1")  # on a busy machine any step may be a long one
         yield
 
 
@@ -118,8 +118,8 @@ def host(work: Path, engine: Engine, database: Database, slots: list[Slot]) -> I
         data=work.parent / "data",
         armed=True,
         dead_after_s=FOR_EVER_S,
-        node_lost_after_s=LOST_AFTER_S,
-        tend_s=1.0,
+        host_lost_after_s=LOST_AFTER_S,
+        sweep_interval_s=1.0,
         queues={SHARER: "shared", FIRST: "gang", SECOND: "gang", WAITS: "barrier", WORKS: "barrier"},
         options=WorkerOptions(heartbeat_s=1.0),
     ) as scene:

@@ -195,9 +195,9 @@ class Upgrade:
         """How a program on this host ends by itself."""
         chain = self.places[host].chain
         told = {
-            "GPUWARDEN_DIR": str(chain.directory),
+            "GPUWARDEN_RUNTIME_DIR": str(chain.directory),
             "GPUWARDEN_REMEDIATOR_LEDGER": chain.ledger_url,
-            "GPUWARDEN_REMEDIATOR_QUEUE": chain.queue_url,
+            "GPUWARDEN_QUEUE_DB": chain.queue_url,
             "GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE": str(chain.web_config_file),
             "GPUWARDEN_REMEDIATOR_PORT": "0",
         }
@@ -356,9 +356,9 @@ def a_host(work: Path, host: str, database: Database) -> AbstractContextManager[
         data=work / "data",
         armed=True,
         stop_grace_s=GRACE_S,
-        settle_bound_s=BOUND_S,
-        free_bound_s=BOUND_S,
-        tend_s=1.0,
+        settle_timeout_s=BOUND_S,
+        restart_timeout_s=BOUND_S,
+        sweep_interval_s=1.0,
         capture_s=0.0,
         queues={each: each for each in workers},
     )

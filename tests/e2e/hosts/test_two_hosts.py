@@ -115,8 +115,8 @@ def host(work: Path, engine: Engine, database: Database, workers: list[str]) -> 
         armed=True,
         dead_after_s=FOR_EVER_S,
         stop_grace_s=1.0,
-        settle_bound_s=BOUND_S,
-        tend_s=1.0,
+        settle_timeout_s=BOUND_S,
+        sweep_interval_s=1.0,
         queues=dict.fromkeys((SLEEPER, HEIR), "sleepy"),
         options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
     ) as scene:

@@ -81,9 +81,9 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
         armed=True,
         dead_after_s=FOR_EVER_S,
         stop_grace_s=1.0,
-        settle_bound_s=BOUND_S,
-        free_bound_s=BOUND_S,
-        tend_s=1.0,
+        settle_timeout_s=BOUND_S,
+        restart_timeout_s=BOUND_S,
+        sweep_interval_s=1.0,
         queues={worker(race): race for race in RACES for worker in (first, second)},
         options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
     ) as set_up:
@@ -174,7 +174,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
     scene.until(lambda: "is in quarantine: it claims nothing" in scene.fleet.logs(worker), "it claims nothing")
     assert scene.stage.store.job(waits).state is State.QUEUED
 
-    assert gpuwarden("gpu", "release", gpu(worker), "--store", scene.stage.chain.queue_url).returncode == 0
+    assert gpuwarden("gpu", "release", gpu(worker), "--queue-db", scene.stage.chain.queue_url).returncode == 0
     assert listed(scene) == []
     scene.completed(waits)
     assert f'"job_id": {waits},' in scene.fleet.logs(worker)
@@ -183,7 +183,7 @@ def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_re
 
 def listed(scene: Scene) -> list[dict[str, Any]]:
     """What `gpuwarden gpu list` lists."""
-    found = gpuwarden("gpu", "list", "--json", "--store", scene.stage.chain.queue_url)
+    found = gpuwarden("gpu", "list", "--json", "--queue-db", scene.stage.chain.queue_url)
     assert found.returncode == 0, found.stderr
     return [json.loads(line) for line in found.stdout.splitlines()]
 

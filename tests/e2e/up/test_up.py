@@ -55,7 +55,7 @@ def test_it_answers_everywhere_stops_cleanly_and_goes_on_where_it_stopped(tmp_pa
 def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Path) -> None:
     podman = f"unix://{tmp_path}/podman.sock"
     told = ("--podman", podman, "--systemd-unit", "gpu@*.service,other.service", "--systemd-unit", "third.service")
-    with up(tmp_path, free_ports(), "--host", "box1", *told, "--free-bound-s", "900") as run:
+    with up(tmp_path, free_ports(), "--host", "box1", *told, "--restart-timeout-s", "900") as run:
         run.ready()
 
         assert f"Podman        {podman}" in run.said()
@@ -64,7 +64,7 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
         (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
         assert ready["actuators"] == ["podman", "systemd"]
         executor = Path(f"/proc/{run.pids()['execute']}/cmdline").read_text().split("\0")
-        assert float(executor[executor.index("--free-bound-s") + 1]) == 900
+        assert float(executor[executor.index("--restart-timeout-s") + 1]) == 900
         looks = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'
         eventually(lambda: re.search(looks, run.get("exporter", "/metrics")), "it looks for Podman")
         assert run.stop() == 0
@@ -80,10 +80,10 @@ def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["59", "86401", "nan", "soon"])
 def test_a_bad_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        command(["--data", str(tmp_path / "data"), "--free-bound-s", given])
+        command(["--data", str(tmp_path / "data"), "--restart-timeout-s", given])
 
     assert ended.value.code == 2
-    assert f"--free-bound-s: invalid time '{given}': expected 60 to 86400 seconds" in capsys.readouterr().err
+    assert f"--restart-timeout-s: invalid time '{given}': expected 60 to 86400 seconds" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -127,7 +127,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
     ports = free_ports()
     with up(tmp_path, ports, "--host", "box1") as run:
         run.ready()
-        ask("job", "submit", "--store", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
+        ask("job", "submit", "--queue-db", f"sqlite:///{run.data}/queue/queue.db", "--model", "kept")
         episode = eventually(lambda: run.accuse() and episodes(run), "an alert opens an episode", log=run.said)
         sample = eventually(lambda: run.sample(time.time()), "a scrape is stored", within_s=60)
         left = run.pids()
@@ -143,7 +143,7 @@ def test_killed_at_any_moment_it_takes_its_parts_along_and_goes_on_with_all_it_h
 
         assert "host box1" in run.said()
         assert episodes(run) == episode
-        assert '"model": "kept"' in ask("job", "list", "--store", f"sqlite:///{run.data}/queue/queue.db", "--json")
+        assert '"model": "kept"' in ask("job", "list", "--queue-db", f"sqlite:///{run.data}/queue/queue.db", "--json")
         assert run.sample(sample) == sample
         assert run.stop() == 0
 

@@ -255,7 +255,7 @@ def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected()
 @pytest.mark.parametrize(
     ("changes", "silence_s", "window_s"),
     [
-        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, [900.0], [900.0], id="as it asks in its phase"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, [900.0], [900.0], id="as it asks in its phase"),
         pytest.param({"stall_timeout_s": 700.0}, [700.0], [700.0], id="as its owner allows"),
         pytest.param({"phase": Phase.IDLE}, [None], [None], id="not at all while it is idle"),
     ],
@@ -356,7 +356,7 @@ def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: floa
     """As late as of a job that is alone, which has to be still for half of its limit at least."""
     seen = build.sighting(job=build.job_file(**RANK | {"stall_timeout_s": 5.0, "step_max_s": 0.1}))
     place = build.evidence(**SPINS | {"gpu_saturated_s": 100.0})
-    timeouts = PhaseTimeouts(stuck_floor_s=floor_s)
+    timeouts = PhaseTimeouts(stuck_min_s=floor_s)
 
     text = golden.scraped(build.snapshot(seen, containers=(place,), thresholds=Thresholds(timeouts=timeouts)))
 

@@ -90,7 +90,7 @@ def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(sam
     first = len(samples)
     while first > continuous_tail(samples) and (value := values[first - 1]) is not None:
         window = [each for each in (value, *values[first:]) if each is not None]
-        if max(window) - min(window) > THRESHOLDS.ram_delta_bytes:
+        if max(window) - min(window) > THRESHOLDS.ram_idle_bytes:
             break
         first -= 1
     expected = None if values[-1] is None else sum(gap_s for gap_s, _, _ in samples[first + 1 :])
@@ -475,7 +475,7 @@ def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
     assert (first.gpu_saturated_s, second.gpu_saturated_s) == (0.0, 1.0)
 
 
-RATES = Thresholds(io_still_bytes_per_s=100.0, faults_still_per_s=10.0, cpu_still_ratio=0.1, gap_max_s=5.0)
+RATES = Thresholds(io_idle_bytes_per_s=100.0, page_faults_idle_per_s=10.0, cpu_idle_ratio=0.1, gap_max_s=5.0)
 
 Look = tuple[float, dict[int, ProcessWork] | None]
 

@@ -787,7 +787,7 @@ def test_a_known_utilisation_adds_up_to_within_idle(processes: list[tuple[int, f
     own, reason = attributed(found)
 
     listed = sum(ratio for _, ratio in processes)
-    assert (own is None) == (reason == "unattributed") == (round(total - listed, 9) > THRESHOLDS.idle_ratio)
+    assert (own is None) == (reason == "unattributed") == (round(total - listed, 9) > THRESHOLDS.gpu_idle_ratio)
     if own is not None:
         assert own == pytest.approx(min(1.0, sum(ratio for pid, ratio in processes if pid in OWN)))
 

@@ -5,7 +5,7 @@ from exporter.model.container import GpuShare, RamUse
 from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 
-THRESHOLDS = Thresholds(idle_ratio=0.05, ram_delta_bytes=100, gap_max_s=5.0)
+THRESHOLDS = Thresholds(gpu_idle_ratio=0.05, ram_idle_bytes=100, gap_max_s=5.0)
 OWN = frozenset({4001, 4002})
 OTHER_PID = 9999
 

@@ -38,7 +38,7 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
         pytest.param({}, 120.0, 300.0, 60.0, id="in its steps"),
         pytest.param({"step": 0}, 120.0, 300.0, 360.0, id="in its first step"),
         pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="in its evaluation"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
         pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="while it is idle"),
     ],
 )

@@ -452,7 +452,7 @@ def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
 @contextmanager
 def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
     process = subprocess.Popen(
-        command("--dir", house, "--docker", "none", "--simulate-gpu", simulation, "--port", 0,
+        command("--runtime-dir", house, "--docker", "none", "--simulate-gpu", simulation, "--port", 0,
                 "--sample-interval-s", 0.05, *more),
         env=environment(),
         stderr=subprocess.PIPE,
@@ -472,11 +472,11 @@ def test_the_rules_read_the_bounds_that_are_set(house: Path, simulation: Path) -
         simulation,
         "--gpu-lost-s",
         7,
-        "--never-answered-s",
+        "--not-ready-s",
         90,
-        "--server-silent-times",
+        "--server-page-after-ratio",
         4,
-        "--slowed-ratio",
+        "--slow-ratio",
         1.5,
         "--xids-fatal",
         "79, 154",
@@ -536,7 +536,7 @@ def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
     key.unlink()
     os.mkfifo(key)
     process = subprocess.Popen(
-        command("--dir", house, "--docker", "none", "--nvml", "off", "--port", 0), env=environment(),
+        command("--runtime-dir", house, "--docker", "none", "--nvml", "off", "--port", 0), env=environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     starting = Exporter(process=process, port=0)
@@ -568,7 +568,7 @@ def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(hou
     config = tmp_path / "web.yml"
     config.write_text("basic_auth_users: {prom: plain}\n")
 
-    status, error = run("--dir", house, "--docker", "none", "--port", 0, "--web-config-file", config)
+    status, error = run("--runtime-dir", house, "--docker", "none", "--port", 0, "--web-config-file", config)
 
     assert status == 1
     assert error == (
@@ -601,7 +601,9 @@ def test_a_bad_simulation_file_makes_gpus_unknown_until_it_is_whole(program: Exp
         pytest.param(["--port", "abc"], {}, "'abc' will not do for --port", id="a port that is no number"),
         pytest.param(["--port", "70000"], {}, "'70000' will not do for --port", id="a port past the last"),
         pytest.param(["--log-level", "loud"], {}, "'loud' will not do for --log-level", id="an unknown level"),
-        pytest.param(["--idle-ratio", "5"], {}, "'5' will not do for --idle-ratio", id="a percentage for a ratio"),
+        pytest.param(
+            ["--gpu-idle-ratio", "5"], {}, "'5' will not do for --gpu-idle-ratio", id="a percentage for a ratio"
+        ),
         pytest.param(
             ["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="so long that nothing adds up"
         ),
@@ -626,7 +628,7 @@ def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], 
 
 
 def test_a_misspelt_variable_is_told_in_the_log(tmp_path: Path) -> None:
-    _, error = run("--dir", tmp_path / "nowhere", env={"GPUWARDEN_EXPORTER_VRAM_FLOR_MIB": "2048"})
+    _, error = run("--runtime-dir", tmp_path / "nowhere", env={"GPUWARDEN_EXPORTER_VRAM_FLOR_MIB": "2048"})
 
     told = json.loads(error.splitlines()[0])
     assert (told["level"], told["variable"]) == ("warning", "GPUWARDEN_EXPORTER_VRAM_FLOR_MIB")
@@ -635,21 +637,21 @@ def test_a_misspelt_variable_is_told_in_the_log(tmp_path: Path) -> None:
 def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
 
-    assert run("--dir", missing) == (
+    assert run("--runtime-dir", missing) == (
         1,
         f"gpuwarden exporter: {missing} does not exist: create it, with this host's name in {missing}/host\n",
     )
 
 
 def test_the_directory_is_the_one_that_workers_are_told(tmp_path: Path) -> None:
-    status, error = run(env={"GPUWARDEN_DIR": str(tmp_path / "nowhere")})
+    status, error = run(env={"GPUWARDEN_RUNTIME_DIR": str(tmp_path / "nowhere")})
 
     assert status == 1
     assert f"{tmp_path}/nowhere does not exist" in error
 
 
 def test_a_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
-    status, error = run("--dir", tmp_path)
+    status, error = run("--runtime-dir", tmp_path)
 
     assert status == 1
     assert error.startswith(f"gpuwarden exporter: no host key at {tmp_path}/host")
@@ -658,7 +660,7 @@ def test_a_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
 
 def test_a_port_in_use_ends_the_program_with_one_line(house: Path) -> None:
     with served(live()) as port:
-        status, error = run("--dir", house, "--docker", "none", "--port", port)
+        status, error = run("--runtime-dir", house, "--docker", "none", "--port", port)
 
     assert status == 1
     assert error == (

@@ -26,17 +26,17 @@ TIMEOUTS = PhaseTimeouts(load_s=310.0, eval_s=320.0, checkpoint_s=330.0, save_s=
         pytest.param({"phase": Phase.CHECKPOINT}, 330.0, id="the checkpoint's own"),
         pytest.param({"phase": Phase.SAVE}, 340.0, id="the save's own"),
         pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 900.0}, 900.0, id="no less than its owner allows"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="what the job asks for"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 60.0, id="what the job asks for, though it is less"),
-        pytest.param({"phase": Phase.STEP, "patience_s": 700.0}, 700.0, id="what it asks for in its steps"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 1.0}, 30.0, id="what it asks for, of 30 s at least"),
-        pytest.param({"phase": Phase.STEP, "patience_s": 29.9}, 30.0, id="in its steps too"),
-        pytest.param({"phase": Phase.STEP, "patience_s": 30.1}, 30.1, id="and not a moment more"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 1800.0}, 1800.0, id="what the job asks for"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 60.0}, 60.0, id="what the job asks for, though it is less"),
+        pytest.param({"phase": Phase.STEP, "timeout_s": 700.0}, 700.0, id="what it asks for in its steps"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 1.0}, 30.0, id="what it asks for, of 30 s at least"),
+        pytest.param({"phase": Phase.STEP, "timeout_s": 29.9}, 30.0, id="in its steps too"),
+        pytest.param({"phase": Phase.STEP, "timeout_s": 30.1}, 30.1, id="and not a moment more"),
         pytest.param({"phase": Phase.STEP, "stall_timeout_s": 5.0}, 5.0, id="and its owner's word stands as it is"),
         pytest.param({"phase": Phase.IDLE}, 0.0, id="none is policed while it is idle"),
-        pytest.param({"phase": Phase.IDLE, "patience_s": 60.0}, 0.0, id="nor for its asking"),
+        pytest.param({"phase": Phase.IDLE, "timeout_s": 60.0}, 0.0, id="nor for its asking"),
         pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0}, 0.0, id="nor where its owner wants none policed"),
-        pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0, "patience_s": 60.0}, 0.0, id="whatever it asks for"),
+        pytest.param({"phase": Phase.EVAL, "stall_timeout_s": 0.0, "timeout_s": 60.0}, 0.0, id="whatever it asks for"),
     ],
 )
 def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: float) -> None:
@@ -49,9 +49,9 @@ def test_the_silence_that_a_job_is_allowed_is(job: dict[str, Any], silence_s: fl
         pytest.param({}, 300.0, id="the host's, in its steps"),
         pytest.param({"stall_timeout_s": 900.0}, 900.0, id="never less than the silence its owner allows"),
         pytest.param({"phase": Phase.EVAL}, 320.0, id="nor than its phase is allowed"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 1800.0, id="nor than it asks for"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 300.0, id="and never less than the host's"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 1.0}, 300.0, id="however little it asks for"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 1800.0}, 1800.0, id="nor than it asks for"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 60.0}, 300.0, id="and never less than the host's"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 1.0}, 300.0, id="however little it asks for"),
         pytest.param({"stall_timeout_s": 0.0}, 300.0, id="the host's where silence is not policed"),
         pytest.param({"stall_timeout_s": 0.0, "phase": Phase.SAVE}, 340.0, id="by its phase, there too"),
         pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 300.0, id="of a video model"),
@@ -67,7 +67,7 @@ def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], w
     ("job", "grace_s"),
     [
         pytest.param({"phase": Phase.LOAD}, 360.0, id="the host's, while it loads: no window that began in it counts"),
-        pytest.param({"phase": Phase.LOAD, "patience_s": 900.0}, 360.0, id="however long it says that takes"),
+        pytest.param({"phase": Phase.LOAD, "timeout_s": 900.0}, 360.0, id="however long it says that takes"),
         pytest.param({}, 60.0, id="less by the window once it has stepped: none ends before the grace"),
         pytest.param({"step": 1}, 60.0, id="once is enough"),
         pytest.param({"step": 0}, 360.0, id="the host's in its first step, which may compile"),
@@ -78,7 +78,7 @@ def test_the_window_in_which_a_gpu_job_is_to_show_life_is(job: dict[str, Any], w
         pytest.param({"phase": Phase.LOAD, "step": 3}, 360.0, id="or in a load that steps to warm up"),
         pytest.param({"phase": Phase.EVAL}, 40.0, id="by the window of its phase"),
         pytest.param({"job_class": JobClass.GPU_VIDEO, "stall_timeout_s": 0.0}, 60.0, id="of a video model"),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 1800.0}, 0.0, id="nothing where the window is longer"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 1800.0}, 0.0, id="nothing where the window is longer"),
         pytest.param({"phase": Phase.IDLE}, 360.0, id="the host's while it is idle, when nothing is watched"),
         pytest.param({"phase": Phase.LOAD, "job_class": JobClass.CPU}, None, id="none of a class without a GPU"),
     ],
@@ -96,21 +96,19 @@ STEPPED: dict[str, Any] = {"step": MIN_STEPS, "step_max_s": 2.0}
         pytest.param({}, 600.0, 580.0, id="never before ten minutes"),
         pytest.param({"step_max_s": 60.0}, 1200.0, 1180.0, id="twenty times its longest step"),
         pytest.param({"stall_timeout_s": 1800.0}, 1800.0, 1800.0, id="nor before its owner's silence is over"),
-        pytest.param(
-            {"phase": Phase.EVAL, "patience_s": 900.0}, 900.0, 900.0, id="in a phase that says how long it is"
-        ),
-        pytest.param({"phase": Phase.EVAL, "patience_s": 60.0}, 600.0, 580.0, id="which is never too short"),
-        pytest.param({"patience_s": 700.0}, 700.0, 700.0, id="as long as it asks for in its steps"),
-        pytest.param({"patience_s": 590.0}, 600.0, 590.0, id="and without any sign of life for no less"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, 900.0, 900.0, id="in a phase that says how long it is"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 60.0}, 600.0, 580.0, id="which is never too short"),
+        pytest.param({"timeout_s": 700.0}, 700.0, 700.0, id="as long as it asks for in its steps"),
+        pytest.param({"timeout_s": 590.0}, 600.0, 590.0, id="and without any sign of life for no less"),
         pytest.param({"step": MIN_STEPS - 1}, None, None, id="not with too few steps behind it"),
         pytest.param({"step_max_s": None}, None, None, id="not where the time of none is known"),
         pytest.param({"phase": Phase.EVAL}, None, None, id="not in a phase that owes no steps, its first time there"),
         pytest.param({"phase": Phase.LOAD}, None, None, id="not while it loads"),
-        pytest.param({"phase": Phase.IDLE, "patience_s": 900.0}, None, None, id="not while it is idle"),
+        pytest.param({"phase": Phase.IDLE, "timeout_s": 900.0}, None, None, id="not while it is idle"),
         pytest.param({"ranks": 2}, None, None, id="not as a rank of a gang, which may wait for another at a barrier"),
-        pytest.param({"ranks": 2, "patience_s": 900.0}, None, None, id="nor for its asking"),
+        pytest.param({"ranks": 2, "timeout_s": 900.0}, None, None, id="nor for its asking"),
         pytest.param({"stall_timeout_s": 0.0}, None, None, id="not where silence is not policed"),
-        pytest.param({"stall_timeout_s": 0.0, "patience_s": 900.0}, None, None, id="whatever it asks for"),
+        pytest.param({"stall_timeout_s": 0.0, "timeout_s": 900.0}, None, None, id="whatever it asks for"),
     ],
 )
 def test_a_job_is_stuck(job: dict[str, Any], after_s: float | None, still_s: float | None) -> None:
@@ -144,9 +142,9 @@ STAYED: dict[str, Any] = {
         pytest.param({"stays": ()}, None, id="not where none is told"),
         pytest.param({"step": MIN_STEPS - 1, "step_max_s": None}, 1200.0, id="whatever steps it has behind it"),
         pytest.param({"step_max_s": 90.0}, 1200.0, id="and however long those took"),
-        pytest.param({"step": MIN_STEPS, "patience_s": 700.0}, 700.0, id="what it asks for is as ever, though less"),
-        pytest.param({"step": MIN_STEPS, "patience_s": 1900.0}, 1900.0, id="or more"),
-        pytest.param({"step": MIN_STEPS - 1, "patience_s": 700.0}, None, id="and still not with too few steps"),
+        pytest.param({"step": MIN_STEPS, "timeout_s": 700.0}, 700.0, id="what it asks for is as ever, though less"),
+        pytest.param({"step": MIN_STEPS, "timeout_s": 1900.0}, 1900.0, id="or more"),
+        pytest.param({"step": MIN_STEPS - 1, "timeout_s": 700.0}, None, id="and still not with too few steps"),
         pytest.param(
             {"step": MIN_STEPS, "step_max_s": 90.0, "beat": build.ago(19.5)}, 1800.0,
             id="twenty times its longest step where it steps there, for it may not have said that it goes on",
@@ -182,7 +180,7 @@ def test_a_job_is_stuck_in_a_phase_that_it_has_been_in_often_enough(job: dict[st
 def test_a_pause_is_no_part_of_a_stay(pauses: list[tuple[float, float]], longest_s: float) -> None:
     stays = long_steps((300.0, 900.0), (60.0, 700.0), (50.0, 500.0))
     job = build.job_file(**STAYED | {"stays": stays, "stall_timeout_s": 1.0})
-    timeouts = PhaseTimeouts(eval_s=1.0, stuck_floor_s=1.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(eval_s=1.0, stuck_min_s=1.0, stuck_factor=10.0)
 
     assert timeouts.stuck_after_s(job, pauses) == 10.0 * longest_s
 
@@ -210,7 +208,7 @@ def test_the_time_for_which_a_container_was_paused_is_no_part_of_a_step(
     longest: list[tuple[float, float | None]], pauses: list[tuple[float, float]], longest_s: float
 ) -> None:
     job = build.job_file(**STEPPED | {"step_max_s": 300.0}, longest=long_steps(*longest))
-    timeouts = PhaseTimeouts(stuck_floor_s=1.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(stuck_min_s=1.0, stuck_factor=10.0)
 
     assert timeouts.stuck_after_s(job, pauses) == max(120.0, 10.0 * longest_s)
     assert timeouts.stuck_inactive_s(job, pauses) == max(120.0, 10.0 * longest_s) - 20.0
@@ -239,7 +237,7 @@ def test_a_step_is_never_shorter_than_without_its_pauses(worked_s: list[int], pa
         pace.step(now_s)
     job = build.job_file(step=MIN_STEPS, step_max_s=pace.max_s, stall_timeout_s=0.5, longest=long_steps(*pace.longest))
 
-    found_s = PhaseTimeouts(stuck_floor_s=0.5, stuck_steps=1.0).stuck_after_s(job, merged)
+    found_s = PhaseTimeouts(stuck_min_s=0.5, stuck_factor=1.0).stuck_after_s(job, merged)
 
     assert found_s is not None
     assert max(worked_s) <= found_s <= (pace.max_s or 0.0)
@@ -254,7 +252,7 @@ RANK: dict[str, Any] = {"ranks": 2, "gang": "7/night", "rank": 1}
         pytest.param(STEPPED, ACTIVITY_LAG_S, id="in its steps"),
         pytest.param(STEPPED | {"step_max_s": 60.0}, ACTIVITY_LAG_S, id="by its longest step"),
         pytest.param(
-            STEPPED | {"phase": Phase.EVAL, "patience_s": 900.0}, 0.0, id="where it says how long its phase is"
+            STEPPED | {"phase": Phase.EVAL, "timeout_s": 900.0}, 0.0, id="where it says how long its phase is"
         ),
         pytest.param(STAYED, ACTIVITY_LAG_S, id="where it has been there often enough"),
     ],
@@ -289,20 +287,20 @@ def test_no_rank_is_stuck_with_its_gang(job: dict[str, Any]) -> None:
 def test_it_may_show_late_for_no_more_than_half_of_its_limit_that_a_rank_spins() -> None:
     rank, timeouts = (
         build.job_file(**STEPPED | RANK | {"step_max_s": 0.5, "stall_timeout_s": 5.0}),
-        PhaseTimeouts(stuck_floor_s=30.0),
+        PhaseTimeouts(stuck_min_s=30.0),
     )
 
     assert (timeouts.gang_stuck_after_s(rank), timeouts.gang_activity_lag_s(rank)) == (30.0, 15.0)
 
 
 def test_no_job_is_stuck_where_the_host_wants_none_to_be() -> None:
-    job, timeouts = build.job_file(**STEPPED), PhaseTimeouts(stuck_steps=0.0)
+    job, timeouts = build.job_file(**STEPPED), PhaseTimeouts(stuck_factor=0.0)
 
     assert (timeouts.stuck_after_s(job), timeouts.stuck_inactive_s(job)) == (None, None)
 
 
 def test_a_job_is_stuck_by_the_constants_that_are_set() -> None:
     job = build.job_file(**STEPPED, stall_timeout_s=5.0)
-    timeouts = PhaseTimeouts(stuck_floor_s=30.0, stuck_steps=10.0)
+    timeouts = PhaseTimeouts(stuck_min_s=30.0, stuck_factor=10.0)
 
     assert (timeouts.stuck_after_s(job), timeouts.stuck_inactive_s(job)) == (30.0, 15.0)

@@ -274,7 +274,7 @@ def test_a_health_check_from_outside_is_no_work_of_who_is_asked_and_a_process_th
         worker.stdout.readline()
         worked = look(waits, worker.pid, now_s=1001.0)
 
-    assert faults > 10 * Thresholds().faults_still_per_s
+    assert faults > 10 * Thresholds().page_faults_idle_per_s
     assert (while_asked, afterwards) == (3.0, 4.0)
     assert worked == 0.0
 

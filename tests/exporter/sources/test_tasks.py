@@ -87,7 +87,7 @@ def an_exporter(house: Path, *folders: Path) -> Iterator[Exporter]:
     """The program, with these folders of tasks."""
     options = ["--sample-interval-s", 0.05, *(option for each in folders for option in ("--task-dir", each))]
     process = subprocess.Popen(
-        command("--dir", house, "--docker", "none", "--nvml", "off", "--port", 0, *options),
+        command("--runtime-dir", house, "--docker", "none", "--nvml", "off", "--port", 0, *options),
         env=environment(), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stderr

@@ -359,7 +359,7 @@ def unprivileged() -> Iterator[None]:
 
 @pytest.fixture
 def public_house() -> Iterator[Path]:
-    """A $GPUWARDEN_DIR that everyone can reach."""
+    """A $GPUWARDEN_RUNTIME_DIR that everyone can reach."""
     directory = Path(tempfile.mkdtemp(prefix="gw-"))
     directory.chmod(0o755)
     yield directory

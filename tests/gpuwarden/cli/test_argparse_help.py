@@ -32,11 +32,11 @@ def test_no_command_tells_of_its_options_in_words_of_python(
 
 
 def test_help_shows_values_and_defaults(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
+    monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR", raising=False)
 
     says = told("exporter", capfd, monkeypatch)
 
-    assert re.search(r"--dir PATH .*\(default: /run/gpuwarden\)\n", says)
+    assert re.search(r"--runtime-dir PATH .*\(default: /run/gpuwarden\)\n", says)
     assert re.search(r"--port N .*\(default: 29835\)\n", says)
     assert re.search(r"--node-name TEXT .*; required with --pods api\n", says)
     assert re.search(r"--systemd-unit TEXT,\.\.\.\s+.*; each counts as one container\n", says)

@@ -18,7 +18,7 @@ from gpuwarden.queue import JobStore
 
 @pytest.fixture
 def url(database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
     return f"sqlite:///{database}"
 
 
@@ -126,12 +126,12 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
     for _ in range(2):
-        assert main(["job", "submit", "--store", url]) == 0
+        assert main(["job", "submit", "--queue-db", url]) == 0
     read_end, write_end = os.pipe()
     os.close(read_end)
 
     told = subprocess.run(
-        [sys.executable, "-u", "-m", "gpuwarden", "job", "list", "--store", url],
+        [sys.executable, "-u", "-m", "gpuwarden", "job", "list", "--queue-db", url],
         stdout=write_end, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
     os.close(write_end)
@@ -145,10 +145,10 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
 def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
     figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
-    assert run(capsys, "job", "submit", "--store", url, *options, *figures) == (0, "1\n", "")
-    assert run(capsys, "job", "submit", "--store", url) == (0, "2\n", "")
+    assert run(capsys, "job", "submit", "--queue-db", url, *options, *figures) == (0, "1\n", "")
+    assert run(capsys, "job", "submit", "--queue-db", url) == (0, "2\n", "")
 
-    code, out, _ = run(capsys, "job", "list", "--store", url, "--json")
+    code, out, _ = run(capsys, "job", "list", "--queue-db", url, "--json")
 
     first, second = (json.loads(line) for line in out.splitlines())
     assert code == 0
@@ -166,9 +166,9 @@ def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str)
 
 
 def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    run(capsys, "job", "submit", "--store", url, "--no-steps")
+    run(capsys, "job", "submit", "--queue-db", url, "--no-steps")
 
-    _, out, _ = run(capsys, "job", "list", "--store", url)
+    _, out, _ = run(capsys, "job", "list", "--queue-db", url)
 
     heading, line = out.splitlines()
     assert heading.split() == [
@@ -180,13 +180,13 @@ def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixtur
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
-    assert run(capsys, "job", "list", "--store", url, *options) == (0, "", "")
+    assert run(capsys, "job", "list", "--queue-db", url, *options) == (0, "", "")
 
 
 def test_the_store_may_come_from_the_environment(
     capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GPUWARDEN_STORE", url)
+    monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
 
     assert run(capsys, "job", "submit") == (0, "1\n", "")
 
@@ -194,19 +194,19 @@ def test_the_store_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        pytest.param(["--store", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
-        pytest.param(["--store", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
-        pytest.param(["--store", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
-        pytest.param(["--store", "x"], 1, "'x' is no database URL", id="bad store"),
-        pytest.param(["--store", "x", "--attempts-max", "0"], 1, "attempts_max 0 will not do", id="no attempts"),
-        pytest.param(["--store", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
-        pytest.param(["--store", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
+        pytest.param(["--queue-db", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
+        pytest.param(["--queue-db", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
+        pytest.param(["--queue-db", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
+        pytest.param(["--queue-db", "x"], 1, "'x' is no database URL", id="bad store"),
+        pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 will not do", id="no attempts"),
+        pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
+        pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
     ],
 )
 def test_a_submission_that_will_not_do_says_why(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, says: str
 ) -> None:
-    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
 
     ended, out, err = run(capsys, "job", "submit", *options)
 
@@ -220,15 +220,15 @@ def test_a_submission_that_will_not_do_says_why(
 @pytest.fixture
 def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This host's key is where the programs look for it."""
-    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+    monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
 
 
 @pytest.mark.usefixtures("on_box1")
 def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], store: JobStore, url: str) -> None:
-    where = ["--store", url]
+    where = ["--queue-db", url]
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
     store.claims.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
-    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--because", "falls off the bus") == (0, "", "")
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--reason", "falls off the bus") == (0, "", "")
     assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
 
     code, table, _ = run(capsys, "gpu", "list", *where)
@@ -251,7 +251,7 @@ def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], 
 
 @pytest.mark.parametrize("named", ["0", "a", "gpu-a", "", "GPU-a\nb"])
 def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str) -> None:
-    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "--host", "box1", named)
+    code, _, err = run(capsys, "gpu", "quarantine", "--queue-db", url, "--host", "box1", named)
 
     assert code == 2
     assert "is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does" in err
@@ -262,7 +262,7 @@ def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: J
 def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
     capsys: pytest.CaptureFixture[str], store: JobStore, url: str, more: list[str]
 ) -> None:
-    command = ["gpu", "quarantine", "--store", url, "--host", "box1", "MIG-a", *more]
+    command = ["gpu", "quarantine", "--queue-db", url, "--host", "box1", "MIG-a", *more]
     code, _, err = run(capsys, *command)
 
     assert (code, [each.gpu for each in store.gpu_quarantine.quarantined()]) == (0, ["MIG-a"])
@@ -274,7 +274,7 @@ def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
 
 @pytest.mark.usefixtures("store")
 def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    code, out, err = run(capsys, "gpu", "release", "--store", url, "GPU-a")
+    code, out, err = run(capsys, "gpu", "release", "--queue-db", url, "GPU-a")
 
     assert (code, out) == (1, "")
     assert err == "gpuwarden gpu: GPU-a is not in quarantine: `gpuwarden gpu list` says which are\n"
@@ -283,20 +283,20 @@ def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[s
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
 def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
-    assert run(capsys, "gpu", "list", "--store", url, *options) == (0, "", "")
+    assert run(capsys, "gpu", "list", "--queue-db", url, *options) == (0, "", "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         pytest.param([], "list | quarantine | release", id="no act"),
-        pytest.param(["release", "--store", "x"], "required: UUID", id="no GPU"),
+        pytest.param(["release", "--queue-db", "x"], "required: UUID", id="no GPU"),
     ],
 )
 def test_a_gpu_command_that_lacks_something_says_what(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
-    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
 
     code, _, err = run(capsys, "gpu", *arguments)
 
@@ -308,9 +308,9 @@ def test_a_gpu_command_that_lacks_something_says_what(
 def test_a_gpu_is_not_taken_out_of_use_on_a_host_without_a_name(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("GPUWARDEN_DIR", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(tmp_path / "nowhere"))
 
-    code, _, err = run(capsys, "gpu", "quarantine", "--store", url, "GPU-a")
+    code, _, err = run(capsys, "gpu", "quarantine", "--queue-db", url, "GPU-a")
 
     assert code == 1
     assert "no host key at" in err

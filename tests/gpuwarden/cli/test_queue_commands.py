@@ -98,11 +98,14 @@ CHANGES = (
 def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
-    monkeypatch.setenv("GPUWARDEN_STORE", f"sqlite:///{tmp_path}/typo.db")
+    monkeypatch.setenv("GPUWARDEN_QUEUE_DB", f"sqlite:///{tmp_path}/typo.db")
 
     assert main(said) == 1
 
-    assert f"there is no queue at {tmp_path}/typo.db: is --store or $GPUWARDEN_STORE right?" in capsys.readouterr().err
+    assert (
+        f"there is no queue at {tmp_path}/typo.db: is --queue-db or $GPUWARDEN_QUEUE_DB right?"
+        in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -165,7 +168,7 @@ def test_a_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, ho
 
 def test_a_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     submit(store)
-    watching = spawn("-m", "gpuwarden", "job", "list", "--watch", "--json", "--store", url)
+    watching = spawn("-m", "gpuwarden", "job", "list", "--watch", "--json", "--queue-db", url)
     assert watching.stdout is not None
     assert json.loads(watching.stdout.readline())["state"] == "queued"
 
@@ -223,7 +226,7 @@ def test_a_wait_ends_with_its_jobs_and_says_how_they_ended(
     store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]], ends: list[State], code: int
 ) -> None:
     ids = [submit(store) for _ in ends]
-    waiting = spawn("-m", "gpuwarden", "job", "wait", *map(str, ids), "--timeout-s", "60", "--store", url)
+    waiting = spawn("-m", "gpuwarden", "job", "wait", *map(str, ids), "--timeout-s", "60", "--queue-db", url)
     assert waiting.stdout is not None
 
     for job_id, end in zip(ids, ends, strict=True):
@@ -411,7 +414,7 @@ def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: Jo
 def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
     cli("run", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
 
-    assert cli("run", "cancel", "other", "--because", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
+    assert cli("run", "cancel", "other", "--reason", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
     assert (store.job(1).because or "").endswith(": wrong scene")
     assert cli("run", "cancel", "other")[::2] == (1, "gpuwarden run: run 'other' has ended: it is cancelled\n")
     for act in ("show", "cancel"):
@@ -505,7 +508,7 @@ def test_each_consumer_is_told_once_of_everything_that_ended(store: JobStore, cl
 
 
 def test_events_are_followed(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
-    following = spawn("-m", "gpuwarden", "events", "mailer", "--follow", "--json", "--store", url)
+    following = spawn("-m", "gpuwarden", "events", "mailer", "--follow", "--json", "--queue-db", url)
     assert following.stdout is not None
 
     for job_id in (submit(store), submit(store)):
@@ -534,5 +537,5 @@ from gpuwarden.cli.main import main
 read_end, write_end = os.pipe()
 os.close(read_end)
 os.dup2(write_end, 1)
-sys.exit(main(["events", "mailer", "--store", sys.argv[1]]))
+sys.exit(main(["events", "mailer", "--queue-db", sys.argv[1]]))
 """

@@ -232,7 +232,7 @@ def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, co
 def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) -> None:
     first, second = submit(store), submit(store, run_id="r1", job_class=JobClass.GPU_VIDEO, payload={"a": 1})
 
-    assert cli("job", "block", str(first), "--because", "it fails everywhere") == (0, "", "")
+    assert cli("job", "block", str(first), "--reason", "it fails everywhere") == (0, "", "")
     because = store.job(first).because or ""
     assert because.startswith("blocked by ann@")
     assert because.endswith(" UTC: it fails everywhere")
@@ -271,7 +271,7 @@ def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(store: JobS
 
     assert code == 0
     assert "progress" not in waits
-    assert "progress  its worker's files are not on this host, or not in --dir" in unseen
+    assert "progress  its worker's files are not on this host, or not in --runtime-dir" in unseen
     assert "progress  phase step, step 0 of 20" in runs
     assert "items     3 done, 1 failed" in runs
     assert f"worker    w1 on {HOST}" in runs
@@ -287,7 +287,7 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     submit(store)
     claim(store, "busy", incarnation="i-busy", now=now)
 
-    assert cli("worker", "lock", "locked", "--because", "bad memory") == (0, "", "")
+    assert cli("worker", "lock", "locked", "--reason", "bad memory") == (0, "", "")
     assert cli("worker", "drain", "draining") == (0, "", "")
     code, out, _ = cli("worker", "list")
 
@@ -325,7 +325,7 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
     running = store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
     store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
     process = spawn(
-        "-m", "gpuwarden", "worker", "--name", "w1", "--body", "bodies:load", "--store", url, "--dir", str(host_dir),
+        "-m", "gpuwarden", "worker", "--name", "w1", "--body", "bodies:load", "--queue-db", url, "--runtime-dir", str(host_dir),
         stderr=log, PYTHONPATH=str(tmp_path),
     )  # fmt: skip
     eventually(lambda: log.exists() and "job armed" in log.read_text(), "the job runs", log=log.read_text)

@@ -251,7 +251,7 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def start(name: str) -> subprocess.Popen[str]:
-        told = ["--store", url, "--dir", str(host_dir), "--body", "bodies:load", "--name", name]
+        told = ["--queue-db", url, "--runtime-dir", str(host_dir), "--body", "bodies:load", "--name", name]
         return spawn("-m", "gpuwarden", "worker", *told, stderr=tmp_path / f"{name}.log")
 
     workers = {name: start(name) for name in ("a", "b")}

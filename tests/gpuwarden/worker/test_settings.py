@@ -67,7 +67,7 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
     start: Callable[..., Any], spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path
 ) -> None:
     first = start()
-    options = ["--name=w1", "--body=bodies:load", f"--store=sqlite:///{database}", f"--dir={host_dir}"]
+    options = ["--name=w1", "--body=bodies:load", f"--queue-db=sqlite:///{database}", f"--runtime-dir={host_dir}"]
 
     second = spawn("-m", "gpuwarden", "worker", *options, stderr=tmp_path / "second.log", PYTHONPATH=str(tmp_path))
     second.communicate()
@@ -115,7 +115,16 @@ def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str
 
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for option in ("--name", "--body", "--queue", "--store", "--dir", "--subdirectory", "--lease-s", "--heartbeat-s"):
+    for option in (
+        "--name",
+        "--body",
+        "--queue",
+        "--queue-db",
+        "--runtime-dir",
+        "--subdirectory",
+        "--lease-s",
+        "--heartbeat-s",
+    ):
         assert option in shown
     assert "77 the job was taken away" in shown
     assert "--gpus" in shown

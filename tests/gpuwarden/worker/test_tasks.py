@@ -98,8 +98,8 @@ def url(database: Path) -> str:
 def tasks(tmp_path: Path, url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of a team, as its own programs import it; its queue is where the environment says."""
     (tmp_path / "tasks.py").write_text(TASKS)
-    monkeypatch.setenv("GPUWARDEN_STORE", url)
-    monkeypatch.setenv("GPUWARDEN_DIR", str(host_dir))
+    monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
+    monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "tasks", raising=False)
@@ -295,20 +295,20 @@ def test_a_body_may_be_the_one_queue_of_a_module(tasks: Any) -> None:
 
 
 def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUWARDEN_STORE", raising=False)
+    monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
     assert default_store() == f"sqlite:///{tmp_path}/data/gpuwarden/queue.db"
     assert (tmp_path / "data/gpuwarden").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data/gpuwarden/queue.db"))
     (tmp_path / "data/gpuwarden/queue.db").touch()
-    with pytest.raises(GpuwardenError, match=r"no place for a queue .*: set \$GPUWARDEN_STORE"):
+    with pytest.raises(GpuwardenError, match=r"no place for a queue .*: set \$GPUWARDEN_QUEUE_DB"):
         default_store()
 
 
 def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = tasks.sketch.submit()
-    monkeypatch.delenv("GPUWARDEN_DIR")
+    monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR")
     log = tmp_path / "worker.log"
     spawn("-m", "gpuwarden", "worker", "tasks", "--jobs-max", "1", stderr=log, XDG_RUNTIME_DIR=str(tmp_path / "own"))
 

@@ -63,7 +63,7 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     assert [each for each in wanted if each not in message] == []
     capsys.readouterr()
 
-    assert cli("approve", "1", "--because", "I looked at it") == 0
+    assert cli("approve", "1", "--reason", "I looked at it") == 0
 
     first, second = capsys.readouterr().out.splitlines()
     assert missing(first, "approved", "episode 1 on box1", "ann@") == []
@@ -92,7 +92,7 @@ def test_a_running_executor_obeys_an_approval(ledger: Ledger, store: JobStore, c
 
 def test_a_no_holds_until_a_yes(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     world = asked(ledger, store, cli)
-    assert cli("decline", "1", "--because", "the job is nearly done") == 0
+    assert cli("decline", "1", "--reason", "the job is nearly done") == 0
     go_on(ledger, store, world)
     assert told(ledger)[-1] == "decided wait: declined"
     assert cli("arm", "--yes") == 0
@@ -232,7 +232,7 @@ def test_the_audit_tells_of_answers(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked(ledger, store, cli)
-    cli("approve", "1", "--for", "15m", "--because", "looked")
+    cli("approve", "1", "--for", "15m", "--reason", "looked")
     ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "closed", now=time.time())
     capsys.readouterr()
 

@@ -85,7 +85,7 @@ def test_arm_shows_what_waits_for_it_and_asks_on_a_terminal(
     assert not ledger.orders.current().armed(host=HOST, remedy=REMEDY)
 
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert cli("arm", "--because", "we read the ledger") == 0
+    assert cli("arm", "--reason", "we read the ledger") == 0
     (order,) = ledger.orders.current().given
     assert (order.act, order.because) == (Act.ARM, "we read the ledger")
     assert order.who.startswith("ann@")
@@ -149,7 +149,7 @@ def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobSt
     accept(ledger, alert("b", host="box2"))
     ledger.inbox.take_new("box2", now=NOW)
 
-    cli("arm", "--yes", "--host", HOST, "--because", "we agree")
+    cli("arm", "--yes", "--host", HOST, "--reason", "we agree")
 
     assert told(ledger)[-1] == "ordered arm"
     story = ledger.reports.get(1)
@@ -159,7 +159,7 @@ def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobSt
 
 
 def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    cli("arm", "--yes", "--because", "shift\x1b[2J")
+    cli("arm", "--yes", "--reason", "shift\x1b[2J")
     cli("pause", "--for", "2h")
     cli("disarm")
     capsys.readouterr()
@@ -180,7 +180,7 @@ def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: p
 def test_its_log_says_who_armed_and_disarmed_it(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
     with capture_logs() as logged, looping(executor(ledger, store, World(), armed=False)):
-        cli("arm", "--yes", "--because", "go")
+        cli("arm", "--yes", "--reason", "go")
         eventually(lambda: any(each["event"] == "armed: acts" for each in logged), "it says that it acts")
         cli("disarm")
         eventually(lambda: logged[-1]["event"].startswith("dry run"), "and that it does not any more")
@@ -379,7 +379,7 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
 
 def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
-    safeguards = Safeguards(cooldown_s=0.0, storm_frees=2)
+    safeguards = Safeguards(cooldown_s=0.0, breaker_restarts=2)
 
     def begin(life: int, *, now: float) -> Reason | None:
         accept(ledger, alert(f"f{life}", attempt=str(life)))

@@ -52,7 +52,7 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     world = wedged(ledger, store)
-    assert cli("pause", "--from", local(3600), "--for", "2h", "--because", "new\x1b driver") == 0
+    assert cli("pause", "--from", local(3600), "--for", "2h", "--reason", "new\x1b driver") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"pause 1 on every host from \S+ \S+ until \S+ \S+, by ann@\S+: new\\x1b driver; "
@@ -84,7 +84,7 @@ def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: 
     assert left(ledger) == [3, 2, 1]
     capsys.readouterr()
 
-    assert cli("resume", "2", "--because", "postponed") == 0
+    assert cli("resume", "2", "--reason", "postponed") == 0
     assert missing(capsys.readouterr().out, "ended", "pause 2 on box1") == []
 
     assert left(ledger) == [3, 1]

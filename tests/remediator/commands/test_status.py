@@ -98,7 +98,7 @@ def ask(
     """Ask for the status of a chain that is well: its exit code, and what it says."""
     for name in status.ADDRESSES:
         monkeypatch.setenv(f"GPUWARDEN_{name.upper()}_URL", parts.url)
-    for name in ("GPUWARDEN_STORE", "GPUWARDEN_REMEDIATOR_QUEUE"):
+    for name in ("GPUWARDEN_QUEUE_DB", "GPUWARDEN_QUEUE_DB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: Path("/nowhere"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)

@@ -38,7 +38,7 @@ def store(queue_url: str) -> Iterator[JobStore]:
 @pytest.fixture
 def cli(queue_url: str, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
     """The commands, on this queue."""
-    monkeypatch.setenv("GPUWARDEN_STORE", queue_url)
+    monkeypatch.setenv("GPUWARDEN_QUEUE_DB", queue_url)
     return command
 
 
@@ -209,7 +209,7 @@ def test_a_run_asks_as_it_is_submitted(
     *,
     wrangled: bool,
 ) -> None:
-    monkeypatch.setenv("GPUWARDEN_WRANGLE", machine)
+    monkeypatch.setenv("GPUWARDEN_WRANGLE_RUNS", machine)
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
 
@@ -219,14 +219,14 @@ def test_a_run_asks_as_it_is_submitted(
 
 
 def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPUWARDEN_WRANGLE", "perhaps")
+    monkeypatch.setenv("GPUWARDEN_WRANGLE_RUNS", "perhaps")
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
 
     assert cli("run", "submit", str(file)) == (
         1,
         "",
-        "gpuwarden run: $GPUWARDEN_WRANGLE is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
+        "gpuwarden run: $GPUWARDEN_WRANGLE_RUNS is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
     )
     assert store.runs.get("r1") is None
 
@@ -304,11 +304,11 @@ def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
     def start_one(name: str, nature: str) -> subprocess.Popen[bytes]:
         with (tmp_path / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name, "--dir", str(folder)],
+                [sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name, "--runtime-dir", str(folder)],
                 cwd=tmp_path,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "GPUWARDEN_STORE": queue_url, "NATURE": nature, "PYTHONPATH": str(tmp_path)},
+                env={**os.environ, "GPUWARDEN_QUEUE_DB": queue_url, "NATURE": nature, "PYTHONPATH": str(tmp_path)},
             )
         started.append(process)
         return process

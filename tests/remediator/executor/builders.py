@@ -28,9 +28,9 @@ from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST, alert, server_alert
 from tests.remediator.world import Box, World
 
-LIMITS = Limits(evidence_fresh_s=5.0, settle_bound_s=60.0, free_bound_s=120.0, retries_max=3, start_seen_s=0.0)
-BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
-PACE = LoopSettings(limits=LIMITS, safeguards=BOUNDLESS, look_again_s=0.02, tend_s=0.02, stop_grace_s=0.0)
+LIMITS = Limits(evidence_fresh_s=5.0, settle_timeout_s=60.0, restart_timeout_s=120.0, retries_max=3, start_seen_s=0.0)
+BOUNDLESS = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
+PACE = LoopSettings(limits=LIMITS, safeguards=BOUNDLESS, interval_s=0.02, sweep_interval_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
 
 

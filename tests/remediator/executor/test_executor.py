@@ -48,7 +48,7 @@ def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledge
 def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store: JobStore) -> None:
     job_id = running(store)
     world = World(Box(worker="w1", job_id=job_id))
-    with looping(executor(ledger, store, world, settings=replace(PACE, look_again_s=60.0))):
+    with looping(executor(ledger, store, world, settings=replace(PACE, interval_s=60.0))):
         eventually(lambda: ledger.reports.totals(HOST).executor, "the first beat")
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
         eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=30)
@@ -67,7 +67,7 @@ def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch
     monkeypatch.setattr(Executors, "beat", counted)
     counting = Ledger.open(ledger_url, host=HOST)
     began_s = time.monotonic()
-    with looping(executor(counting, store, World(), settings=replace(PACE, look_again_s=0.3))):
+    with looping(executor(counting, store, World(), settings=replace(PACE, interval_s=0.3))):
         eventually(lambda: count >= 4, "four beats")
         took_s = time.monotonic() - began_s
     counting.close()

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 BOUND_S = 0.5
-QUICK = replace(PACE, limits=replace(LIMITS, node_lost_after_s=BOUND_S))
+QUICK = replace(PACE, limits=replace(LIMITS, host_lost_after_s=BOUND_S))
 LIVES_S = 2.5
 """The bound where a host shows life meanwhile: longer than a busy machine keeps a sign of it back."""
 
@@ -55,7 +55,7 @@ def beating(ledger: Ledger) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _short_life(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", BOUND_S)
-    monkeypatch.setattr("remediator.executor.executor.SLOW_CHECK_S", PACE.look_again_s)
+    monkeypatch.setattr("remediator.executor.executor.SLOW_CHECK_S", PACE.interval_s)
     monkeypatch.setattr("remediator.executor.perform.ANNOUNCED_S", 0.1)
 
 
@@ -163,7 +163,7 @@ def test_while_its_own_remediator_shows_life_nothing_of_a_host_is_lost(
 ) -> None:
     job_id = unheard(store)
     monkeypatch.setattr("remediator.executor.hosts.ALIVE_S", LIVES_S)
-    patient = replace(QUICK, limits=replace(LIMITS, node_lost_after_s=LIVES_S))
+    patient = replace(QUICK, limits=replace(LIMITS, host_lost_after_s=LIVES_S))
     works = executor(other, store, World(), host="box2", settings=patient)
 
     with looping(works):

@@ -59,7 +59,7 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
     world = wedged(ledger, store, job_class=JobClass.INGEST_LOAD if lost == "fail" else JobClass.GPU)
     world.boxes["w1"].unkillable = lost == "quarantine"
     losing = Losing(ledger, step=lost)
-    bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1) if lost == "quarantine" else LIMITS
+    bounds = replace(LIMITS, settle_timeout_s=0.05, restart_timeout_s=0.1) if lost == "quarantine" else LIMITS
 
     to_the_end(executor(losing, store, world, settings=replace(PACE, limits=bounds)), ledger)
 

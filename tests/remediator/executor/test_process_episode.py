@@ -227,7 +227,7 @@ def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger:
 def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: JobStore) -> None:
     world = wedged(ledger, store)
     world.boxes["w1"].unkillable = True
-    bounds = replace(LIMITS, settle_bound_s=0.05, free_bound_s=0.1)
+    bounds = replace(LIMITS, settle_timeout_s=0.05, restart_timeout_s=0.1)
 
     to_the_end(executor(ledger, store, world, settings=replace(PACE, limits=bounds)), ledger)
 

@@ -187,7 +187,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
 ) -> None:
     """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
     world = (on_a_lost_gpu if lost else wedged)(ledger, store, **submission)
-    settings = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    settings = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
         def ends_after_the_bound(box: Box) -> None:
@@ -196,7 +196,7 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
                 its_own.rollback()
             elif not its_own.in_transaction():
                 refuse_all(its_own)
-                time.sleep(settings.limits.settle_bound_s)
+                time.sleep(settings.limits.settle_timeout_s)
 
         world.before_stop = ends_after_the_bound
 
@@ -213,14 +213,14 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
 def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, impatient: JobStore) -> None:
     """What was refused at a stage that is over counts no more; here the queue refuses on."""
     world = on_a_lost_gpu(ledger, store)
-    settings = replace(PACE, limits=replace(LIMITS, settle_bound_s=0.3))
+    settings = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
         def stops_at_the_second_try(box: Box) -> None:
             box.unkillable = "failed quarantine" not in told(ledger)
             if not its_own.in_transaction():
                 refuse_all(its_own)
-                time.sleep(settings.limits.settle_bound_s)
+                time.sleep(settings.limits.settle_timeout_s)
 
         world.before_stop = stops_at_the_second_try
         works = executor(ledger, impatient, world, settings=settings)
@@ -253,7 +253,7 @@ def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monke
     world.boxes["w1"].unkillable = True
     store.claims.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
-    bound = replace(PACE, limits=replace(LIMITS, settle_bound_s=3.0))
+    bound = replace(PACE, limits=replace(LIMITS, settle_timeout_s=3.0))
     with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
         works = executor(ledger, patient, world, settings=bound)
         for _ in range(2):

@@ -57,7 +57,7 @@ def test_a_server_is_freed_by_its_own_remedy_alone(ledger: Ledger, store: JobSto
 
 def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
-    guarded = replace(PACE, safeguards=Safeguards(cooldown_s=3600.0, storm_targets=1))
+    guarded = replace(PACE, safeguards=Safeguards(cooldown_s=3600.0, breaker_targets=1))
     works = executor(ledger, store, world, settings=guarded)
     ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="test", because="", until=time.time() + 3600))
     turn(works, ledger)
@@ -102,7 +102,7 @@ def test_a_server_that_answers_again_after_the_promise_is_not_stopped(ledger: Le
 
 def test_an_unkillable_server_quarantines_its_gpus_alone(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger, unkillable=True)
-    hurried = replace(PACE, limits=replace(LIMITS, free_bound_s=0.0))
+    hurried = replace(PACE, limits=replace(LIMITS, restart_timeout_s=0.0))
 
     to_the_end(executor(ledger, store, world, settings=hurried), ledger)
 

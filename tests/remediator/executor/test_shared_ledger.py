@@ -171,7 +171,7 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
     ledger: Ledger, ledger_b: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = 0
-    works = executor(ledger, store, World(), settings=replace(PACE, look_again_s=60.0, tend_s=60.0))
+    works = executor(ledger, store, World(), settings=replace(PACE, interval_s=60.0, sweep_interval_s=60.0))
     look_on = works.clock.tick
 
     def counted() -> None:

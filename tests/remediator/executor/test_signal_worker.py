@@ -149,7 +149,7 @@ def policy(tmp_path: Path) -> PolicyFile:
 
 def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, **clients: Any) -> Executor:
     arm(ledger)
-    limits = replace(LIMITS, settle_bound_s=30.0, free_bound_s=0.2)
+    limits = replace(LIMITS, settle_timeout_s=30.0, restart_timeout_s=0.2)
     its: Any = world
     with_these = Clients(exporter=its, queue=BuiltinQueue(store), actuators={"docker": its}, policy=policy, **clients)
     return Executor(ledger, host=HOST, clients=with_these, settings=replace(PACE, limits=limits))

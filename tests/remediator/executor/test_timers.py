@@ -23,7 +23,7 @@ from tests.remediator.builders import HOST
 from tests.remediator.executor.builders import LIMITS, PACE, executor, story, take_up, told, turn, wedged
 from tests.remediator.world import Box, World
 
-BOUND_S = PACE.limits.settle_bound_s
+BOUND_S = PACE.limits.settle_timeout_s
 
 
 class Clocks:
@@ -73,7 +73,7 @@ def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobSt
     assert store.job(1).state is State.FENCING
     look_on(works, ledger, clocks, for_s=5)
     assert store.job(1).state is State.QUEUED
-    look_on(works, ledger, clocks, for_s=PACE.limits.free_bound_s)
+    look_on(works, ledger, clocks, for_s=PACE.limits.restart_timeout_s)
     assert story(ledger).outcome == "partly_mended"
 
 
@@ -148,7 +148,7 @@ def test_a_held_episode_keeps_its_bounds(ledger: Ledger, store: JobStore, clocks
     works.processor.performer.perform(episode, _begin(works, episode))
     held = executor(ledger, store, world, armed=False)
 
-    look_on(held, ledger, clocks, for_s=LIMITS.free_bound_s + 10)
+    look_on(held, ledger, clocks, for_s=LIMITS.restart_timeout_s + 10)
 
     (begun,) = ledger.episodes.list_open()
     assert held.processor.facts.of_container(begun).free_for_s < 10.0

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.both_databases
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
-BOUNDLESS = Safeguards(cooldown_s=0.0, storm_targets=1000, storm_frees=1000)
+BOUNDLESS = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
 REFUSAL = Refusal(reason=Reason.OTHER_HOST, message="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     condition=Condition.STALL,

@@ -19,7 +19,7 @@ RUNS = held_job()
 LOST = held_job(state=State.HOST_LOST)
 HEARD = held_job(job_id=8, heard_s_ago=9.0)
 UNHEARD = held_job(job_id=9, heard_s_ago=None)
-BOUND_S = LIMITS.node_lost_after_s
+BOUND_S = LIMITS.host_lost_after_s
 
 
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_hosts() -> None:

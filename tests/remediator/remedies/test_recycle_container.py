@@ -223,7 +223,7 @@ def test_no_accused_is_nobody() -> None:
 
 ROOM = server(cards=[card(tenant(), free_mib=9000)])
 OTHER = server(cards=[card(tenant(), tenant("x", 15_000, 1000))])
-LATE = {"free_for_s": LIMITS.free_bound_s}
+LATE = {"free_for_s": LIMITS.restart_timeout_s}
 DEAD_AND_GONE = server(
     container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []}, cards=[card(free_mib=11_357)]
 )

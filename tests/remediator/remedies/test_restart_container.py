@@ -52,7 +52,7 @@ STARTING = free(Stage.STARTING, tries=1)
 GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
 UNLISTED = server(container_id=None, container_incarnation=None)
 ANSWERS = server(unanswered_s=0.0)
-LATE = {"free_for_s": LIMITS.free_bound_s}
+LATE = {"free_for_s": LIMITS.restart_timeout_s}
 
 
 def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_servers() -> None:

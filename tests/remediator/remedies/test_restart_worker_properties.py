@@ -174,7 +174,7 @@ def test_nothing_is_requeued_or_failed_before_it_is_dead_or_the_bound_has_passed
         assert known.job is not None
         assert (known.job.state, known.job.attempt) == (State.FENCING, 1)
         dead = promised.stage in (Stage.DEAD, Stage.STARTING, Stage.DONE)
-        assert dead or known.settle_for_s >= LIMITS.settle_bound_s
+        assert dead or known.settle_for_s >= LIMITS.settle_timeout_s
         capped = known.job.watchdog_retries >= LIMITS.retries_max or known.job.attempt >= known.job.attempts_max
         assert isinstance(step, Fail) or not capped
 
@@ -189,7 +189,7 @@ def test_gpus_are_taken_out_of_use_once_and_only_for_what_outlived_a_stop_or_its
         assert free is not None
         up = known.container is not None and known.container.incarnation == free.key and known.container.running
         assert free.stage is Stage.STOPPING or (free.stage is Stage.PLANNED and not up)
-        assert known.free_for_s >= LIMITS.free_bound_s
+        assert known.free_for_s >= LIMITS.restart_timeout_s
         assert not free.data["quarantined"]
         assert known.container_known
 

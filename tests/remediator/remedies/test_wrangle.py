@@ -266,7 +266,7 @@ def test_the_sentence_names_workers_and_figures(counts: RunTally, figures: tuple
 
 def test_the_constants_are_those_of_the_specification() -> None:
     assert (ACTIVATION, MIGRATIONS_MAX) == (5, 3)
-    assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, patience_s=PATIENCE_S) == RULES
+    assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, timeout_s=PATIENCE_S) == RULES
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_the_constants_are_those_of_the_specification() -> None:
         pytest.param(Rules(activation=0), run(worker("w1", failed=1)), Migrate, id="the first failure is one too many"),
         pytest.param(Rules(activation=9), run(worker("w1", failed=9)), Leave, id="more patience with failures"),
         pytest.param(Rules(migrations_max=0), run(BAD), BlockRun, id="never moved"),
-        pytest.param(Rules(patience_s=60), run(BAD, worker("w2")), LockWorker, id="less patience with the undecided"),
+        pytest.param(Rules(timeout_s=60), run(BAD, worker("w2")), LockWorker, id="less patience with the undecided"),
     ],
 )
 def test_each_constant_is_its_owners(rules: Rules, counts: RunTally, wanted: type[Verdict]) -> None:
@@ -511,7 +511,7 @@ def test_an_episode_ends_with_its_alert_and_its_work(ended: Facts, outcome: Outc
 def test_the_constants_are_those_of_the_settings() -> None:
     assert rules(Limits()) == Rules()
     assert rules(Limits(wrangle_activation=1, wrangle_migrations_max=2, wrangle_timeout_s=3.0)) == Rules(
-        activation=1, migrations_max=2, patience_s=3.0
+        activation=1, migrations_max=2, timeout_s=3.0
     )
     assert isinstance(decide(run_facts(NOTHING, limits=Limits(wrangle_activation=4))), Migrate)
 

@@ -40,21 +40,21 @@ def test_arming_at_the_first_start_has_to_be_asked_for() -> None:
 
 def test_settings_come_from_the_environment_and_an_option_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_RETRIES_MAX", "5")
-    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_TEND_S", "7")
+    monkeypatch.setenv("GPUWARDEN_REMEDIATOR_SWEEP_INTERVAL_S", "7")
 
     found = CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--retries-max", "1"])
 
-    assert (found.retries_max, found.tend_s) == (1, 7.0)
+    assert (found.retries_max, found.sweep_interval_s) == (1, 7.0)
 
 
 def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GPUWARDEN_DIR", raising=False)
+    monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR", raising=False)
     assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/run/gpuwarden")
 
-    monkeypatch.setenv("GPUWARDEN_DIR", "/srv/gpuwarden")
+    monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", "/srv/gpuwarden")
     assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/srv/gpuwarden")
 
-    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--dir", "/opt"]).dir == Path("/opt")
+    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--runtime-dir", "/opt"]).dir == Path("/opt")
 
 
 SERVE = ["--ledger", "sqlite:////l.db", "--web-config-file", "w"]
@@ -110,7 +110,8 @@ def test_an_address_of_prometheus_without_a_scheme_is_refused(capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--look-again-s", "0"], ["--settle-bound-s", "inf"], ["--free-bound-s", "nan"], ["--retries-max", "-1"]]
+    "wrong",
+    [["--interval-s", "0"], ["--settle-timeout-s", "inf"], ["--restart-timeout-s", "nan"], ["--retries-max", "-1"]],
 )
 def test_what_bounds_nothing_is_refused(wrong: list[str]) -> None:
     with pytest.raises(ValidationError):
@@ -126,9 +127,9 @@ def test_the_page_names_every_setting_with_its_default() -> None:
 
     for settings, name in FIELDS:
         assert f"| `--{name.replace('_', '-')}` | `GPUWARDEN_REMEDIATOR_{name.upper()}` |" in page, settings
-    assert "| `--look-again-s` | `GPUWARDEN_REMEDIATOR_LOOK_AGAIN_S` | `1.0` | " in page
+    assert "| `--interval-s` | `GPUWARDEN_REMEDIATOR_INTERVAL_S` | `1.0` | " in page
     assert "| `--processes` | `GPUWARDEN_REMEDIATOR_PROCESSES` | none | " in page
-    assert "| `--queue` | `GPUWARDEN_REMEDIATOR_QUEUE` | required | " in page
+    assert "| `--queue` | `GPUWARDEN_QUEUE_DB` | required | " in page
 
 
 def test_a_page_that_lags_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

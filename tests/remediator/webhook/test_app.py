@@ -92,7 +92,7 @@ def house(folder: Path, *, web: str = "") -> list[str]:
     (folder / "token").write_text(f"{TOKEN}\n")
     (folder / "web.yml").write_text(f"bearer_token_file: token\n{web}")
     return [
-        *("--dir", str(folder), "--web-config-file", str(folder / "web.yml")),
+        *("--runtime-dir", str(folder), "--web-config-file", str(folder / "web.yml")),
         *("--ledger", f"sqlite:///{folder}/ledger.db", "--body-max-bytes", str(BODY_MAX_BYTES)),
         *("--alerts-max", str(ALERTS_MAX)),
     ]
@@ -244,7 +244,7 @@ WATCHDOG = {**sent(), "labels": {"alertname": "GpuwardenWatchdog", "severity": "
 
 
 def test_the_rules_are_told_the_bounds_that_are_set(tmp_path: Path) -> None:
-    told = ["--node-lost-after-s=90", "--wrangle-activation=2", "--executor-silent-s=7", "--intent-overdue-s=70"]
+    told = ["--host-lost-after-s=90", "--wrangle-activation=2", "--executor-down-s=7", "--intent-overdue-s=70"]
 
     with serving(tmp_path / "house", *told) as (webhook, _):
         assert webhook.count("host_lost_after_seconds") == 90
@@ -698,7 +698,9 @@ def test_a_bad_start_is_one_line_and_1(tmp_path: Path, broken: Callable[[Path], 
 
 
 def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None:
-    code, said = failing("serve", "--dir", str(tmp_path), "--port", "70000", GPUWARDEN_REMEDIATOR_LEDGER="sqlite:///x")
+    code, said = failing(
+        "serve", "--runtime-dir", str(tmp_path), "--port", "70000", GPUWARDEN_REMEDIATOR_LEDGER="sqlite:///x"
+    )
 
     assert code == 2
     assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [

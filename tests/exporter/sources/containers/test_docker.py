@@ -407,7 +407,7 @@ def test_a_daemon_that_is_slow_to_inspect_whatever_there_is_makes_no_listing_too
 def test_where_no_engine_is_asked_none_of_their_client_is_loaded(tmp_path: Path) -> None:
     program = "import sys; from exporter import main; from exporter.settings import Settings\n"
     program += "print(main.configured_engines(Settings(_cli_parse_args=sys.argv[1:])), *sys.modules)"
-    common = [sys.executable, "-P", "-c", program, "--dir", str(tmp_path)]
+    common = [sys.executable, "-P", "-c", program, "--runtime-dir", str(tmp_path)]
 
     def told(*arguments: str) -> list[str]:
         return subprocess.run([*common, *arguments], capture_output=True, text=True, check=True).stdout.split()

@@ -719,7 +719,7 @@ def test_links_alone_need_no_api_and_the_kubelets_socket_can_be_left_out() -> No
 def test_the_program_asks_for_the_pods_of_its_node(cluster: Cluster, house: Path, short_path: Path) -> None:
     with a_kubelet(short_path / "k.sock", lambda: b"") as path:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpuwarden", "exporter", "--dir", str(house), "--docker=none", "--nvml=off",
+            [sys.executable, "-m", "gpuwarden", "exporter", "--runtime-dir", str(house), "--docker=none", "--nvml=off",
              "--port=0", "--pods=api", f"--kubernetes-api={cluster.url}", "--node-name=node-1",
              f"--pod-resources={path}"],
             env={name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")},

@@ -55,7 +55,7 @@ def program(
     house: Path, tree: Tree, *arguments: str, env: dict[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int, list[dict[str, Any]]]]:
     """The exporter on that tree: its process, its port, and its log until it was ready."""
-    given = ["--dir", str(house), "--port", "0", "--docker", "none", "--sample-interval-s", "0.05"]
+    given = ["--runtime-dir", str(house), "--port", "0", "--docker", "none", "--sample-interval-s", "0.05"]
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tree.sys.parent), tree.child[1], *given, *arguments],
         stderr=subprocess.PIPE,

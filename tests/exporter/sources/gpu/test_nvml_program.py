@@ -94,7 +94,7 @@ class Exporter:
 
 
 def command(house: Path, *arguments: object) -> list[str]:
-    given = ["--dir", house, "--port", 0, "--sample-interval-s", LOOK_S, *arguments]
+    given = ["--runtime-dir", house, "--port", 0, "--sample-interval-s", LOOK_S, *arguments]
     return [sys.executable, "-m", "gpuwarden", "exporter", *map(str, given)]
 
 
@@ -317,7 +317,7 @@ def test_a_reloaded_driver_is_met_again(program: Exporter, driver: Driver, two_w
 @pytest.mark.needs_compiler
 def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, start_worker: StartWorker) -> None:
     driver.answer(Card())
-    with running(house, "--docker", "none", "--nvml-answer-s", 3, env=driver.environment) as exporter:
+    with running(house, "--docker", "none", "--nvml-timeout-s", 3, env=driver.environment) as exporter:
         driver.answer(resting(start_worker("w0").pid))
         exporter.until(lambda at: idle_workers(at) == ["w0"])
 
@@ -347,7 +347,7 @@ def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_wor
     pids = {name: start_worker(name, env={"CUDA_VISIBLE_DEVICES": gpus}).pid for name, gpus in given.items()}
     both = resting(pids["w0"], pids["w2"]), resting(pids["w1"], uuid="GPU-1")
     driver.answer(*both)
-    with running(house, "--docker", "none", "--nvml-answer-s", answer_s, env=driver.environment) as exporter:
+    with running(house, "--docker", "none", "--nvml-timeout-s", answer_s, env=driver.environment) as exporter:
         exporter.until(lambda at: idle_workers(at) == ["w0", "w1"] and idle_s(at, "w2") >= 0)
 
         driver.answer(*both, but=("hang 1 nvmlDeviceGetMemoryInfo",))
@@ -405,7 +405,7 @@ def test_a_late_drivers_answer_is_dated(house: Path, driver: Driver) -> None:
 @pytest.mark.needs_compiler
 def test_while_a_driver_hangs_the_host_is_looked_at_as_often_as_ever(house: Path, driver: Driver) -> None:
     driver.answer(Card())
-    with running(house, "--docker", "none", "--nvml-answer-s", 6, env=driver.environment) as exporter:
+    with running(house, "--docker", "none", "--nvml-timeout-s", 6, env=driver.environment) as exporter:
         exporter.until(lambda at: at("gpu_info") == 1)
         driver.answer(Card(), but=("hang - nvmlDeviceGetCount",))
         exporter.until(lambda at: at("collector_success", collector="source_gpu") == 0)
