@@ -16,8 +16,9 @@ LARGE_POSTS: Final = 20
 
 ALERT: Final = """
 {"status": "firing", "fingerprint": "%(n)016x", "startsAt": "2026-01-01T00:00:00Z", "endsAt": "0001-01-01T00:00:00Z",
- "labels": {"alertname": "GpuwardenJobStalled", "severity": "critical", "remedy": "restart_worker", "condition": "stall",
-            "host": "bench", "worker": "worker-%(n)04d", "container": "worker-%(n)04d", "job_id": "%(n)d",
+ "labels": {"alertname": "GpuwardenJobStalled", "severity": "critical", "remedy": "restart_worker",
+            "condition": "stall", "host": "bench",
+            "worker": "worker-%(n)04d", "container": "worker-%(n)04d", "job_id": "%(n)d",
             "attempt": "1", "incarnation": "%(n)032x"},
  "annotations": {"summary": "job %(n)d on bench/worker-%(n)04d is wedged: no sign of life for 2m 0s",
                  "description": "Attempt 1 of job %(n)d in container worker-%(n)04d last beat 2m 0s ago.",

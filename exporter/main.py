@@ -76,11 +76,13 @@ def serve(settings: Settings) -> None:
         GpuwardenError: it cannot start.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a SIGHUP before its handler is set would end the process
-    if not settings.dir.is_dir():
-        raise GpuwardenError(f"{settings.dir} does not exist: create it, with this host's name in {settings.dir}/host")
+    if not settings.runtime_dir.is_dir():
+        raise GpuwardenError(
+            f"{settings.runtime_dir} does not exist: create it, with this host's name in {settings.runtime_dir}/host"
+        )
     if settings.state_dir is not None:
         _lock_state_dir(settings.state_dir)
-    host = host_key(settings.dir)
+    host = host_key(settings.runtime_dir)
     web = WebConfig(settings.web_config_file)
     thresholds = settings.thresholds()
     gpus = _gpu_source(settings)
@@ -94,7 +96,7 @@ def serve(settings: Settings) -> None:
     )
     sampler = Sampler(
         host=host,
-        directory=settings.dir,
+        directory=settings.runtime_dir,
         containers=engines,
         gpus=gpus.read,
         drm=kernel_gpus.read,
@@ -185,7 +187,7 @@ def _engine(settings: Settings, kind: str, base_url: str) -> Listener:
     # Docker's client takes a fifth of the memory, so it is loaded only with an engine.
     from exporter.sources.containers.docker import EngineContainers  # noqa: PLC0415
 
-    return EngineContainers(base_url, settings.dir, kind=kind)
+    return EngineContainers(base_url, settings.runtime_dir, kind=kind)
 
 
 def make_pods(settings: Settings) -> Pods:

@@ -35,7 +35,7 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
     )
 
-    dir: Path = Field(
+    runtime_dir: Path = Field(
         default_factory=state_directory,
         description="directory of the state files and the host key; also set by $GPUWARDEN_RUNTIME_DIR",
     )
@@ -323,8 +323,10 @@ class Settings(BaseSettings):
                 f"--stuck-factor {self.stuck_factor:g} is less than a step: use 1 or more, or 0 to disable it"
             )
         if self.gpu_saturated_ratio <= self.gpu_idle_ratio:
-            found = f"--gpu-saturated-ratio {self.gpu_saturated_ratio:g} is not above --gpu-idle-ratio {self.gpu_idle_ratio:g}"
-            raise ValueError(f"{found}: use a greater value")
+            raise ValueError(
+                f"--gpu-saturated-ratio {self.gpu_saturated_ratio:g} is not above --gpu-idle-ratio "
+                f"{self.gpu_idle_ratio:g}: use a greater value"
+            )
         return self
 
     @model_validator(mode="after")

@@ -214,7 +214,7 @@ class Limits:
     start_seen_s: float = 2.0
     gpu_lost_s: float = 60.0
     retries_max: int = 3
-    avoid_s: float = 600.0
+    requeue_avoid_gpu_s: float = 600.0
     host_lost_after_s: float = 180.0
     wrangle_activation: int = 5
     wrangle_migrations_max: int = 3

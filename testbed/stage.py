@@ -37,8 +37,13 @@ HOST: Final = "stage"
 PICTURE_SIDE: Final = 48
 FAST: Final = Intervals(scrape_s=1, evaluate_s=1, group_interval_s=1, repeat_s=3600)
 EXECUTE: Final[Mapping[str, float]] = {
-    "stop_grace_s": 2, "cooldown_s": 0, "breaker_targets": 1000, "breaker_restarts": 1000, "capture_s": 20, "capture_range_s": 0
-}  # fmt: skip
+    "stop_grace_s": 2,
+    "cooldown_s": 0,
+    "breaker_targets": 1000,
+    "breaker_restarts": 1000,
+    "capture_s": 20,
+    "capture_range_s": 0,
+}
 """Settings of the executor: tests may hang all workers, and one worker many times; slow machines need longer."""
 NO_ACTION: Final = frozenset({Outcome.UNCONFIRMED, Outcome.SUPERSEDED})
 """Outcomes of episodes without an action."""

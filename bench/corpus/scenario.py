@@ -8,7 +8,7 @@ A file is a YAML list. Each scenario has a `name` that says what happens and wha
     gpus       by number, where one is not simply there: `5m: lost`; `0:1` is the second instance (MIG) of the first
     hosts      by name, where one is not simply watched: `5m: unscraped`
     prometheus where it does not simply run: `5m: down`
-    verdict    `none`, or one or a list of {condition, remedy, of, since, due}: what went wrong at `since` is to be acted on
+    verdict    `none`, or one or a list of {condition, remedy, of, since, due}: what went wrong at `since` is acted on
                at `due`, the earliest moment at which what is known allows it, and on nobody else; with `then`, what
                is decided then about who fails the items of a run: lock (the worker), block, move (the run) or wait
     told       one or a list of {alert, of, due}: what people are to be told where nobody may act, of whom and when,

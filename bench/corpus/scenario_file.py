@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from bench.corpus.old_names import OLD_NAMES
 from bench.corpus.scenario import (
     _T,
     DECIDED,
@@ -99,21 +100,21 @@ def _hint(error: yaml.MarkedYAMLError) -> str:
 
 
 def _check_keys(file: str, node: yaml.Node, seen: set[int]) -> None:
-    """Nothing is said twice: of two values of one key YAML drops the first without a word.
-
-    Nor is `1:0` taken for 60, which it is to YAML 1.1, and to people an instance of a GPU.
-    """
+    """Refuse a key that occurs twice, keep `1:0` (an instance of a GPU) from being read as 60, replace old names."""
     if id(node) in seen:
         return
     seen.add(id(node))
-    if isinstance(node, yaml.ScalarNode) and ":" in node.value:
-        node.tag = "tag:yaml.org,2002:str"
+    if isinstance(node, yaml.ScalarNode):
+        node.value = OLD_NAMES.get(node.value, node.value)
+        if ":" in node.value:
+            node.tag = "tag:yaml.org,2002:str"
     elif isinstance(node, yaml.SequenceNode):
         for each in node.value:
             _check_keys(file, each, seen)
     elif isinstance(node, yaml.MappingNode):
         keys: set[str] = set()
         for key, value in node.value:
+            key.value = OLD_NAMES.get(key.value, key.value)
             if str(key.value) in keys:
                 raise ScenarioError(f"{file}:{key.start_mark.line + 1}: {key.value!r} stands here twice; keep one")
             keys.add(str(key.value))

@@ -112,8 +112,8 @@ def ours(directory: Path, environment: dict[str, str], engine_url: str) -> Itera
     directory.mkdir(exist_ok=True)
     (directory / "host").write_text("bench\n", encoding="ascii")
     process = subprocess.Popen(
-        [sys.executable, "-m", "gpuwarden", "exporter", "--runtime-dir", directory, "--nvml", "on", "--docker", engine_url,
-         "--port", "0"],
+        [sys.executable, "-m", "gpuwarden", "exporter", "--runtime-dir", directory, "--nvml", "on", "--docker",
+         engine_url, "--port", "0"],
         env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

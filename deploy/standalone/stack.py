@@ -232,7 +232,7 @@ class Chain:
             "serve",
             [
                 *_gpuwarden("remediator", "serve", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
-                *("--web-config-file", str(self.web_config_file), "--queue", self.queue_url),
+                *("--web-config-file", str(self.web_config_file), "--queue-db", self.queue_url),
                 *("--listen", "127.0.0.1", "--port", _port(self.remediator_url)),
                 *("--host-lost-after-s", str(self.plan.host_lost_after_s)),
             ],
@@ -249,7 +249,7 @@ class Chain:
         processes = ["--processes", str(plan.processes)] if plan.processes else []
         return [
             *_gpuwarden("remediator", "execute", "--runtime-dir", str(self.directory), "--ledger", self.ledger_url),
-            *("--queue", self.queue_url, "--exporter", self.exporter_url),
+            *("--queue-db", self.queue_url, "--exporter", self.exporter_url),
             *("--docker", plan.docker or "none", "--podman", plan.podman or "none"),
             *(f"--{name.replace('_', '-')}={value:g}" for name, value in plan.execute.items()),
             *("--host-lost-after-s", str(plan.host_lost_after_s)),

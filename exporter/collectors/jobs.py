@@ -289,8 +289,8 @@ def _silence(rows: list[_Row], waiting: list[tuple[str, str]], snapshot: Snapsho
         "other worker with a job there, by `gpuwarden_job_inactive_in_shared_container_seconds`.",
         _SLOT,
         (*((row.key, or_nan(row.inactive_s)) for row in rows), *((key, math.nan) for key in waiting)),
-        source="the least of `gpuwarden_job_step_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its container "
-        "the times for its GPU, its RAM and, where it counts, its work",
+        source="the least of `gpuwarden_job_step_beat_age_seconds`, `gpuwarden_job_phase_age_seconds` and of its "
+        "container the times for its GPU, its RAM and, where it counts, its work",
         absent=(
             "as `gpuwarden_worker_info`; NaN where the worker runs no job, while any of these "
             f"is unknown that counts, or {_DEAD}"

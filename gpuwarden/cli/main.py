@@ -36,7 +36,7 @@ _HELP: Final[Mapping[str, str]] = {
     "decline": "say no to it",
     "pause": "let nothing new begin for a while",
     "resume": "end a pause",
-    "breaker": "release the storm brake",
+    "breaker": "close the circuit breaker",
     "gpu": "take a GPU out of use, put it back, list those out of use",
     "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",
     "run": "submit jobs that wait for one another, from a file; list, show, end runs",

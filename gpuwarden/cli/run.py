@@ -239,8 +239,8 @@ def _parser() -> argparse.ArgumentParser:
     submit.add_argument(
         "--wrangle",
         action=argparse.BooleanOptionalAction,
-        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE_RUNS says (1 or "
-        "0) when not given, and as it was, or not, when neither is",
+        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE_RUNS says "
+        "(1 or 0) when not given, and as it was, or not, when neither is",
     )
 
     listing = add_act(acts, "list", _list, "the runs submitted last, with their jobs by state")

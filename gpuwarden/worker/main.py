@@ -132,11 +132,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--queue-db", default=env.get("GPUWARDEN_QUEUE_DB"),
                         help="the queue's database URL, or $GPUWARDEN_QUEUE_DB; that of the gpuwarden.Queue, else an "
                              "SQLite file of this user's")  # fmt: skip
-    parser.add_argument("--runtime-dir", type=Path, default=_directory_told(),
-                        help=f"where state files go, or $GPUWARDEN_RUNTIME_DIR; {DEFAULT_DIR} where it is there, else a folder "
-                             "of this user's")  # fmt: skip
+    parser.add_argument(
+        "--runtime-dir",
+        type=Path,
+        default=_directory_told(),
+        help=f"where state files go, or $GPUWARDEN_RUNTIME_DIR; {DEFAULT_DIR} if it exists, else a folder "
+        "of this user's",
+    )
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
-                        help="the container's own folder in --runtime-dir; the worker's name when not given")  # fmt: skip
+                        help="the container's folder in --runtime-dir; default: the worker's name")  # fmt: skip
     parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
                         help="its GPUs, so that what is in quarantine is not used; $GPUWARDEN_GPUS, else the UUIDs in "
                              "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip

@@ -89,7 +89,7 @@ def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None)
     with closing(existing(wanted.ledger)) as ledger:
         now = ledger.now()
         until = None if for_s is None else now + for_s
-        return ledger.orders.answer(wanted.episode, act, who=who(), because=wanted.because, until=until, now=now)
+        return ledger.orders.answer(wanted.episode, act, who=who(), because=wanted.reason, until=until, now=now)
 
 
 def disarm(argv: list[str]) -> int:
@@ -180,23 +180,23 @@ def span(window: Order) -> str:
 def breaker(argv: list[str]) -> int:
     """`gpuwarden breaker`."""
     parser = argparse.ArgumentParser(
-        prog="gpuwarden brake", description="The circuit breaker, which opens after too many restarts."
+        prog="gpuwarden breaker", description="The circuit breaker, which opens after too many restarts."
     )
-    acts = parser.add_subparsers(dest="act", required=True, metavar="release")
+    acts = parser.add_subparsers(dest="act", required=True, metavar="reset")
     help_text = "close the circuit breaker on every host"
-    release = acts.add_parser("release", help=help_text, description=help_text)
-    add_ledger(release)
-    release.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
+    reset = acts.add_parser("reset", help=help_text, description=help_text)
+    add_ledger(reset)
+    reset.add_argument("--reason", default="", metavar="TEXT", help="reason, stored with the order")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         latched = ledger.orders.current().breaker()
         if latched is None:
-            print("gpuwarden brake: the circuit breaker is not open", file=sys.stderr)
+            print("gpuwarden breaker: the circuit breaker is not open", file=sys.stderr)
             return 1
-        order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.because)
+        order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.reason)
         ledger.orders.give(order)
         waiting = [each for each in ledger.reports.list_held() if each.reason == Reason.CIRCUIT_BREAKER]
-    print(f"released, by {order.who}; it opened {ago(order.at - latched.at)} ago: {plain(latched.because)}")
+    print(f"reset by {order.who}; it opened {ago(order.at - latched.at)} ago: {plain(latched.because)}")
     for each in waiting:
         print(f"  {_line(each, 'waited for this, handled now')}")
     return 0
@@ -221,7 +221,7 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
 
 
 def _order(act: Act, ledger: Ledger, wanted: argparse.Namespace, **more: Any) -> Order:
-    return Order(act=act, at=ledger.now(), who=who(), because=wanted.because, host=wanted.host, **more)
+    return Order(act=act, at=ledger.now(), who=who(), because=wanted.reason, host=wanted.host, **more)
 
 
 def _list_open(ledger: Ledger, order: Order) -> list[Episode]:

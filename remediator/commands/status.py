@@ -197,7 +197,7 @@ def look(wanted: argparse.Namespace, *, now: float) -> Report:
         url: str = getattr(wanted, name)
         opened = partial(_exporter_client, wanted) if name == "exporter" else _client
         report.parts.append(_not_checked(name) if url == NONE else _check_http(name, url.rstrip("/"), ask, opened))
-    if wanted.queue not in (None, NONE):
+    if wanted.queue_db not in (None, NONE):
         report.parts.append(_queue(report, wanted))
     return report
 
@@ -311,18 +311,18 @@ def _file(url: str) -> Path | None:
 
 
 def _queue(report: Report, wanted: argparse.Namespace) -> Part:
-    path = _file(wanted.queue)
+    path = _file(wanted.queue_db)
     if path is not None and not path.exists():  # opening would create it
-        todo = "check --queue and its database"
+        todo = "check --queue-db and its database"
         return Part(name="queue", ok=False, says=f"no queue database at {path}", todo=todo)
     try:
-        with closing(JobStore.open(wanted.queue, migrate=False)) as store:
+        with closing(JobStore.open(wanted.queue_db, migrate=False)) as store:
             report.quarantined = [
                 each for each in store.gpu_quarantine.quarantined() if wanted.host in (None, each.host)
             ]
-            return _database("queue", wanted.queue, store.check_writable)
+            return _database("queue", wanted.queue_db, store.check_writable)
     except GpuwardenError as error:
-        return _explain("queue", wanted.queue, error)
+        return _explain("queue", wanted.queue_db, error)
 
 
 def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
@@ -434,7 +434,7 @@ def _parser() -> argparse.ArgumentParser:
     add_ledger(parser)
     parser.add_argument("--host", help="only this host; default: every host of the ledger")
     parser.add_argument(
-        "--queue",
+        "--queue-db",
         default=queue_url(os.environ),
         help="database URL of the queue, for quarantined GPUs; 'none' to skip; default $GPUWARDEN_QUEUE_DB, else the "
         "queue of `gpuwarden up`",

@@ -143,7 +143,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="moves of a run to another worker before it is blocked (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--patience-s", type=_seconds, default=PATIENCE_S, metavar="S",
+        "--timeout-s", type=_seconds, default=PATIENCE_S, metavar="S",
         help="ignore a worker after this time without an item result, seconds "
         "(default: %(default)s)",
     )  # fmt: skip

@@ -38,11 +38,11 @@ def execute(settings: ExecuteSettings) -> None:
         GpuwardenError: the executor cannot start; the message says why.
     """
     logs.configure(level=settings.log_level)
-    host = host_key(settings.dir)
+    host = host_key(settings.runtime_dir)
     with ExitStack() as parts:
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         lock = parts.enter_context(closing(ExecutorLock(ledger, host=host)))
-        store = parts.enter_context(closing(JobStore.open(settings.queue)))
+        store = parts.enter_context(closing(JobStore.open(settings.queue_db)))
         if ledger.shared and not store.shared:
             raise GpuwardenError(
                 "the ledger is shared but the queue is local, so job ids would mix: "

@@ -396,8 +396,8 @@ def may_wrangle(
     if count <= above:
         return None
     message = (
-        f"{count} workers to be locked and runs to be blocked within {safeguards.breaker_window_s:.0f} s; above {above} "
-        "they have one cause, which no lock mends"
+        f"{count} workers to be locked and runs to be blocked within {safeguards.breaker_window_s:.0f} s; above "
+        f"{above} they have one cause, which no lock mends"
     )
     return Latch(message=message)
 

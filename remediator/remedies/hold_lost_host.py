@@ -1,4 +1,4 @@
-"""Remedy `hold_lost_host`: a host fell silent, which is not a failure: its jobs may well run on. Hold them for it. Pure.
+"""Remedy `hold_lost_host`: hold the jobs of a silent host for it, since they may still run there. Pure.
 
 A silent host cannot be asked, so nothing on it is touched. What is asked instead is everyone who may have heard of it:
 its own remediator through the ledger, its workers through the queue. A job is taken for lost only where none of them

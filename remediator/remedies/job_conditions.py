@@ -58,8 +58,8 @@ def _gang_stuck(evidence: WorkerFacts) -> Finding:
         message = "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message=message)
     figures = (
-        f"a rank that spins: no step for {step_beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page faults "
-        f"still {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+        f"a rank that spins: no step for {step_beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page "
+        f"faults still {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
     return Finding.of(conditions.is_stuck(step_beat_age_s, after_s, spinning_s, still_s), figures)
 

@@ -263,7 +263,7 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: boo
         return Fail(reason=Reason.RETRIES_EXHAUSTED, message=message)
     retry = job.watchdog_retries + 1
     message = f"{condition}: retry {retry} of {limits.retries_max} ({ground})"
-    return Requeue(message=message, avoid_s=limits.avoid_s, retry=retry, seen_dead=seen_dead)
+    return Requeue(message=message, avoid_s=limits.requeue_avoid_gpu_s, retry=retry, seen_dead=seen_dead)
 
 
 def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:

@@ -1,7 +1,7 @@
 """The policy file: settings of single remedies on this host. TOML, all optional.
 
     [restart_worker]
-    unconfirmed = "hold"       # if the process exit is unconfirmed after --settle-timeout-s: "requeue" the job (default),
+    unconfirmed = "hold"       # exit unconfirmed after --settle-timeout-s: "requeue" the job (default),
                                # or "hold" it until the exit is confirmed or an operator decides.
     retries_max = 1            # Replaces --retries-max.
     warn_signal = "SIGUSR1"    # or SIGUSR2: sent before the fence to a worker that catches it.

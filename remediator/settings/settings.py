@@ -1,11 +1,19 @@
 """The remediator's settings: name, default and help. Set as options or as GPUWARDEN_REMEDIATOR_… variables."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 import httpx
 from pydantic import BeforeValidator, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliImplicitFlag, NoDecode, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliImplicitFlag,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
@@ -44,7 +52,7 @@ def _check_addresses(urls: tuple[str, ...], *, option: str, example: str) -> Non
 
 
 class _Common(BaseSettings):
-    dir: Path = Field(
+    runtime_dir: Path = Field(
         default_factory=state_directory, description="folder of this host's key; also set by $GPUWARDEN_RUNTIME_DIR"
     )
     ledger: str = Field(
@@ -70,6 +78,19 @@ class _Common(BaseSettings):
         pattern="^(debug|info|warning|error)$",
         description="minimum log level: debug, info, warning or error",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Workers and the remediator share $GPUWARDEN_QUEUE_DB; the option and the prefixed variable come first."""
+        shared = os.environ.get("GPUWARDEN_QUEUE_DB")
+        return init_settings, env_settings, InitSettingsSource(settings_cls, {"queue_db": shared} if shared else {})
 
     @model_validator(mode="after")
     def _check_alertmanager_urls(self) -> Self:
@@ -112,7 +133,7 @@ class ServeSettings(_Common):
         description="URLs of the Alertmanagers, separated by commas or in repeated options. They are queried for "
         "alerts that a call left out because of `max_alerts`",
     )
-    queue: str | None = Field(
+    queue_db: str | None = Field(
         default=None,
         description="database URL of the job queue. If set, /metrics also has metrics of the queue",
     )
@@ -128,9 +149,9 @@ class ExecuteSettings(_Common):
         description="arm every remedy on this host if it has no arming order yet. Later only `gpuwarden arm` and "
         "`gpuwarden disarm` change that. A remedy that is not armed only records its actions (dry run)",
     )
-    queue: str = Field(
+    queue_db: str = Field(
         description="database URL of the job queue: sqlite:////var/lib/gpuwarden/queue.db for one host, "
-        "postgresql://user@server/database for several"
+        "postgresql://user@server/database for several",
     )
     exporter: str = Field(default="http://127.0.0.1:29835", description="URL of this host's exporter")
     exporter_ca_file: Path | None = Field(
@@ -205,7 +226,7 @@ class ExecuteSettings(_Common):
     retries_max: int = Field(
         default=WATCHDOG_RETRIES_MAX, ge=0, description="how often gpuwarden requeues a job before it fails it"
     )
-    avoid_s: float = Field(
+    requeue_avoid_gpu_s: float = Field(
         default=AVOID_S,
         ge=0,
         le=86400,
@@ -324,6 +345,6 @@ class ExecuteSettings(_Common):
         if not self.stop_grace_s + STOP_MARGIN_S <= self.settle_timeout_s <= self.restart_timeout_s:
             raise ValueError(
                 f"stop_grace_s ({self.stop_grace_s:g}) + {STOP_MARGIN_S:g} s must not exceed settle_timeout_s "
-                f"({self.settle_timeout_s:g}), and settle_timeout_s must not exceed restart_timeout_s ({self.restart_timeout_s:g})"
+                f"({self.settle_timeout_s:g}), and that must not exceed restart_timeout_s ({self.restart_timeout_s:g})"
             )
         return self

@@ -33,14 +33,14 @@ def serve(settings: ServeSettings) -> None:
         GpuwardenError: it cannot start; the message says why.
     """
     logs.configure(level=settings.log_level)
-    host = host_key(settings.dir)
+    host = host_key(settings.runtime_dir)
     web = WebConfig(settings.web_config_file, credentials_required=True)
     with ExitStack() as parts:
         end = parts.enter_context(_exit_timer())
         ledger = parts.enter_context(closing(Ledger.open(settings.ledger, host=host)))
         queue = None
-        if settings.queue is not None:
-            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue), host=host)))
+        if settings.queue_db is not None:
+            queue = parts.enter_context(closing(QueueCollector(partial(existing, settings.queue_db), host=host)))
         app = create_app(
             ledger=ledger,
             host=host,

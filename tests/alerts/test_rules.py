@@ -86,13 +86,19 @@ def test_what_ships_passes(checked: Callable[[Path], list[str]], shipped: Path) 
     [
         pytest.param("remedy: restart_worker", 'remedy: ""', "label remedy is missing or empty", id="names no remedy"),
         pytest.param("condition: stall", "team: a", "label condition is missing", id="has no condition"),
-        pytest.param("condition: stall", "condition: stal", "condition stal is unknown; known are: stall", id="misspells its condition"),
+        pytest.param(
+            "condition: stall",
+            "condition: stal",
+            "condition stal is unknown; known are: stall",
+            id="misspells its condition",
+        ),
         pytest.param("        labels:", "        for: 1m\n        labels:", "`for` is set", id="waits"),
         pytest.param("        labels:", "        for: 0s\n        labels:", "`for` is set", id="waits for 0 s"),
-        pytest.param("        labels:", "        keep_firing_for: 1m\n        labels:", "`keep_firing_for` is set",
-                     id="lingers"),
+        pytest.param(
+            "        labels:", "        keep_firing_for: 1m\n        labels:", "`keep_firing_for` is set", id="lingers"
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_acting_alert_is_refused_when_it(old: str, new: str, problem: str, checkout: Path) -> None:
     edit(checkout / "alerts" / STALL, old, new)
 

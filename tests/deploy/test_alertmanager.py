@@ -137,7 +137,7 @@ def held_back(url: str) -> list[str]:
         pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlow of a"],
                      id="a dead worker that its own job is slow, and neither a neighbour's nor what nobody mends"),
         pytest.param([{**UNMENDED, "wedge": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
-                     ["GpuwardenRemediationOverdue of a"], id="a worker that is gone for good what else of it is not mended"),
+                     ["GpuwardenRemediationOverdue of a"], id="a worker that is gone what else of it is not mended"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),
         pytest.param([{**BROKEN, "gpu": ""}, DOWN, LOW], [], id="a GPU that nobody names nothing"),

@@ -238,7 +238,7 @@ class Site:
     def needs(self) -> list[str]:
         """What `gpuwarden status` wants a person for, asked in no time."""
         addresses = [word for part, port in self.ports.items() for word in (f"--{part}", f"http://127.0.0.1:{port}")]
-        wanted = status._parser().parse_args(["--ledger", self.url("ledger"), "--queue", "none", *addresses])
+        wanted = status._parser().parse_args(["--ledger", self.url("ledger"), "--queue-db", "none", *addresses])
         return status.look(wanted, now=time.time()).needs()
 
     def needs_nobody(self) -> None:

@@ -113,7 +113,7 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
     code, status = run(scene, "status")
     assert (code, "circuit breaker open since" in status) == (1, True), status
 
-    gpuwarden(scene, "breaker", "release", "--reason", "a person has looked")
+    gpuwarden(scene, "breaker", "reset", "--reason", "a person has looked")
 
     until(scene, lambda: all(scene.store.job(job).state is State.COMPLETED for job in jobs.values()), "all are mended")
     until(scene, lambda: not scene.ledger.episodes.list_open(), "every episode is closed")

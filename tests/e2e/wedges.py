@@ -241,7 +241,7 @@ class Wedge:
         return [
             *("remediator", "execute", "--armed"),
             *("--runtime-dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
-            *("--ledger", _url(self.folder, "ledger"), "--queue", _url(self.folder, "queue")),
+            *("--ledger", _url(self.folder, "ledger"), "--queue-db", _url(self.folder, "queue")),
             *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
             *("--retries-max", str(self.retries_max)),
             *options,

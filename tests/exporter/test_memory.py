@@ -31,8 +31,25 @@ def _worker(start_worker: StartWorker) -> None:
 
 def loaded(house: Path, *arguments: object) -> set[str]:
     """The packages that an exporter has loaded that was scraped and asked; Python itself says so."""
-    command = [sys.executable, "-X", "importtime", "-m", "gpuwarden", "exporter", "--runtime-dir", house, "--pods", "off",
-               "--nvml", "off", "--port", 0, "--sample-interval-s", 0.05, *arguments]  # fmt: skip
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "gpuwarden",
+        "exporter",
+        "--runtime-dir",
+        house,
+        "--pods",
+        "off",
+        "--nvml",
+        "off",
+        "--port",
+        0,
+        "--sample-interval-s",
+        0.05,
+        *arguments,
+    ]
     process = subprocess.Popen(list(map(str, command)), env=environment(), stderr=subprocess.PIPE, text=True)
     assert process.stderr
     told: list[str] = []

@@ -148,9 +148,17 @@ def test_a_rank_that_spins_is_unmoved(ages_s: dict[str, float | None]) -> None:
 
 
 OVERDUE = (
-    "elapsed_s", "budget_s", "step_beat_age_s", "silence_s", "inactive_s", "quiet_gpu_lost_s", "window_s", "heartbeat_age_s",
-    "dead_s", "dead_after_s",
-)  # fmt: skip
+    "elapsed_s",
+    "budget_s",
+    "step_beat_age_s",
+    "silence_s",
+    "inactive_s",
+    "quiet_gpu_lost_s",
+    "window_s",
+    "heartbeat_age_s",
+    "dead_s",
+    "dead_after_s",
+)
 
 
 @given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "no_progress_s", "cpu_idle_s", "longer_s"), FIGURE)))

@@ -33,7 +33,9 @@ MIB = 2**20
 KEY = f"{HANDLE}@2026-01-01T00:00:00Z"
 REBORN = f"{HANDLE}@2026-01-01T00:05:00Z"
 PIDS = frozenset({4001, 4002})
-LIMITS = Limits(evidence_fresh_s=5.0, settle_timeout_s=60.0, restart_timeout_s=120.0, retries_max=3, avoid_s=600.0)
+LIMITS = Limits(
+    evidence_fresh_s=5.0, settle_timeout_s=60.0, restart_timeout_s=120.0, retries_max=3, requeue_avoid_gpu_s=600.0
+)
 
 LABELS = {
     "alertname": "GpuwardenJobStalled",
@@ -183,9 +185,16 @@ def card(
 def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
     """As `server_facts`, before c1, a tenant and no server, which is confirmed to be most over its budget."""
     own = episode(
-        free, remedy="recycle_container", condition=Condition.VRAM, conditions=frozenset({Condition.VRAM}), subject=Subject.TENANT,
-        worker="c1", incarnation=KEY, job_id=None, attempt=None,
-    )  # fmt: skip
+        free,
+        remedy="recycle_container",
+        condition=Condition.VRAM,
+        conditions=frozenset({Condition.VRAM}),
+        subject=Subject.TENANT,
+        worker="c1",
+        incarnation=KEY,
+        job_id=None,
+        attempt=None,
+    )
     seen = server(probe=None, answered=None, unanswered_s=None, silence_allowed_s=None, cards=[card(tenant())])
     return replace(server_facts(), **{"episode": own, "server": seen, **changed})
 
@@ -249,18 +258,37 @@ def settle(stage: Stage) -> Intent:
 def episode(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Episode:
     """The episode of w1's wedge: by default nothing is promised yet and its alert fires."""
     default = Episode(
-        episode_id=1, remedy="restart_worker", condition=Condition.STALL, host=HOST, worker="w1", opened_at=NOW, firing=True,
-        conditions=frozenset({Condition.STALL}), incarnation="i1", job_id=7, attempt=1, free=free, settle=settle, would_act=False,
-    )  # fmt: skip
+        episode_id=1,
+        remedy="restart_worker",
+        condition=Condition.STALL,
+        host=HOST,
+        worker="w1",
+        opened_at=NOW,
+        firing=True,
+        conditions=frozenset({Condition.STALL}),
+        incarnation="i1",
+        job_id=7,
+        attempt=1,
+        free=free,
+        settle=settle,
+        would_act=False,
+    )
     return replace(default, **changed)
 
 
 def server_episode(free: Intent | None = None, **changed: Any) -> Episode:
     """The episode of the server in c1: by default nothing is promised yet and its alert fires."""
     default = episode(
-        free, remedy="restart_container", condition=Condition.SERVER, conditions=frozenset({Condition.SERVER}), subject=Subject.SERVER,
-        worker="c1", incarnation=KEY, job_id=None, attempt=None,
-    )  # fmt: skip
+        free,
+        remedy="restart_container",
+        condition=Condition.SERVER,
+        conditions=frozenset({Condition.SERVER}),
+        subject=Subject.SERVER,
+        worker="c1",
+        incarnation=KEY,
+        job_id=None,
+        attempt=None,
+    )
     return replace(default, **changed)
 
 
@@ -285,9 +313,17 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
     """As `facts`, of a silent host; what is no fact of its own is one of the host's."""
     its = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
     about = episode(
-        remedy="hold_lost_host", condition=Condition.HOST_LOST, conditions=frozenset({Condition.HOST_LOST}), subject=Subject.HOST, worker=HOST,
-        incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
-    )  # fmt: skip
+        remedy="hold_lost_host",
+        condition=Condition.HOST_LOST,
+        conditions=frozenset({Condition.HOST_LOST}),
+        subject=Subject.HOST,
+        worker=HOST,
+        incarnation=None,
+        job_id=None,
+        attempt=None,
+        firing=firing,
+        would_act=would_act,
+    )
     default = facts(
         episode=about, evidence=None, container=None, container_known=False, job=None, host=host(*jobs, **changed)
     )
@@ -298,9 +334,17 @@ def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = 
     """As `facts`, of run r1 on box1; what is no fact of its own is one of the run's."""
     its = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
     about = episode(
-        remedy="wrangle", condition=Condition.ITEMS, conditions=frozenset({Condition.ITEMS}), subject=Subject.RUN, worker="r1",
-        incarnation=None, job_id=None, attempt=None, firing=firing, would_act=would_act,
-    )  # fmt: skip
+        remedy="wrangle",
+        condition=Condition.ITEMS,
+        conditions=frozenset({Condition.ITEMS}),
+        subject=Subject.RUN,
+        worker="r1",
+        incarnation=None,
+        job_id=None,
+        attempt=None,
+        firing=firing,
+        would_act=would_act,
+    )
     found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)
     default = facts(episode=about, evidence=None, container=None, container_known=False, job=None, run=found)
     return replace(default, **its)

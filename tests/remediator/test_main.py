@@ -36,7 +36,7 @@ def house(tmp_path: Path) -> Path:
 @pytest.fixture
 def execute(house: Path) -> list[str]:
     """How the executor of this house is started."""
-    databases = ["--ledger", f"sqlite:///{house}/ledger.db", "--queue", f"sqlite:///{house}/queue.db"]
+    databases = ["--ledger", f"sqlite:///{house}/ledger.db", "--queue-db", f"sqlite:///{house}/queue.db"]
     return ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
 
 
@@ -138,7 +138,7 @@ def test_execute_supervises_processes(house: Path, execute: list[str], told_to_e
 
 @pytest.mark.needs_postgres
 def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, told_to_end: Callable[..., int]) -> None:
-    databases = ["--ledger", postgres_url, "--queue", postgres_url]
+    databases = ["--ledger", postgres_url, "--queue-db", postgres_url]
     execute = ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
     ledger = Ledger.open(postgres_url)
     lock = ExecutorLock(ledger, host=HOST)
@@ -193,7 +193,7 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureF
 
     said = capsys.readouterr().err.splitlines()
     assert [line.removeprefix("gpuwarden remediator execute: error: ").partition(" (")[0] for line in said] == [
-        "--queue",
+        "--queue-db",
         "'many' will not do for --retries-max",
     ]
 

@@ -222,8 +222,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         for place in (6, 7, 11, 12)
     },
     **{
-        f"faults: GpuwardenGpuMetricsMissing: {_UNKNOWN % (_WATCHED + _READABLE)} -> {_UNKNOWN % wider}{place}": "a series "
-        "of one operand alone gives no result"
+        f"faults: GpuwardenGpuMetricsMissing: {_UNKNOWN % (_WATCHED + _READABLE)} -> {_UNKNOWN % wider}{place}": "a "
+        "series of one operand alone gives no result"
         for wider in (
             _WATCHED.rstrip(", "),
             _READABLE,

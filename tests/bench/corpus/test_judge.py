@@ -24,15 +24,24 @@ FIRST: Final = {"job_id": "1", "attempt": "1", "incarnation": "w-0"}
     [
         pytest.param({}, "", id="nothing"),
         pytest.param({"due_s": 600}, "acts on w at 480s, which is due at 600s and not before", id="it is early"),
-        pytest.param({"due_s": 400}, "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
-                     id="it is late"),
-        pytest.param({"condition": Condition.BUDGET}, "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
-                     id="it is for another reason"),
-        pytest.param({"remedy": "hold_lost_host"}, "Stalled acts on w: restart_worker for stall; hold_lost_host for stall is",
-                     id="another remedy is wanted"),
+        pytest.param(
+            {"due_s": 400},
+            "Stalled acts on w at 480s, which is late: it is due at 400s, to be told by 420s",
+            id="it is late",
+        ),
+        pytest.param(
+            {"condition": Condition.BUDGET},
+            "Stalled acts on w: restart_worker for stall; restart_worker for budget is",
+            id="it is for another reason",
+        ),
+        pytest.param(
+            {"remedy": "hold_lost_host"},
+            "Stalled acts on w: restart_worker for stall; hold_lost_host for stall is",
+            id="another remedy is wanted",
+        ),
         pytest.param({"of": "v"}, "Stalled acts on w at 480s, with which nothing is wrong", id="another is wedged"),
     ],
-)  # fmt: skip
+)
 def test_a_verdict_that_is_not_the_right_one_is_told_when(change: Mapping[str, object], complaint: str) -> None:
     one = named("wedges after a hundred steps")
     fired = Fired(

@@ -11,7 +11,10 @@ import pytest
 
 from bench.corpus import __main__ as judging
 from bench.corpus import host, scenario_file
+from bench.corpus.old_names import OLD_NAMES
+from bench.corpus.scenario import REMEDIES
 from bench.corpus.scenario_file import ScenarioError
+from gpuwarden.job import Condition
 from testbed.check_release import CHECKOUT
 from tests.bench.corpus.scenes import PAGE, without_promtool
 
@@ -75,8 +78,9 @@ def test_what_is_not_said_has_its_default(tmp_path: Path) -> None:
         ("  verdict:", "  plays: 5m\n  verdict:", "a.yaml:5: plays: it ends before all that happens has, which"),
         ("verdict: {condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "plays: 9m",
          "a.yaml:1: no verdict; write `verdict: none`, or what"),
-        ("{condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never", "a.yaml:5: verdict: 'never'"),
-        ("condition: stall", "condition: stalled", "a.yaml:5: trip: 'stalled' is none of: stall, budget"),
+        ("{condition: stall, remedy: restart_worker, of: w, since: 4m, due: 6m}", "never",
+         "a.yaml:5: verdict: 'never'"),
+        ("condition: stall", "condition: stalled", "a.yaml:5: condition: 'stalled' is none of: stall"),
         ("restart_worker", "restart", "a.yaml:5: remedy: 'restart' is none of: restart_worker"),
         ("of: w", "of: v", "a.yaml:5: of: no worker is called 'v'; wanted is one of: w"),
         ("of: w", "of: a", "a.yaml:5: of: no worker is called 'a'; wanted is one of: w"),
@@ -137,6 +141,35 @@ def test_a_bad_scenario_says_where_and_what_to_write(old: str, new: str, complai
 
     with pytest.raises(ScenarioError, match=re.escape(complaint)):
         scenario_file.read(tmp_path)
+
+
+def test_old_names_are_read_as_the_new_ones(tmp_path: Path) -> None:
+    new = """- name: a
+  why: b
+  hosts: {a: {5m: unscraped}}
+  workers:
+    w: {host: a, 0s: loads, 4m: {does: hangs, phase: eval, timeout_s: 60}}
+  verdict: {condition: host_lost, remedy: hold_lost_host, of: a, since: 5m, due: 8m}
+  told: {alert: GpuwardenJobSlow, of: w, due: 6m}
+"""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new" / "a.yaml").write_text(new)
+    old = new
+    for before, now in OLD_NAMES.items():
+        old = old.replace(now, before)
+    (tmp_path / "old" / "a.yaml").write_text(old)
+
+    assert old != new
+    assert scenario_file.read(tmp_path / "old") == scenario_file.read(tmp_path / "new")
+
+
+@pytest.mark.parametrize("now", OLD_NAMES.values())
+def test_the_new_name_of_an_old_one_is_a_name_of_today(now: str) -> None:
+    rules = "".join(path.read_text() for path in (Path(__file__).parents[3] / "alerts").glob("*.yaml"))
+    known = {"timeout_s", "gpuwarden.restart-after-s", "condition", *Condition, *REMEDIES}
+
+    assert now in known or f"alert: {now}\n" in rules
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -645,8 +645,8 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     }
     assert all(math.isnan(value) for value in of_jobs.values()), "for which no older one is to be taken"
     assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
-        "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_still_seconds",
-        "health_window_seconds", "quiet_seconds",
+        "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_idle_seconds",
+        "health_window_seconds", "inactive_seconds",
     }  # fmt: skip
     assert hot(golden.scraped(idle)) >= {"gpuwarden_worker_info", "gpuwarden_container_info"}
     assert {name for name in hot(golden.scraped(empty)) if not name.startswith("gpuwarden_gpu_")} == {

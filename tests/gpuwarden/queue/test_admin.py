@@ -325,9 +325,20 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
     running = store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
     store.runs.submit(Submission(queue="gpu", payload={"out": str(go)}), now=store.now())
     process = spawn(
-        "-m", "gpuwarden", "worker", "--name", "w1", "--body", "bodies:load", "--queue-db", url, "--runtime-dir", str(host_dir),
-        stderr=log, PYTHONPATH=str(tmp_path),
-    )  # fmt: skip
+        "-m",
+        "gpuwarden",
+        "worker",
+        "--name",
+        "w1",
+        "--body",
+        "bodies:load",
+        "--queue-db",
+        url,
+        "--runtime-dir",
+        str(host_dir),
+        stderr=log,
+        PYTHONPATH=str(tmp_path),
+    )
     eventually(lambda: log.exists() and "job armed" in log.read_text(), "the job runs", log=log.read_text)
 
     assert store.admin.drain(host=HOST, worker="w1")

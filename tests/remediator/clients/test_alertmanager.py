@@ -335,7 +335,7 @@ def test_a_host_is_asked_for_by_its_name_whatever_it_holds() -> None:
 
 @pytest.mark.parametrize("given", ["127.0.0.1:9093", "ftp://h", "http://"])
 def test_addresses_of_alertmanagers_are_urls(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
-    argv = ["remediator", "execute", "--ledger", "sqlite:////nowhere/l.db", "--queue", "sqlite:////nowhere/q.db"]
+    argv = ["remediator", "execute", "--ledger", "sqlite:////nowhere/l.db", "--queue-db", "sqlite:////nowhere/q.db"]
     code = main([*argv, "--runtime-dir", str(tmp_path), "--alertmanager", f"http://a,{given}"])
 
     assert code == 2

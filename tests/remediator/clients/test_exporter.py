@@ -353,4 +353,4 @@ def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_pat
 )
 def test_settings_that_would_go_unheeded_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
-        ExecuteSettings(ledger="sqlite:////x", queue="sqlite:////y", **options)  # type: ignore[arg-type]
+        ExecuteSettings(ledger="sqlite:////x", queue_db="sqlite:////y", **options)  # type: ignore[arg-type]

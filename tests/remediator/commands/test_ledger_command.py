@@ -214,7 +214,7 @@ def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pyte
         "  cut short after 5 s",
         "  no Python stacks of process 9: it has ended",
         "  7 bytes left out (--capture-max-bytes)",
-        "  exporter: alive True, beat_age_s 130.0, phase step, step 5",
+        "  exporter: alive True, step_beat_age_s 130.0, phase step, step 5",
         "  process 4001 python3, sleeping, 2 threads",
         "    thread 4001 MainThread, sleeping, in futex_wait_queue, 812 ticks of CPU, holds the GIL",
         "      kernel: futex_wait_queue+0x1 < do_futex+0x2",

@@ -345,7 +345,7 @@ def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: 
     store.gpu_quarantine.quarantine(["GPU-0"], host=HOST, worker="w1", because="it cannot be stopped", now=store.now())
     assert ask()[0] == 0, "nobody said where the queue is"
 
-    code, lines = ask("--queue", queue_url)
+    code, lines = ask("--queue-db", queue_url)
 
     assert code == 1
     assert "`gpuwarden gpu release GPU-0`" in lines[-1]
@@ -361,7 +361,7 @@ def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: 
     ],
 )
 def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: Path, url: str, says: str) -> None:
-    code, lines = ask("--queue", url.format(tmp_path))
+    code, lines = ask("--queue-db", url.format(tmp_path))
 
     assert code == 1
     assert says in lines[-1]
@@ -398,7 +398,7 @@ def test_a_locked_database_is_told_in_a_sentence(
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
 
-        code, lines = ask("--queue", f"sqlite:///{queue}")
+        code, lines = ask("--queue-db", f"sqlite:///{queue}")
 
     assert code == 1
     (need,) = lines[lines.index("needs an operator:") + 1 :]
@@ -440,7 +440,7 @@ def test_an_almost_full_disk_is_reported(ask: Callable[..., Said], monkeypatch: 
 def test_a_missing_ledger_costs_its_lines(tmp_path: Path, parts: Parts, capsys: pytest.CaptureFixture[str]) -> None:
     urls = [option for name in status.ADDRESSES for option in (f"--{name}", parts.url)]
 
-    code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue", "none", *urls])
+    code = main(["status", "--ledger", f"sqlite:///{tmp_path}/ledgr.db", "--queue-db", "none", *urls])
 
     said = capsys.readouterr().out
     assert code == 1

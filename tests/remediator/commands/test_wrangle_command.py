@@ -178,7 +178,7 @@ def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[
 
 @pytest.mark.parametrize(
     "argv",
-    [("--activation", "-1"), ("--activation", "many"), ("--migrations-max", "1.5"), ("--patience-s", "nan")],
+    [("--activation", "-1"), ("--activation", "many"), ("--migrations-max", "1.5"), ("--timeout-s", "nan")],
 )
 def test_a_constant_that_is_none_is_refused(store: JobStore, cli: Cli, argv: tuple[str, str]) -> None:
     assert store.item_failures.wrangled_runs() == []

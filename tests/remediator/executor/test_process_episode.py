@@ -286,7 +286,7 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
     world = wedged(ledger, store)
     store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
-    settings = replace(PACE, limits=replace(LIMITS, avoid_s=avoid_s))
+    settings = replace(PACE, limits=replace(LIMITS, requeue_avoid_gpu_s=avoid_s))
 
     to_the_end(executor(ledger, store, world, settings=settings), ledger)
 

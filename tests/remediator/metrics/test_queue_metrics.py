@@ -98,19 +98,19 @@ def test_jobs_are_counted_by_queue_and_state_with_zeros(store: JobStore, collect
     found = page(collector)
     assert of(found, "up") == 1
     assert of(found, "jobs", queue="gpu", state="queued") == 2
-    assert of(found, "oldest_seconds", queue="gpu") == pytest.approx(100, abs=30)
+    assert of(found, "oldest_job_age_seconds", queue="gpu") == pytest.approx(100, abs=30)
     states = {
         state: of(found, "jobs", queue="cpu", state=state) for state in ("waiting", "running", "blocked", "queued")
     }
     assert states == {"waiting": 1, "running": 1, "blocked": 1, "queued": 0}
-    assert of(found, "oldest_seconds", queue="cpu") is None, "there is none"
+    assert of(found, "oldest_job_age_seconds", queue="cpu") is None, "there is none"
     for _ in range(2):
         complete(store, claim(store, worker="w2"))
 
     found = page(collector)
     assert of(found, "jobs", queue="gpu", state="queued") == 0
     assert of(found, "jobs", queue="gpu", state="completed") is None
-    assert of(found, "oldest_seconds", queue="gpu") is None
+    assert of(found, "oldest_job_age_seconds", queue="gpu") is None
 
 
 @pytest.mark.behaviour("A12")
@@ -211,7 +211,7 @@ def test_failing_workers_are_published_for_runs_that_asked(store: JobStore, coll
 
     found = page(collector)
     assert items_of(found) == {("r1", HOST, "bad"): (0, 3), ("r1", HOST, "mixed"): (1, 1)}, "each item once"
-    assert of(found, "run_workers_left_out") == 0
+    assert of(found, "run_workers_truncated") == 0
 
     store.item_failures.forgive_run("r1", who="ann", because="mended", now=store.now())
     assert items_of(page(collector)) == {}, "what is forgiven counts no more"
@@ -231,7 +231,7 @@ def test_the_worst_are_published(store: JobStore, collector: QueueCollector, mon
     found = page(collector)
 
     assert [worker for _, _, worker in items_of(found)] == ["none", "little"], "whoever finished one is accused of none"
-    assert of(found, "run_workers_left_out") == 1
+    assert of(found, "run_workers_truncated") == 1
 
 
 def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: QueueCollector) -> None:
@@ -252,8 +252,8 @@ def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: Q
     assert of(found, "wait_seconds_sum", queue="gpu") == pytest.approx(40, abs=20)
     assert of(found, "wait_seconds_bucket", queue="gpu", le="30") == 0
     assert of(found, "wait_seconds_bucket", queue="gpu", le="120") == 1
-    assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="60") == 0
-    assert of(found, "run_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
+    assert of(found, "job_duration_seconds_bucket", queue="gpu", job_class="gpu", le="60") == 0
+    assert of(found, "job_duration_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
 
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as later:
         assert of(page(later), "outcomes_total", queue="gpu", job_class="gpu", kind="completed") is None
@@ -433,7 +433,7 @@ def test_a_value_on_a_bound_is_within_it() -> None:
 
 def test_the_webhooks_process_tells_of_the_queue_it_is_given(store: JobStore, queue_url: str, tmp_path: Any) -> None:
     submit(store)
-    with serving(tmp_path / "serve", "--queue", queue_url) as (served, _):
+    with serving(tmp_path / "serve", "--queue-db", queue_url) as (served, _):
         found = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)
     with serving(tmp_path / "without") as (served, _):
         without = read(httpx.get(f"{served.url}/metrics", trust_env=False, verify=PLAIN).text)

@@ -37,9 +37,15 @@ pytestmark = pytest.mark.pure
 REMEDY = "restart_worker"
 SAFEGUARDS = Safeguards()
 BEGIN = Begin(
-    condition=build.episode().condition, free_key=KEY, container_kind="docker", container_handle=HANDLE, container_name="c1",
-    settle_key="7/1", worker_incarnation="i1", message="silent",
-)  # fmt: skip
+    condition=build.episode().condition,
+    free_key=KEY,
+    container_kind="docker",
+    container_handle=HANDLE,
+    container_name="c1",
+    settle_key="7/1",
+    worker_incarnation="i1",
+    message="silent",
+)
 
 
 def order(act: Act, host: str | None = None, *, at: float = NOW - 60, **more: Any) -> Order:

@@ -117,7 +117,7 @@ def test_a_bad_policy_file_ends_the_program(path: Path, tmp_path: Path, monkeypa
     monkeypatch.setattr("gpuwarden.logs.configure", lambda **_: None)
     (tmp_path / "host").write_text("box1\n")
     write(path, "[restart_worker]\nhold = true")
-    databases = ("--ledger", f"sqlite:///{tmp_path}/l.db", "--queue", f"sqlite:///{tmp_path}/q.db")
+    databases = ("--ledger", f"sqlite:///{tmp_path}/l.db", "--queue-db", f"sqlite:///{tmp_path}/q.db")
     options = ("--runtime-dir", str(tmp_path), *databases, "--docker", "none", "--policy", str(path))
 
     with pytest.raises(GpuwardenError, match=r"unknown name in \[restart_worker\]: 'hold'"):

@@ -13,7 +13,7 @@ from remediator.settings.settings import ExecuteSettings, ServeSettings
 BOTH: list[type[BaseSettings]] = [ServeSettings, ExecuteSettings]
 FIELDS = [(settings, name) for settings in BOTH for name in settings.model_fields]
 UNITS = {"_s": "seconds", "_bytes": "bytes"}
-WANTED = ["--ledger", "sqlite:////l.db", "--queue", "sqlite:////q.db"]
+WANTED = ["--ledger", "sqlite:////l.db", "--queue-db", "sqlite:////q.db"]
 
 
 @pytest.mark.parametrize(("settings", "name"), FIELDS, ids=[f"{each.__name__}.{name}" for each, name in FIELDS])
@@ -49,12 +49,12 @@ def test_settings_come_from_the_environment_and_an_option_wins(monkeypatch: pyte
 
 def test_the_hosts_folder_is_the_one_that_workers_and_exporter_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR", raising=False)
-    assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/run/gpuwarden")
+    assert CliApp.run(ExecuteSettings, cli_args=WANTED).runtime_dir == Path("/run/gpuwarden")
 
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", "/srv/gpuwarden")
-    assert CliApp.run(ExecuteSettings, cli_args=WANTED).dir == Path("/srv/gpuwarden")
+    assert CliApp.run(ExecuteSettings, cli_args=WANTED).runtime_dir == Path("/srv/gpuwarden")
 
-    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--runtime-dir", "/opt"]).dir == Path("/opt")
+    assert CliApp.run(ExecuteSettings, cli_args=[*WANTED, "--runtime-dir", "/opt"]).runtime_dir == Path("/opt")
 
 
 SERVE = ["--ledger", "sqlite:////l.db", "--web-config-file", "w"]
@@ -73,7 +73,7 @@ def test_several_alertmanagers_are_given_either_way(options: list[str]) -> None:
 @pytest.mark.parametrize("pattern", ["*", "*.service", "w@*"])
 def test_services_that_would_be_all_of_the_hosts_or_none_are_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="names no services"):
-        CliApp.run(ExecuteSettings, cli_args=["--ledger=x", "--queue=y", "--systemd-unit", pattern])
+        CliApp.run(ExecuteSettings, cli_args=["--ledger=x", "--queue-db=y", "--systemd-unit", pattern])
 
 
 def test_several_alertmanagers_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_the_page_names_every_setting_with_its_default() -> None:
         assert f"| `--{name.replace('_', '-')}` | `GPUWARDEN_REMEDIATOR_{name.upper()}` |" in page, settings
     assert "| `--interval-s` | `GPUWARDEN_REMEDIATOR_INTERVAL_S` | `1.0` | " in page
     assert "| `--processes` | `GPUWARDEN_REMEDIATOR_PROCESSES` | none | " in page
-    assert "| `--queue` | `GPUWARDEN_QUEUE_DB` | required | " in page
+    assert "| `--queue-db` | `GPUWARDEN_REMEDIATOR_QUEUE_DB` | " in page
 
 
 def test_a_page_that_lags_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

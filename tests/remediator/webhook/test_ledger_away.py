@@ -123,7 +123,7 @@ def probe(served: Served) -> None:
 @pytest.mark.parametrize(
     ("database", "ask", "says"),
     [
-        ("--queue", scrape, "no answer from a database"),
+        ("--queue-db", scrape, "no answer from a database"),
         ("--ledger", deliver, "shutting down, the ledger did not answer yet"),
         ("--ledger", probe, "no answer from a database"),
     ],
