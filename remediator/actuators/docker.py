@@ -102,7 +102,7 @@ class DockerActuator:
         except APIError as error:
             raise ActuatorError(f"{self._name} refused: {error.explanation or error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
-            raise ActuatorError(f"{self._name} at {self._base_url} does not answer: {str(error)[:300]}") from error
+            raise ActuatorError(f"{self._name} at {self._base_url} is unreachable: {str(error)[:300]}") from error
         finally:
             if client is not None:
                 client.close()
