@@ -127,5 +127,5 @@ def give(connection: Connection, host: str | None, order: Order) -> int:
 def open_breaker(connection: Connection, host: str | None, found: Latch, now: float) -> Wait:
     """Open the circuit breaker: no action begins until an operator releases it."""
     who = f"the executor of {host}"
-    give(connection, host, Order(act=Act.BRAKE, at=now, who=who, because=found.message))
+    give(connection, host, Order(act=Act.BREAKER, at=now, who=who, because=found.message))
     return Wait(reason=Reason.CIRCUIT_BREAKER, message=f"the circuit breaker opened: {found.message}")

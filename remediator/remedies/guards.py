@@ -44,7 +44,7 @@ class Act(StrEnum):
     DECLINE = "decline"
     PAUSE = "pause"
     RESUME = "resume"  # a pause was ended, or called off
-    BRAKE = "breaker"
+    BREAKER = "breaker"
     RELEASE = "release"
 
 
@@ -56,7 +56,7 @@ TOPIC: Final[Mapping[Act, str]] = {
     Act.DECLINE: "approval",
     Act.PAUSE: "pause",
     Act.RESUME: "pause",
-    Act.BRAKE: "breaker",
+    Act.BREAKER: "breaker",
     Act.RELEASE: "breaker",
 }
 """Acts of one topic undo one another: of each topic, host and remedy only the newest order can still matter.
@@ -142,7 +142,7 @@ class Orders:
     def breaker(self) -> Order | None:
         """The order that latched the brake; `None` while it is not latched."""
         latest = self._brakes()
-        return latest if latest is not None and latest.act is Act.BRAKE else None
+        return latest if latest is not None and latest.act is Act.BREAKER else None
 
     def released_at(self) -> float | None:
         """When a person last released the brake: a storm is counted from there."""
@@ -150,7 +150,7 @@ class Orders:
         return latest.at if latest is not None and latest.act is Act.RELEASE else None
 
     def _brakes(self) -> Order | None:
-        brakes = [each for each in self.given if each.act in (Act.BRAKE, Act.RELEASE)]
+        brakes = [each for each in self.given if each.act in (Act.BREAKER, Act.RELEASE)]
         return brakes[-1] if brakes else None
 
 

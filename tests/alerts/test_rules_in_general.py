@@ -39,8 +39,8 @@ REPEATS_ARE_NO_LONGER: Final = {
 """Durations that are left out while unknown: a sample that Prometheus repeats for five minutes does not grow."""
 
 SIGN_OF_LIFE: Final = re.compile(
-    r"gpuwarden_(?:container|worker)_(?:gpu_idle|gpu_lost|\w+_still)_seconds"
-    r"|gpuwarden_job_(?:beat_age_seconds|phase_age_seconds|phase)\b"
+    r"gpuwarden_(?:container|worker)_(?:gpu_lost|\w+_idle)_seconds"
+    r"|gpuwarden_job_(?:step_beat_age_seconds|phase_age_seconds|phase)\b"
 )
 ASKED_BESIDES: Final = {
     ("GpuwardenJobStalled", "gpuwarden_job_step_beat_age_seconds"): "a job is armed by its first beat",

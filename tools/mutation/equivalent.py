@@ -101,7 +101,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"remediator: GpuwardenRemediationOverdue: {change}": "a firing alert is 1 and has no instance"
         for change in (
-            "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, trip, wedge"),
+            "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, condition, wedge"),
             "max_over_time -> min_over_time",
         )
     },
@@ -111,8 +111,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         for other in ("min_over_time", "max_over_time")
     },
     **{
-        f"host: gpuwarden:{record}_heard:timestamp_seconds: {change}": why
-        for record in ("host", "nobody")
+        f"host: gpuwarden:{record}:timestamp_seconds: {change}": why
+        for record in ("host_last_scrape", "no_host_scraped")
         for change, why in (
             *((each, _CARRIES_ITSELF) for each in ("2m -> 240s", "2m -> 60s", "1h -> 7200s", "1h -> 1800s")),
             ("3600 -> 3599", _BETWEEN_STEPS),
@@ -133,22 +133,22 @@ EQUIVALENT: Final[dict[str, str]] = {
         for record, change, why in (
             *(
                 (f"host_{each}:timestamp_seconds", 'up{host!=""} -> up{}', "every host has a name")
-                for each in ("heard", "missed")
+                for each in ("last_scrape", "scrape_missing")
             ),
-            ("host_missed:timestamp_seconds", "3600 -> 3599", _BETWEEN_STEPS),
+            ("host_scrape_missing:timestamp_seconds", "3600 -> 3599", _BETWEEN_STEPS),
             (
-                "host_lost:timestamp_seconds",
+                "host_lost_since:timestamp_seconds",
                 'ALERTS{alertname="GpuwardenHostLost", alertstate="firing"} -> ALERTS{alertname="GpuwardenHostLost"}',
                 "an alert without `for` is never pending",
             ),
             (
-                "host_lost:timestamp_seconds",
+                "host_lost_since:timestamp_seconds",
                 f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m])",
                 "a firing alert has the value of the previous evaluation",
             ),
             *(
                 (
-                    "host_missed:timestamp_seconds",
+                    "host_scrape_missing:timestamp_seconds",
                     f"{_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]){place}",
                     "the record ends after an hour, and such a host is not missing",
                 )
@@ -159,18 +159,18 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"host: gpuwarden:{record}:timestamp_seconds: last_over_time -> {other}{place}": why
         for record, other, place, why in (
-            ("host_heard", "max_over_time", "", _NEVER_DECREASES),
-            ("nobody_heard", "max_over_time", "", _NEVER_DECREASES),
+            ("host_last_scrape", "max_over_time", "", _NEVER_DECREASES),
+            ("no_host_scraped", "max_over_time", "", _NEVER_DECREASES),
             *(
                 (
-                    "host_heard",
+                    "host_last_scrape",
                     each,
                     ", at its place 2",
                     "an earlier loss is over an hour old",
                 )
                 for each in ("min_over_time", "max_over_time")
             ),
-            *(("host_told", "max_over_time", place, _NEVER_DECREASES) for place in ("", ", at its place 2")),
+            *(("host_lost_reported", "max_over_time", place, _NEVER_DECREASES) for place in ("", ", at its place 2")),
         )
     },
     "steps: GpuwardenJobSlow: bool -> nothing": "an unknown value counts as shared, and so does 0",
@@ -195,7 +195,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "host: GpuwardenHostLost: count -> sum, at its place 2": _INFO_IS_1,
     "host: GpuwardenHostLost: count -> sum, at its place 4": _INFO_IS_1,
-    'node: GpuwardenHostLost: up{host!=""} -> up{}': "every host has a name",
+    'host: GpuwardenHostLost: up{host!=""} -> up{}': "every host has a name",
     f"host: GpuwardenHostLost: {_LAST_SCRAPE} -> last_over_time({_LAST_SCRAPE}[5m]), at its place 2": "an unknown host "
     "is not lost",
     **{

@@ -126,8 +126,8 @@ def test_one_remedy_of_one_host_is_armed_and_disarmed(ledger: Ledger, cli: Calla
         (("pause", "--until", "2001-01-01T00:00"), 2, ("after its start",)),
         (("pause", "--until", "25:99"), 2, ("'25:99'",)),
         (("resume",), 1, ("nothing is paused",)),
-        (("breaker", "release"), 1, ("not open",)),
-        (("breaker",), 2, ("release",)),
+        (("breaker", "reset"), 1, ("not open",)),
+        (("breaker",), 2, ("reset",)),
     ],
 )
 def test_what_will_not_do_is_told_and_changes_nothing(
@@ -311,7 +311,7 @@ def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger
     assert found.count(None) == 3
     assert {each.reason for each in found if isinstance(each, Wait)} == {Reason.CIRCUIT_BREAKER}
     assert rows(ledger, "SELECT count(*) FROM intents") == [(3,)]
-    assert rows(ledger, "SELECT count(*) FROM standing_orders WHERE act = 'brake'") == [(1,)]
+    assert rows(ledger, "SELECT count(*) FROM standing_orders WHERE act = 'breaker'") == [(1,)]
 
 
 def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(ledger: Ledger) -> None:
@@ -390,7 +390,7 @@ def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledge
         return found.reason if isinstance(found, Wait) else None
 
     def latched() -> list[str]:
-        return [each.because for each in ledger.orders.given_since(since=0.0) if each.act is Act.BRAKE]
+        return [each.because for each in ledger.orders.given_since(since=0.0) if each.act is Act.BREAKER]
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == [None, None]
     assert begin(3, now=NOW + 1800) is Reason.CIRCUIT_BREAKER

@@ -252,7 +252,7 @@ def stale(ledger: Ledger) -> None:
 
 
 def latched(ledger: Ledger) -> None:
-    ledger.orders.give(Order(act=Act.BRAKE, at=time.time(), who="e", because="4 at once"))
+    ledger.orders.give(Order(act=Act.BREAKER, at=time.time(), who="e", because="4 at once"))
 
 
 def asked(ledger: Ledger) -> None:
@@ -486,7 +486,7 @@ def test_what_up_keeps_is_found_without_being_named(tmp_path: Path, *, name: str
     assert found == (f"sqlite:///{file}" if kept else None)
 
 
-@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["breaker", "release"]], ids=" ".join)
+@pytest.mark.parametrize("said", [["status"], ["ledger", "list"], ["arm"], ["breaker", "reset"]], ids=" ".join)
 def test_where_no_ledger_is_found_it_is_said_how_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:

@@ -184,7 +184,7 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
     ("held", "ended"),
     [
         pytest.param({"act": Act.PAUSE}, {"act": Act.RESUME}, id="paused"),
-        pytest.param({"act": Act.BRAKE}, {"act": Act.RELEASE}, id="circuit_breaker"),
+        pytest.param({"act": Act.BREAKER}, {"act": Act.RELEASE}, id="circuit_breaker"),
     ],
 )
 def test_what_is_held_waits_and_is_taken_up_again(

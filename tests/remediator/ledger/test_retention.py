@@ -126,7 +126,7 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
     armed(ledger)
     for act, host in (
         (Act.PAUSE, HOST), (Act.RESUME, None), (Act.PAUSE, None), (Act.DISARM, HOST), (Act.ARM, HOST),
-        (Act.BRAKE, None), (Act.RELEASE, None),
+        (Act.BREAKER, None), (Act.RELEASE, None),
     ):  # fmt: skip
         ledger.orders.give(Order(act=act, at=NOW, who="test", because="", host=host))
     standing = ledger.orders.current()
@@ -136,7 +136,7 @@ def test_orders_go_once_they_cannot_matter_any_more(ledger: Ledger) -> None:
     assert ledger.orders.current() == standing
     left = [(order.act, order.host) for order in ledger.orders.given_since(since=0.0)]
     assert (Act.DISARM, HOST) not in left
-    assert (Act.BRAKE, None) not in left
+    assert (Act.BREAKER, None) not in left
     assert {(Act.ARM, None), (Act.ARM, HOST), (Act.RELEASE, None)} <= set(left)
 
 

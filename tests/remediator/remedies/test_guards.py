@@ -57,7 +57,7 @@ ASK = order(Act.ASK)
 YES = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=KEY)
 NO = order(Act.DECLINE, HOST, episode_id=1, key=KEY)
 PAUSE = order(Act.PAUSE, until=NOW + 90, order_id=4)
-BRAKE, RELEASE = order(Act.BRAKE), order(Act.RELEASE, at=NOW - 30)
+BRAKE, RELEASE = order(Act.BREAKER), order(Act.RELEASE, at=NOW - 30)
 
 
 def orders(*given: Order) -> Orders:

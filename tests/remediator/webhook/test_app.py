@@ -514,7 +514,7 @@ def test_metrics_show_what_is_held_and_the_brake_and_a_pause(in_process: Served)
     served.ledger.inbox.take_new(HOST, now=1.0)
     for number in (1, 2):
         served.ledger.journal.wait(number, Wait(reason=Reason.CIRCUIT_BREAKER, message="the brake is latched"), now=2.0)
-    served.ledger.orders.give(Order(act=Act.BRAKE, at=3.0, who="the executor", because="4 at once"))
+    served.ledger.orders.give(Order(act=Act.BREAKER, at=3.0, who="the executor", because="4 at once"))
     served.ledger.orders.give(Order(act=Act.PAUSE, at=3.0, until=4_000_000_000.0, who="ann", because=""))
 
     assert served.count("episodes_held", reason="circuit_breaker") == 2
