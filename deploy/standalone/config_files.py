@@ -74,8 +74,8 @@ INHIBITIONS: Final[list[dict[str, list[str]]]] = [
         "equal": ["host", "worker", "container"],
     },
     {
-        "source_matchers": [f'alertname="{_NOT_FIXED}"', f'wedge=~"{_WORKER_DEAD}"'],
-        "target_matchers": ['remedy=""', f'alertname="{_NOT_FIXED}"', f'wedge!~"{_WORKER_DEAD}"'],
+        "source_matchers": [f'alertname="{_NOT_FIXED}"', f'alert=~"{_WORKER_DEAD}"'],
+        "target_matchers": ['remedy=""', f'alertname="{_NOT_FIXED}"', f'alert!~"{_WORKER_DEAD}"'],
         "equal": ["host", "worker", "container"],
     },
 ]

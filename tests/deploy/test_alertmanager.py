@@ -32,7 +32,7 @@ DOWN = {"alertname": "GpuwardenExporterDown", "host": "a"}
 BREAKER_OPEN = {"alertname": "GpuwardenCircuitBreakerOpen", "severity": "critical", "host": "a"}
 SLOWED = {"alertname": "GpuwardenJobSlow", "severity": "warning", **HERE}
 SHARED = {"alertname": "GpuwardenSharedJobStalled", "severity": "critical", **HERE}
-UNMENDED = {"alertname": "GpuwardenRemediationOverdue", "severity": "critical", "wedge": "GpuwardenJobStalled", **HERE}
+UNMENDED = {"alertname": "GpuwardenRemediationOverdue", "severity": "critical", "alert": "GpuwardenJobStalled", **HERE}
 LOW = {"alertname": "GpuwardenVramLow", "host": "a", "gpu": "GPU-1"}
 VICTIM = {
     "alertname": "GpuwardenVramRecycleDue",
@@ -136,7 +136,7 @@ def held_back(url: str) -> list[str]:
                      id="a dead worker nothing that is acted on, its own stall and health among it"),
         pytest.param([DEAD, SLOWED, SHARED, {**SLOWED, "worker": "v"}, STALL, UNMENDED], ["GpuwardenJobSlow of a"],
                      id="a dead worker that its own job is slow, and neither a neighbour's nor what nobody mends"),
-        pytest.param([{**UNMENDED, "wedge": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
+        pytest.param([{**UNMENDED, "alert": "GpuwardenWorkerGone"}, UNMENDED, {**UNMENDED, "worker": "v"}, STALL],
                      ["GpuwardenRemediationOverdue of a"], id="a worker that is gone what else of it is not mended"),
         pytest.param([BROKEN, {**BROKEN, "alertname": "GpuwardenAnother"}, LOW, {**LOW, "gpu": "GPU-2"}, DOWN, VICTIM],
                      ["GpuwardenVramLow of a"], id="a broken GPU what people would be told of that one, and no remedy"),

@@ -101,7 +101,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     **{
         f"remediator: GpuwardenRemediationOverdue: {change}": "a firing alert is 1 and has no instance"
         for change in (
-            "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, condition, wedge"),
+            "by ({0}) -> by ({0}, instance)".format("host, worker, container, gpu, condition, alert"),
             "max_over_time -> min_over_time",
         )
     },
