@@ -37,7 +37,7 @@ HARD: Final = re.compile(
 """Words and turns that plain technical English does without."""
 
 REFUSED: Final = frozenset({
-    "anew", "apart", "breaker", "bystander", "crew", "doorkeeper", "mend", "mended", "mending", "mends", "nobody",
+    "anew", "apart", "brake", "bystander", "crew", "doorkeeper", "mend", "mended", "mending", "mends", "nobody",
     "patience", "pegged", "stories", "story", "testimony", "told", "unmoved", "wedged", "wedging", "whereabouts",
     "whoever",
 })  # fmt: skip
@@ -66,7 +66,6 @@ LATER: Final = frozenset(
         "gpuwarden/worker",
         "remediator",
         "remediator/commands",
-        "remediator/remedies",
         "remediator/settings",
         "tests",
         "tests/alerts",

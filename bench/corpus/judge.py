@@ -427,7 +427,7 @@ def _wrong(scenario: Scenario, fired: Sequence[Fired]) -> Iterator[str]:
 def _decided(scenario: Scenario, of: str, at_s: int) -> str:
     """What the remediator of its host decides about a worker and its run, by the counts of that second."""
     (program,) = [each for each in scenario.programs if each.name == of]
-    verdict = wrangle.judge(tally(scenario, program.run, at_s), wrangle.Rules(), host=program.host)
+    verdict = wrangle.classify(tally(scenario, program.run, at_s), wrangle.Rules(), host=program.host)
     match verdict:
         case BlockRun():
             return "block"

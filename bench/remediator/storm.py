@@ -22,7 +22,7 @@ from gpuwarden.job import Condition
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Begin, Close, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 
 ALERTS_A_CALL: Final = 50
 THREADS: Final = 4
@@ -73,7 +73,7 @@ def _try_to_begin(ledger: Ledger, host: str) -> str:
         worker_incarnation="",
         message="measured",
     )
-    instead = ledger.intents.begin(episode, step, safeguards=Safeguards(), now=ledger.now())
+    instead = ledger.intents.begin(episode, step, safety_limits=SafetyLimits(), now=ledger.now())
     match instead:
         case Wait(reason=reason):
             return reason

@@ -10,7 +10,7 @@ from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from gpuwarden.queue.items.tally import RunTally
 from remediator.plan import BlockRun, HeldJob, JobFacts, LockWorker, Wrangle
-from remediator.remedies.wrangle import Rules, stands
+from remediator.remedies.wrangle import Rules, still_valid
 
 RENEWAL_S: Final = 2 * HEARTBEAT_S
 """Time that a lease must stay expired before its job is reclaimed, seconds."""
@@ -91,7 +91,7 @@ class BuiltinQueue:
         """Count and decide again in the transaction that acts."""
 
         def still(run: RunTally) -> bool:
-            return stands(run, verdict, rules)
+            return still_valid(run, verdict, rules)
 
         because = f"wrangled, run {run_id}: {verdict.message}"
         if isinstance(verdict, BlockRun):

@@ -35,7 +35,7 @@ from remediator.ledger.reports import HeldEpisode
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from remediator.remedies import REMEDIES
-from remediator.remedies.guards import Act, Order, Orders, Safeguards, begins_s
+from remediator.remedies.guards import Act, Order, Orders, SafetyLimits, begins_s
 
 TIMEOUT_S: Final = 3.0
 """Timeout of each part, seconds."""
@@ -248,7 +248,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
-    report.freed_lately = ledger.orders.restarts_since(report.at - Safeguards().cooldown_s, host=wanted.host)
+    report.freed_lately = ledger.orders.restarts_since(report.at - SafetyLimits().cooldown_s, host=wanted.host)
     report.not_fixed = [
         (each.episode_id, each.worker, each.host, each.message or "")
         for each in ledger.reports.since(report.at - LATELY_S, host=wanted.host)

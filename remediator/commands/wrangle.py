@@ -20,7 +20,7 @@ from gpuwarden.queue.items.tally import RunTally
 from gpuwarden.queue.open import current, existing
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.plan import BlockRun, LockWorker, Migrate, Wait
-from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S, Leave, Rules, Verdict, judge
+from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S, NoAction, Rules, Verdict, classify
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
@@ -39,7 +39,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         run = store.item_failures.tally(run_id, now=store.now())
         if run is None:
             continue  # deleted since the listing
-        verdict = judge(run, rules)
+        verdict = classify(run, rules)
         if arguments.json:
             row = {"run": run_id, "verdict": type(verdict).__name__.lower(), **asdict(verdict), "tally": asdict(run)}
             print(json.dumps(row))
@@ -54,8 +54,8 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
     run = store.item_failures.tally(run_id, now=store.now())
     if run is None:
         raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden run list`")
-    verdict = judge(run, rules)
-    if isinstance(verdict, Leave | Wait):
+    verdict = classify(run, rules)
+    if isinstance(verdict, NoAction | Wait):
         print(f"gpuwarden wrangle: no action: {plain(verdict.message)}", file=sys.stderr)
         return 1
     if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=who(), now=store.now()):
@@ -82,7 +82,7 @@ def _describe_verdict(verdict: Verdict) -> str:
     match verdict:
         case Wait():
             return "waits"
-        case Leave():
+        case NoAction():
             return "nothing to do"
     return f"would {plain(verdict.deed)}"
 
@@ -96,7 +96,7 @@ def _whom_to_inform(verdict: Verdict) -> str:
 
 def _cap(run: RunTally, verdict: Verdict, rules: Rules) -> str:
     """A note that the run has used its moves, unless the verdict says so."""
-    if run.migrations < max(rules.migrations_max, 1) or not isinstance(verdict, Leave | Wait):
+    if run.migrations < max(rules.migrations_max, 1) or not isinstance(verdict, NoAction | Wait):
         return ""
     return f"; moved {run.migrations} of {rules.migrations_max} times: it is blocked next"
 
@@ -143,7 +143,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         help="moves of a run to another worker before it is blocked (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--timeout-s", type=_seconds, default=PATIENCE_S, metavar="S",
+        "--timeout-s", type=_seconds, default=TIMEOUT_S, metavar="S",
         help="ignore a worker after this time without an item result, seconds "
         "(default: %(default)s)",
     )  # fmt: skip

@@ -34,7 +34,7 @@ from remediator.executor.timers import Timers
 from remediator.executor.waits import WaitRecorder
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Episode, Limits, Subject
-from remediator.remedies.guards import Safeguards
+from remediator.remedies.guards import SafetyLimits
 from remediator.settings.policy_file import PolicyFile
 
 log: Final = structlog.get_logger("executor")
@@ -71,7 +71,7 @@ class LoopSettings:
     """Intervals and limits of the loop, seconds."""
 
     limits: Limits
-    safeguards: Safeguards
+    safety_limits: SafetyLimits
     interval_s: float
     sweep_interval_s: float
     stop_grace_s: float
@@ -108,7 +108,7 @@ class Executor:
 
     def _processor(self, clients: Clients) -> EpisodeProcessor:
         ledger, host, settings, timers = self._ledger, self._host, self._settings, self._timers
-        limits = RemedyLimits(clients.policy, limits=settings.limits, safeguards=settings.safeguards)
+        limits = RemedyLimits(clients.policy, limits=settings.limits, safety_limits=settings.safety_limits)
         waits = WaitRecorder(ledger, timers)
         facts = FactsReader(
             ledger,

@@ -3,17 +3,17 @@
 from dataclasses import replace
 
 from remediator.plan import Limits
-from remediator.remedies.guards import Safeguards
+from remediator.remedies.guards import SafetyLimits
 from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile
 
 
 class RemedyLimits:
     """The limits of each remedy."""
 
-    def __init__(self, policy: PolicyFile | None, *, limits: Limits, safeguards: Safeguards) -> None:
+    def __init__(self, policy: PolicyFile | None, *, limits: Limits, safety_limits: SafetyLimits) -> None:
         self._policy = policy
         self.limits = limits
-        self.safeguards = safeguards
+        self.safety_limits = safety_limits
 
     def limits_of(self, remedy: str) -> Limits:
         """The limits of a remedy."""
@@ -29,10 +29,10 @@ class RemedyLimits:
             warn_grace_s=policy.warn_grace_s,
         )
 
-    def safeguards_of(self, remedy: str) -> Safeguards:
+    def safety_limits_of(self, remedy: str) -> SafetyLimits:
         """The safety limits of a remedy."""
         cooldown_s = self._policies().of(remedy).cooldown_s
-        return self.safeguards if cooldown_s is None else replace(self.safeguards, cooldown_s=cooldown_s)
+        return self.safety_limits if cooldown_s is None else replace(self.safety_limits, cooldown_s=cooldown_s)
 
     def _policies(self) -> Policies:
         return Policies() if self._policy is None else self._policy.now()

@@ -24,7 +24,7 @@ from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.executor.lock import ExecutorLock
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Limits
-from remediator.remedies.guards import Safeguards
+from remediator.remedies.guards import SafetyLimits
 from remediator.settings.policy_file import PolicyFile
 from remediator.settings.settings import ExecuteSettings
 
@@ -117,7 +117,7 @@ def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> Capture
 def _loop_settings(settings: ExecuteSettings) -> LoopSettings:
     return LoopSettings(
         limits=made_from(settings, Limits, wrangle_timeout_s=settings.wrangle_timeout_s),
-        safeguards=made_from(settings, Safeguards, unknown_holds=settings.silences_unknown == "hold"),
+        safety_limits=made_from(settings, SafetyLimits, unknown_holds=settings.silences_unknown == "hold"),
         interval_s=settings.interval_s,
         sweep_interval_s=settings.sweep_interval_s,
         stop_grace_s=settings.stop_grace_s,

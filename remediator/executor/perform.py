@@ -98,9 +98,9 @@ class Performer:
                 raise AssertionError("this step is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
-        safeguards = self._limits.safeguards_of(episode.remedy)
+        safety_limits = self._limits.safety_limits_of(episode.remedy)
         self._perform_instead(
-            episode, self._ledger.intents.begin(episode, step, safeguards=safeguards, now=self._ledger.now())
+            episode, self._ledger.intents.begin(episode, step, safety_limits=safety_limits, now=self._ledger.now())
         )
 
     def _perform_instead(self, episode: Episode, instead: plan.Wait | plan.Close | None) -> None:
@@ -266,7 +266,7 @@ class Performer:
     def _perform_run_action(self, episode: Episode, step: plan.Wrangle) -> None:
         """Lock a worker, or move or block a run. The transaction decides again and skips what no longer holds."""
         instead = self._ledger.run_decisions.begin(
-            episode, step, safeguards=self._limits.safeguards, now=self._ledger.now()
+            episode, step, safety_limits=self._limits.safety_limits, now=self._ledger.now()
         )
         if instead is not None:
             self._perform_instead(episode, instead)

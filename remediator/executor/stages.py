@@ -42,16 +42,16 @@ class Hold:
         if not (here or isinstance(step, plan.Wrangle | plan.Lose)):
             return step
         episode, now = facts.episode, self._ledger.now()
-        safeguards = self._limits.safeguards_of(episode.remedy) if here else self._limits.safeguards
-        wish = guards.wish(episode, step)
-        orders, recent = self._ledger.orders.with_activity(wish, safeguards, now=now)
-        held: plan.Step | guards.Latch | None
+        safety_limits = self._limits.safety_limits_of(episode.remedy) if here else self._limits.safety_limits
+        action = guards.proposed_action(episode, step)
+        orders, recent = self._ledger.orders.with_activity(action, safety_limits, now=now)
+        held: plan.Step | guards.TripBreaker | None
         if isinstance(step, plan.Wrangle):
-            held = guards.may_wrangle(wish, orders, recent, safeguards, now=now)
+            held = guards.may_wrangle(action, orders, recent, safety_limits, now=now)
         elif isinstance(step, plan.Lose):
-            held = guards.may_hold(wish, orders, recent, by=self._host, now=now)
+            held = guards.may_hold(action, orders, recent, by=self._host, now=now)
         else:
-            held = guards.hold(step, facts, orders, recent, safeguards, now=now)
+            held = guards.apply_holds(step, facts, orders, recent, safety_limits, now=now)
         return held if isinstance(held, plan.Wait) else step
 
     def before_counting(self, episode: Episode) -> plan.Wait | None:
@@ -62,7 +62,7 @@ class Hold:
         orders = self._ledger.orders.current()
         if not (episode.firing and orders.armed(host=self._host, remedy=episode.remedy)):
             return None
-        return guards.may_go_on(orders, host=self._host, now=self._ledger.now())
+        return guards.global_hold(orders, host=self._host, now=self._ledger.now())
 
 
 class CheckSilences:
@@ -87,7 +87,7 @@ class CheckSilences:
         if self._silences is None or not (begins or asks):
             return step
         result = self._silences.of(episode.fingerprints, host=episode.host)
-        silenced = guards.heed(result.silences, result.unknown, self._limits.safeguards)
+        silenced = guards.check_silences(result.silences, result.unknown, self._limits.safety_limits)
         if silenced is None and begins and result.unknown:
             log.warning("silences unknown, action continues", because=result.unknown)
         return silenced or step

@@ -17,7 +17,7 @@ from remediator.ledger.recent import orders_in_force, recent_activity
 from remediator.ledger.schema import EPISODES, INTENTS, LEDGER
 from remediator.plan import OVER, Begin, Close, Episode, Intent, Kind, Outcome, Stage, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import Latch, Safeguards, may_begin, wish
+from remediator.remedies.guards import SafetyLimits, TripBreaker, may_begin, proposed_action
 
 _RESTARTED_ALREADY: Final = Close(
     outcome=Outcome.SUPERSEDED,
@@ -29,7 +29,7 @@ _RESTARTED_ALREADY: Final = Close(
 class Intents(LedgerPart):
     """Intents: at most one restart per container incarnation and one settle per job attempt."""
 
-    def begin(self, episode: Episode, step: Begin, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+    def begin(self, episode: Episode, step: Begin, *, safety_limits: SafetyLimits, now: float) -> Wait | Close | None:
         """Write the restart and settle intents. If not allowed, write nothing and return a wait or close.
 
         The guards run again in this transaction, so that concurrent episodes and hosts cannot exceed a limit together.
@@ -44,10 +44,10 @@ class Intents(LedgerPart):
             if retention.is_used(connection, Kind.FREE, step.free_key):
                 return _RESTARTED_ALREADY
             orders = orders_in_force(connection, now)
-            action = wish(episode, step)
-            recent = recent_activity(connection, action, orders, safeguards, now=now)
-            verdict = may_begin(action, orders, recent, safeguards, now=now)
-            if isinstance(verdict, Latch):
+            action = proposed_action(episode, step)
+            recent = recent_activity(connection, action, orders, safety_limits, now=now)
+            verdict = may_begin(action, orders, recent, safety_limits, now=now)
+            if isinstance(verdict, TripBreaker):
                 return open_breaker(connection, self._host, verdict, now)
             if verdict is not None:
                 return verdict

@@ -13,7 +13,16 @@ from remediator.ledger.reports import held_episodes
 from remediator.ledger.schema import EPISODES, LEDGER, ORDERS
 from remediator.plan import Stage, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import TOPIC, Act, Latch, Order, Orders, Recent, Safeguards, Wish
+from remediator.remedies.guards import (
+    TOPIC,
+    Act,
+    Order,
+    Orders,
+    ProposedAction,
+    RecentActivity,
+    SafetyLimits,
+    TripBreaker,
+)
 
 
 class NoApprovalAskedError(GpuwardenError):
@@ -45,11 +54,13 @@ class OrderBook(LedgerPart):
         with reading(self._engine) as connection:
             return orders_in_force(connection, now)
 
-    def with_activity(self, action: Wish, safeguards: Safeguards, *, now: float) -> tuple[Orders, Recent]:
+    def with_activity(
+        self, action: ProposedAction, safety_limits: SafetyLimits, *, now: float
+    ) -> tuple[Orders, RecentActivity]:
         """Read the orders and recent activity that limit an action."""
         with reading(self._engine) as connection:
             orders = orders_in_force(connection, now)
-            return orders, recent_activity(connection, action, orders, safeguards, now=now)
+            return orders, recent_activity(connection, action, orders, safety_limits, now=now)
 
     def answer(
         self, episode_id: int, act: Act, *, who: str, because: str, now: float, until: float | None = None
@@ -124,7 +135,7 @@ def give(connection: Connection, host: str | None, order: Order) -> int:
     return order_id
 
 
-def open_breaker(connection: Connection, host: str | None, found: Latch, now: float) -> Wait:
+def open_breaker(connection: Connection, host: str | None, found: TripBreaker, now: float) -> Wait:
     """Open the circuit breaker: no action begins until an operator releases it."""
     who = f"the executor of {host}"
     give(connection, host, Order(act=Act.BREAKER, at=now, who=who, because=found.message))

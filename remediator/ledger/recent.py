@@ -14,12 +14,12 @@ from remediator.remedies.guards import (
     Act,
     Order,
     Orders,
-    Recent,
-    Safeguards,
-    Wish,
-    condemned_run,
-    condemned_worker,
+    ProposedAction,
+    RecentActivity,
+    SafetyLimits,
+    run_lock_key,
     target,
+    worker_lock_key,
 )
 
 WRANGLING: Final[Mapping[type[Wrangle], str]] = {LockWorker: "lock", Migrate: "move", BlockRun: "block"}
@@ -46,18 +46,20 @@ def read_order(row: Row[Any]) -> Order:
 
 
 def recent_activity(
-    connection: Connection, action: Wish, orders: Orders, safeguards: Safeguards, *, now: float
-) -> Recent:
+    connection: Connection, action: ProposedAction, orders: Orders, safety_limits: SafetyLimits, *, now: float
+) -> RecentActivity:
     """Read the recent actions that limit what may begin now."""
-    longest_s = max(safeguards.breaker_window_s, safeguards.cooldown_s, safeguards.vram_cooldown_s, RATE_WINDOW_S)
+    longest_s = max(
+        safety_limits.breaker_window_s, safety_limits.cooldown_s, safety_limits.vram_cooldown_s, RATE_WINDOW_S
+    )
     frees = restart_intents_since(connection, since=now - longest_s)
     released_at = orders.released_at() or 0.0
     # A release in the future is from before the clock was set back: ignore it.
     released_at = released_at if released_at <= now else 0.0
-    storm_since = max(now - safeguards.breaker_window_s, released_at)
+    storm_since = max(now - safety_limits.breaker_window_s, released_at)
     rate_since = max(now - RATE_WINDOW_S, released_at)
     # A restart in the future counts no longer than its window.
-    storm_until, rate_until = now + safeguards.breaker_window_s, now + RATE_WINDOW_S
+    storm_until, rate_until = now + safety_limits.breaker_window_s, now + RATE_WINDOW_S
     targets = {target(row.host, row.data["handle"]) for row in frees if storm_since < row.created_at < storm_until}
     freed_at = [
         row.entered_at
@@ -74,14 +76,14 @@ def recent_activity(
     answers = select(ORDERS).where(ORDERS.c.episode_id == action.episode_id).order_by(ORDERS.c.order_id.desc())
     answer = connection.execute(answers.limit(1)).one_or_none()
     fleet = select(func.sum(EXECUTORS.c.workers)).where(EXECUTORS.c.beat_at > now - FLEET_FRESH_S)
-    return Recent(
+    return RecentActivity(
         targets=frozenset(targets),
-        frees=sum(rate_since < row.created_at < rate_until for row in frees),
+        restarts=sum(rate_since < row.created_at < rate_until for row in frees),
         # The nearest in time: a future one is from before the clock was set back.
-        freed_s_ago=min((now - at for at in freed_at), key=abs, default=None),
-        gpu_freed_s_ago=min((now - at for at in beside), key=abs, default=None),
+        restarted_s_ago=min((now - at for at in freed_at), key=abs, default=None),
+        gpu_restarted_s_ago=min((now - at for at in beside), key=abs, default=None),
         fleet=connection.scalar(fleet),
-        condemned=_faulty_targets(connection, since=storm_since, until=storm_until),
+        lock_targets=_faulty_targets(connection, since=storm_since, until=storm_until),
         answer=None if answer is None else read_order(answer),
     )
 
@@ -95,7 +97,7 @@ def _faulty_targets(connection: Connection, *, since: float, until: float) -> fr
         .where(RUN_DECISIONS.c.decided_at > since, RUN_DECISIONS.c.decided_at < until)
     )
     return frozenset(
-        condemned_run(row.run) if row.worker is None else condemned_worker(row.host, row.worker)
+        run_lock_key(row.run) if row.worker is None else worker_lock_key(row.host, row.worker)
         for row in connection.execute(found)
     )
 

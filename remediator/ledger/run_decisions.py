@@ -12,13 +12,13 @@ from remediator.ledger.orders import open_breaker, wait_for_others
 from remediator.ledger.recent import WRANGLING, orders_in_force, recent_activity
 from remediator.ledger.schema import EPISODES, LEDGER, RUN_DECISIONS
 from remediator.plan import BlockRun, Close, Episode, Subject, Wait, Wrangle
-from remediator.remedies.guards import Latch, Safeguards, may_wrangle, wish
+from remediator.remedies.guards import SafetyLimits, TripBreaker, may_wrangle, proposed_action
 
 
 class RunDecisions(LedgerPart):
     """Decisions about runs with failing items, and about their workers."""
 
-    def begin(self, episode: Episode, step: Wrangle, *, safeguards: Safeguards, now: float) -> Wait | Close | None:
+    def begin(self, episode: Episode, step: Wrangle, *, safety_limits: SafetyLimits, now: float) -> Wait | Close | None:
         """Record a decision before it is carried out. Returns a wait or close if it is not allowed, as `Intents.begin`.
 
         If the same decision is already open and nothing has been waited for since, it is not recorded again.
@@ -29,10 +29,10 @@ class RunDecisions(LedgerPart):
             if not is_open(connection, episode.episode_id):
                 return CLOSED_MEANWHILE
             orders = orders_in_force(connection, now)
-            action = wish(episode, step)
-            recent = recent_activity(connection, action, orders, safeguards, now=now)
-            verdict = may_wrangle(action, orders, recent, safeguards, now=now)
-            if isinstance(verdict, Latch):
+            action = proposed_action(episode, step)
+            recent = recent_activity(connection, action, orders, safety_limits, now=now)
+            verdict = may_wrangle(action, orders, recent, safety_limits, now=now)
+            if isinstance(verdict, TripBreaker):
                 return open_breaker(connection, self._host, verdict, now)
             if verdict is None and not _is_open_decision(connection, episode, step):
                 about = {"kind": WRANGLING[type(step)], **_worker_of(step)}

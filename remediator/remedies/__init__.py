@@ -1,6 +1,6 @@
-"""The remedies, one file each: `decide(facts) -> Step`, and the trips it can confirm, pure.
+"""The remedies, one file each: a pure `decide(facts) -> Step`, and the conditions it can confirm.
 
-An alert names its remedy in the label `remedy`. To add one: a file here, its line in `REMEDIES`, a test in
+An alert names its remedy in the label `remedy`. To add a remedy: a file here, its line in `REMEDIES`, a test in
 tests/remediator.
 """
 
@@ -15,10 +15,7 @@ from remediator.remedies import hold_lost_host, recycle_container, restart_conta
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """How an episode is decided, and which trips local evidence can confirm.
-
-    `subject` is what its episodes are about: an alert for it names that, and nothing else.
-    """
+    """How episodes of a remedy are decided, what local evidence confirms, and what its alerts must name."""
 
     decide: Callable[[Facts], Step]
     conditions: frozenset[Condition]

@@ -1,8 +1,4 @@
-"""The conditions of containers without a job, and whether local evidence shows one: the table `CONDITIONS`. Pure.
-
-Any unknown is a no: an absent figure never counts as idle. To add a condition: a function here, its line in the table,
-its rows in the test.
-"""
+"""Conditions of containers without a job: the table `CONDITIONS`. Pure. An unknown value never confirms."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -14,28 +10,28 @@ from remediator.reasons import Doubt, Finding
 
 
 def confirm(seen: ServerFacts, condition: Condition) -> Finding:
-    """Whether fresh local evidence shows the condition by itself."""
+    """Check whether local evidence alone shows the condition."""
     check = CONDITIONS.get(condition)
     if check is None:
-        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {condition}")
+        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for condition {condition}")
     return check(seen)
 
 
-def _unanswering(seen: ServerFacts) -> Finding:
-    """A server that is asked, does not answer, and does nothing.
+def _check_server(seen: ServerFacts) -> Finding:
+    """A server that answers no probe and does nothing.
 
-    Asked without an answer, every GPU idle, RAM and I/O still, each for the whole silence that its owner allows; and it
-    has answered before, in this incarnation. CPU time counts for nothing: what hangs in a driver may well spin.
+    Its probe, its GPUs, RAM and I/O must all be inactive for the stall timeout of its owner, and it must have answered
+    before in this incarnation. CPU time does not count: a process that hangs in a driver may spin.
     """
     silence_s = seen.silence_allowed_s
     if not seen.probe or not silence_s:
-        message = f"it is not asked as a server: {seen.probe_unknown or 'its labels ask for nothing'}"
+        message = f"no probe of the server: {seen.probe_unknown or 'its labels set none'}"
         return Finding(doubt=Doubt.NOT_PROBED, message=message)
     if not seen.answered:
         message = "it has not answered yet in this incarnation: it may still load, or its probe may be wrong"
         return Finding(doubt=Doubt.NEVER_ANSWERED, message=message)
     if seen.unanswered_s is None:
-        message = f"whether it answers is unknown: {seen.probe_unknown or 'not asked'}"
+        message = f"its probe result is unknown: {seen.probe_unknown or 'not probed'}"
         return Finding(doubt=Doubt.ANSWER_UNKNOWN, message=message)
     if seen.gpu_idle_s is None:
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=f"GPU unknown: {seen.gpu_unknown or 'not measured'}")
@@ -52,6 +48,6 @@ def _unanswering(seen: ServerFacts) -> Finding:
 
 
 CONDITIONS: Final[Mapping[Condition, Callable[[ServerFacts], Finding]]] = {
-    Condition.SERVER: _unanswering,
+    Condition.SERVER: _check_server,
 }
-"""Each trip of an alert about a container without a job, and what its local evidence must show."""
+"""The check of each condition."""

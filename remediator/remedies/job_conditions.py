@@ -1,8 +1,4 @@
-"""The conditions of jobs and their workers, and whether local evidence shows one: the table `CONDITIONS`. Pure.
-
-Any unknown is a no: an absent figure never counts as idle. To add a condition: a function here, its line in the table,
-its rows in the test.
-"""
+"""Conditions of jobs and their workers: the table `CONDITIONS`. Pure. An unknown value never confirms."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,10 +12,10 @@ from remediator.reasons import Doubt, Finding
 
 
 def confirm(evidence: WorkerFacts, condition: Condition) -> Finding:
-    """Whether fresh local evidence shows the condition by itself."""
+    """Check whether local evidence alone shows the condition."""
     check = CONDITIONS.get(condition)
     if check is None:
-        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for trip {condition}")
+        return Finding(doubt=Doubt.NO_CONDITION, message=f"no local evidence is defined for condition {condition}")
     if evidence.alive is not True and not (evidence.alive is False and condition is Condition.DEAD_WORKER):
         return Finding(doubt=Doubt.NO_LOCK, message="the worker's process does not hold its lock")
     if evidence.job_id is None:
@@ -27,23 +23,20 @@ def confirm(evidence: WorkerFacts, condition: Condition) -> Finding:
     return check(evidence)
 
 
-def _stalled(evidence: WorkerFacts) -> Finding:
-    """Silent with its GPU idle (A2), or, far longer than its own step or phase, with one that proves nothing (A14b)."""
-    silent = _silent(evidence)
+def _check_stalled(evidence: WorkerFacts) -> Finding:
+    """The job is inactive and its GPU idle (A2), or it is stuck and its GPU proves no work (A14b)."""
+    silent = _check_inactive(evidence)
     if silent.confirmed or not conditions.reached(evidence.step_beat_age_s, evidence.stuck_after_s):
         return silent
-    stuck = _stuck(evidence)
+    stuck = _check_stuck(evidence)
     return stuck if stuck.confirmed else replace(stuck, message=f"{silent.message}; {stuck.message}")
 
 
-def _gang_stuck(evidence: WorkerFacts) -> Finding:
-    """Its own part in what its whole gang is accused of: that the other ranks spin too, no host knows alone (A14b).
-
-    So it is asked for by the alert about the gang only: a rank that spins is as healthy as the one that it waits for.
-    """
+def _check_gang_stuck(evidence: WorkerFacts) -> Finding:
+    """This rank's share of a stuck gang (A14b). Only the alert about the gang knows the other ranks."""
     after_s, step_beat_age_s = evidence.gang_stuck_after_s, evidence.step_beat_age_s
     if after_s is None:
-        message = "the worker runs no rank of a gang, or after how long that is stuck is not said"
+        message = "the worker runs no rank of a gang, or its stuck limit is unknown"
         return Finding(doubt=Doubt.NO_GANG, message=message)
     if step_beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the rank is not armed (phase {evidence.phase})")
@@ -55,39 +48,39 @@ def _gang_stuck(evidence: WorkerFacts) -> Finding:
         page_fault_idle_s=evidence.page_fault_idle_s,
     )
     if still_s is None or spinning_s is None:
-        message = "whether its GPU is pegged, and RAM, I/O and page faults are still, is unknown"
+        message = "GPU saturation, RAM, I/O or page faults unknown"
         return Finding(doubt=Doubt.SIGNS_UNKNOWN, message=message)
     figures = (
-        f"a rank that spins: no step for {step_beat_age_s:.1f} s of {after_s:.1f} s, GPU pegged and RAM, I/O, page "
-        f"faults still {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+        f"a rank that spins: no step for {step_beat_age_s:.1f} s of {after_s:.1f} s, GPU saturated and RAM, I/O, "
+        f"page faults inactive {spinning_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
     return Finding.of(conditions.is_stuck(step_beat_age_s, after_s, spinning_s, still_s), figures)
 
 
-def _stuck(evidence: WorkerFacts) -> Finding:
-    """Without a beat for long enough, and its container without any other sign of life that counts then.
+def _check_stuck(evidence: WorkerFacts) -> Finding:
+    """No step beat for too long, and no other activity that counts then.
 
-    A GPU that is pegged without a pause is held by what waits for ever, and its process may spin beside it. Where the
-    GPU is unknown the job may compute on it, so that its processes must use no CPU time either (A19).
+    A permanently saturated GPU is held by a hung kernel or collective, and its process may spin. If the GPU is unknown
+    the job may compute on it, so its processes must use no CPU time either (A19).
     """
     still_s, saturated_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_saturated_s, evidence.gpu_last_busy_age_s
     cpu_s = evidence.container_cpu_idle_s
     rest_s = conditions.least(evidence.ram_idle_s, evidence.io_idle_s, evidence.page_fault_idle_s)
     if still_s is None or rest_s is None:
-        return Finding(doubt=Doubt.SIGNS_UNKNOWN, message="whether RAM, I/O and page faults are still is unknown")
-    pegged = conditions.reached(saturated_s, still_s)
+        return Finding(doubt=Doubt.SIGNS_UNKNOWN, message="RAM, I/O or page faults unknown")
+    is_saturated = conditions.reached(saturated_s, still_s)
     gpu = (
-        f"GPU pegged {saturated_s:.1f} s"
-        if pegged
-        else "GPU " + ("not told" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
+        f"GPU saturated {saturated_s:.1f} s"
+        if is_saturated
+        else "GPU " + ("unknown" if not_busy_s is None else f"not seen busy {not_busy_s:.1f} s")
     )
-    cpu = "" if pegged or cpu_s is None else f", CPU still {cpu_s:.1f} s"
+    cpu = "" if is_saturated or cpu_s is None else f", CPU inactive {cpu_s:.1f} s"
     where = "" if evidence.phase in (None, Phase.STEP) else f" in phase {evidence.phase}"
     figures = (
         f"stuck{where}: no step for {evidence.step_beat_age_s or 0:.1f} s of {evidence.stuck_after_s or 0:.1f} s, "
-        f"{gpu}{cpu}, RAM, I/O, page faults still {rest_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
+        f"{gpu}{cpu}, RAM, I/O, page faults inactive {rest_s:.1f} s of {still_s:.1f} s, {_where(evidence)}"
     )
-    if not pegged and (not_busy_s is None or cpu_s is None):
+    if not is_saturated and (not_busy_s is None or cpu_s is None):
         return Finding(doubt=Doubt.GPU_UNKNOWN, message=figures)
     no_progress_s = conditions.no_progress_s(
         gpu_saturated_s=saturated_s,
@@ -102,85 +95,81 @@ def _stuck(evidence: WorkerFacts) -> Finding:
     )
 
 
-def _silent(evidence: WorkerFacts) -> Finding:
-    """No beat, every GPU idle and RAM still, each for the whole silence that the job's owner allows (A2)."""
+def _check_inactive(evidence: WorkerFacts) -> Finding:
+    """No step beat, every GPU idle and RAM inactive, each for the stall timeout (A2)."""
     silence_s = evidence.stall_timeout_s
     if not silence_s:
-        return Finding(doubt=Doubt.NOT_POLICED, message="the worker runs no job that the stall condition polices")
+        return Finding(doubt=Doubt.NOT_POLICED, message="the stall condition does not apply to the worker's job")
     if evidence.step_beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the job is not armed (phase {evidence.phase})")
-    inactive_s, signs, unknown = _quiet(evidence)
+    inactive_s, signs, unknown = _inactivity(evidence)
     if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
     figures = f"silent {evidence.step_beat_age_s:.1f} s, {signs} of {silence_s:.1f} s allowed, {_where(evidence)}"
     return Finding.of(conditions.is_stalled(evidence.step_beat_age_s, inactive_s, silence_s), figures)
 
 
-def _over_budget(evidence: WorkerFacts) -> Finding:
-    """The attempt has run for its budget or longer, busy or not (A1)."""
+def _check_budget(evidence: WorkerFacts) -> Finding:
+    """The attempt has run for its time budget or longer, active or not (A1)."""
     if not evidence.budget_s:
         return Finding(doubt=Doubt.NO_BUDGET, message="the attempt has no budget")
     if evidence.elapsed_s is None:
-        return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has run is unknown")
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="run time of the attempt unknown")
     figures = f"has run for {evidence.elapsed_s:.1f} s of a budget of {evidence.budget_s:.1f} s, {_where(evidence)}"
     return Finding.of(conditions.reached(evidence.elapsed_s, evidence.budget_s), figures)
 
 
-def _unhealthy(evidence: WorkerFacts) -> Finding:
-    """A GPU job that has shown no sign of life for a whole window, after the grace for its load (A7).
+def _check_health(evidence: WorkerFacts) -> Finding:
+    """A GPU job without activity for a whole window in one phase, after the grace period (A7).
 
-    The window lies within one phase: what counted as life in the phase before is not told any more. A job that has
-    never beaten, or did before a reboot, owes no beat.
+    A job without a step beat since the last boot owes none.
     """
     if evidence.gpu_lost_s is not None and evidence.gpu_idle_s is None:
-        return _on_a_lost_gpu(evidence)
+        return _check_lost_gpu(evidence)
     window_s, grace_s = evidence.health_window_s, evidence.health_grace_s
     if not window_s or grace_s is None:
-        message = "GPU health does not watch it: its class uses no GPU, or it says that it is idle"
+        message = "GPU health does not apply: its class uses no GPU, or its phase is idle"
         return Finding(doubt=Doubt.NOT_POLICED, message=message)
     if evidence.elapsed_s is None or evidence.phase_age_s is None:
-        message = "for how long the attempt has run, or been in its phase, is unknown"
+        message = "run time or phase age of the attempt unknown"
         return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
-    inactive_s, signs, unknown = _quiet(evidence)
+    inactive_s, signs, unknown = _inactivity(evidence)
     if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
     step_beat_age_s = evidence.step_beat_age_s
     figures = (
-        f"{'without a beat so far' if step_beat_age_s is None else f'silent {step_beat_age_s:.1f} s'}, "
+        f"{'no step beat so far' if step_beat_age_s is None else f'silent {step_beat_age_s:.1f} s'}, "
         f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, "
         f"{evidence.elapsed_s:.1f} s after its start with a grace of {grace_s:.1f} s, {_where(evidence)}"
     )
     return Finding.of(conditions.is_unhealthy(inactive_s, window_s, evidence.elapsed_s, grace_s), figures)
 
 
-def _on_a_lost_gpu(evidence: WorkerFacts) -> Finding:
-    """A GPU job of which a GPU is lost, and that has shown no sign of life for a whole window, no beat either (A7).
-
-    It has no grace: there is nothing to load any more. The window lies within one phase, as above.
-    """
+def _check_lost_gpu(evidence: WorkerFacts) -> Finding:
+    """A job with a lost GPU and without activity or a step beat for a whole window (A7)."""
     window_s = evidence.health_window_s
     if not window_s:
         return Finding(doubt=Doubt.NOT_POLICED, message="the job's class uses no GPU")
     if evidence.phase_age_s is None:
-        return Finding(doubt=Doubt.TIME_UNKNOWN, message="for how long the attempt has been in its phase is unknown")
-    inactive_s, signs, unknown = _quiet(evidence, gpu=("lost", evidence.gpu_lost_s))
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="phase age of the attempt unknown")
+    inactive_s, signs, unknown = _inactivity(evidence, gpu=("lost", evidence.gpu_lost_s))
     if inactive_s is None:
         return Finding(doubt=unknown, message=signs)
     step_beat_age_s = evidence.step_beat_age_s
     figures = (
-        f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, its last beat "
+        f"{signs} of {window_s:.1f} s allowed, {evidence.phase_age_s:.1f} s in its phase, last step beat "
         f"{'never' if step_beat_age_s is None else f'{step_beat_age_s:.1f} s ago'}, {_where(evidence)}"
     )
     return Finding.of(conditions.reached(inactive_s, window_s), figures)
 
 
-def _quiet(
+def _inactivity(
     evidence: WorkerFacts, gpu: tuple[str, float | None] | None = None
 ) -> tuple[float | None, str, Doubt | None]:
-    """For how long a job has shown none of the signs of life that count in its phase, with the figures for people.
+    """Return how long a job has been inactive, seconds, and the figures as text.
 
-    `gpu` is what its GPUs are, and for how long: idle, where nothing is said. `None` where any of them is unknown, and
-    then which.
+    `gpu` is the state of its GPUs and its duration in seconds, by default idle. If a sign is unknown, the result is
+    `None`, which one, and the doubt.
     """
     state, gpu_s = gpu or ("idle", evidence.gpu_idle_s)
     work_s = conditions.least(evidence.io_idle_s, evidence.page_fault_idle_s, evidence.container_cpu_idle_s)
@@ -195,16 +184,16 @@ def _quiet(
     )
     unknown = next((sign for sign, for_s in signs.items() if for_s is None), None)
     if unknown is not None:
-        doubt, what, because = _UNKNOWN[unknown]
-        return None, f"{what} unknown: {because(evidence) or 'not measured'}", doubt
-    figures = f"GPU {state} {gpu_s:.1f} s, RAM still {evidence.ram_idle_s:.1f} s"
+        doubt, what, cause_of = _UNKNOWN[unknown]
+        return None, f"{what} unknown: {cause_of(evidence) or 'not measured'}", doubt
+    figures = f"GPU {state} {gpu_s:.1f} s, RAM inactive {evidence.ram_idle_s:.1f} s"
     if Sign.WORK in signs:
-        figures += f", I/O, page faults and CPU still {work_s:.1f} s"
+        figures += f", I/O, page faults and CPU inactive {work_s:.1f} s"
     return conditions.least(*signs.values()), figures, None
 
 
 _UNKNOWN: Final[Mapping[Sign, tuple[Doubt, str, Callable[[WorkerFacts], str | None]]]] = {
-    Sign.PHASE: (Doubt.TIME_UNKNOWN, "time in its phase", lambda _: "it is from before the last reboot"),
+    Sign.PHASE: (Doubt.TIME_UNKNOWN, "time in its phase", lambda _: "its start is from before the last reboot"),
     Sign.GPU: (Doubt.GPU_UNKNOWN, "GPU", lambda seen: seen.gpu_unknown),
     Sign.RAM: (Doubt.RAM_UNKNOWN, "RAM", lambda seen: seen.ram_unknown),
     Sign.WORK: (Doubt.WORK_UNKNOWN, "work of its processes", lambda seen: seen.work_unknown),
@@ -215,30 +204,29 @@ def _where(evidence: WorkerFacts) -> str:
     return f"phase {evidence.phase}, step {evidence.step}" + (", simulated GPU" if evidence.gpu_simulated else "")
 
 
-def _worker_dead(evidence: WorkerFacts) -> Finding:
-    """No heartbeat, and no CPU time used meanwhile: a long call that holds the interpreter starves one only (A14).
+def _check_worker_dead(evidence: WorkerFacts) -> Finding:
+    """No heartbeat and no CPU time, or no process for longer than a restart by others takes (A14).
 
-    Or no process at all, for as long as one that comes back by itself may take. A free lock alone does not tell that: a
-    worker can lose its lock and live. A heartbeat of another boot has no age; then what was seen on this one counts,
-    its lock free and its heartbeat unmoved.
+    A long call that holds the interpreter stops only the heartbeat. A free lock alone proves nothing: a worker can lose
+    its lock and live. A heartbeat from before a reboot has no age: then the time without a process counts.
     """
     bound_s = evidence.dead_after_s
     if bound_s <= 0:
         return Finding(doubt=Doubt.NO_BOUND, message="the exporter sets no time after which a worker is dead")
     if not evidence.alive:
         if evidence.dead_s is None:
-            message = "for how long the worker's process has been gone is unknown"
+            message = "time since the worker's process ended unknown"
             return Finding(doubt=Doubt.TIME_UNKNOWN, message=message)
         age_s = evidence.heartbeat_age_s
         heartbeat = "before the last reboot" if age_s is None else f"{age_s:.1f} s ago"
         figures = (
-            f"its process is gone and its files are left, for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
+            f"its process has been gone for {evidence.dead_s:.1f} s of {bound_s:.1f} s allowed, "
             f"its last heartbeat {heartbeat}, phase {evidence.phase}, step {evidence.step}"
         )
         gone_s = evidence.dead_s if age_s is None else conditions.least(evidence.dead_s, age_s)
         return Finding.of(conditions.reached(gone_s, bound_s), figures)
     if evidence.heartbeat_age_s is None:
-        return Finding(doubt=Doubt.TIME_UNKNOWN, message="the worker's heartbeat is unknown")
+        return Finding(doubt=Doubt.TIME_UNKNOWN, message="the worker's heartbeat age is unknown")
     if evidence.cpu_idle_s is None:
         return Finding(doubt=Doubt.TIME_UNKNOWN, message="the CPU time of the worker's process is unknown")
     figures = (
@@ -250,10 +238,10 @@ def _worker_dead(evidence: WorkerFacts) -> Finding:
 
 
 CONDITIONS: Final[Mapping[Condition, Callable[[WorkerFacts], Finding]]] = {
-    Condition.STALL: _stalled,
-    Condition.GANG: _gang_stuck,
-    Condition.BUDGET: _over_budget,
-    Condition.HEALTH: _unhealthy,
-    Condition.DEAD_WORKER: _worker_dead,
+    Condition.STALL: _check_stalled,
+    Condition.GANG: _check_gang_stuck,
+    Condition.BUDGET: _check_budget,
+    Condition.HEALTH: _check_health,
+    Condition.DEAD_WORKER: _check_worker_dead,
 }
-"""Each trip of an alert about a worker, and what its local evidence must show."""
+"""The check of each condition."""

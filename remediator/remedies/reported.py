@@ -1,4 +1,4 @@
-"""Which of the conditions that were reported of one subject is the case. Pure."""
+"""The condition of one target that local evidence confirms. Pure."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +9,9 @@ from remediator.reasons import Finding
 
 
 def first_confirmed(episode: Episode, confirm: Callable[[Condition], Finding]) -> tuple[Condition | None, Finding]:
-    """The first of the reported conditions that `confirm` confirms; else `None`, and why each is not.
+    """Return the first reported condition that `confirm` confirms; `None` and the doubts of all if there is none.
 
-    The condition that the episode is known by comes first, and where none is confirmed the doubt is about that one.
+    The episode's own condition comes first.
     """
     conditions = [episode.condition, *sorted(episode.conditions - {episode.condition})]
     doubts: list[Finding] = []

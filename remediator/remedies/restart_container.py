@@ -1,4 +1,4 @@
-"""Remedy `restart_container`: free a container without a job, by one of `container_conditions`. Pure."""
+"""Remedy `restart_container`: restart a container without a job, for one of `container_conditions`. Pure."""
 
 from typing import Final
 
@@ -7,9 +7,9 @@ from remediator.remedies import restart_without_job
 from remediator.remedies.container_conditions import CONDITIONS, confirm
 
 CONFIRMABLE: Final = frozenset(CONDITIONS)
-"""The trips that it can confirm; an alert with another is refused at the door."""
+"""The conditions that it can confirm; the webhook refuses others."""
 
 
 def decide(facts: Facts) -> Step:
-    """The next step of one episode."""
+    """Return the next step of one episode."""
     return restart_without_job.decide(facts, confirm=confirm)

@@ -1,10 +1,7 @@
-"""What is the same for every remedy that frees a container without a job, whatever it is accused of. Pure.
+"""What every remedy does that restarts a container without a job. Pure.
 
-Order: confirm from the host's own exporter, write the intent, confirm and stop, see it dead, start. Where a stop did
-not end it, it is confirmed again before the next. What it is about is
-one incarnation of one container. Whoever else ends that incarnation first (Docker's restart policy, what restarts
-unhealthy containers, a person) has settled it: nothing is stopped after them, and nothing is started. A container that
-holds workers is theirs, and is judged by their jobs.
+It confirms before each stop. If a restart policy or an operator ends the incarnation first, nothing is stopped or
+started. A container with workers is judged by their jobs.
 """
 
 from collections.abc import Callable
@@ -31,94 +28,96 @@ from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import reported, restart
 
 Confirm = Callable[[ServerFacts, Condition], Finding]
-"""Whether fresh local evidence shows a condition by itself. Any unknown is a no."""
+"""Checks whether local evidence alone shows a condition. Unknown values do not confirm."""
 
 
 def decide(facts: Facts, *, confirm: Confirm) -> Step:
-    """The next step of one episode."""
+    """Return the next step of one episode."""
     free = facts.episode.free
     if free is None:
         return _consider(facts, confirm)
     if not free.over:
-        return restart.go_on(
+        return restart.next_step(
             facts,
             free,
-            stop=lambda: _stop_if_still_so(facts, free, confirm),
-            ended=lambda: _ended_without_us(facts),
-            doubted=lambda: _doubted(facts, free, confirm),
+            stop=lambda: _confirm_and_stop(facts, free, confirm),
+            ended=lambda: _withdraw_close_ended(facts),
+            doubted=lambda: _decide_unconfirmed(facts, free, confirm),
         )
     return restart.close(free, None)
 
 
 def _consider(facts: Facts, confirm: Confirm) -> Step:
-    """Nothing is promised yet: is it the same incarnation, and do we see ourselves what it is accused of?"""
+    """Nothing is planned yet: check that it is the same incarnation, and confirm."""
     seen, accused = facts.server, facts.episode.incarnation
     if seen is None:
-        return restart.doubt(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
+        return restart.wait_for_evidence(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
     if seen.sample_age_s > facts.limits.evidence_fresh_s:
-        return restart.doubt(
-            facts, Reason.STALE_EVIDENCE, f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+        return restart.wait_for_evidence(
+            facts, Reason.STALE_EVIDENCE, f"the exporter's newest sample is {seen.sample_age_s:.1f} s old"
         )
     if seen.container_incarnation is None:
-        return _unlisted(facts)
+        return _check_engine(facts)
     if seen.container_incarnation != accused:
         return Close(
             outcome=Outcome.SUPERSEDED,
             reason=Reason.REPLACED,
-            message="the incarnation that was accused has been replaced since",
+            message="the reported incarnation was replaced",
         )
     if seen.workers is None:
-        return restart.doubt(facts, Reason.UNCONFIRMED, "whether workers live in it is unknown")
+        return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, "unknown whether it has workers")
     if seen.workers:
         message = f"container {seen.container} holds {seen.workers} workers: it is judged by their jobs"
         return Close(outcome=Outcome.REFUSED, reason=Reason.HAS_WORKERS, message=message)
     condition, found = reported.first_confirmed(facts.episode, lambda condition: confirm(seen, condition))
     if condition is None:
-        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
+        return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
     if not facts.container_known:
-        return restart.doubt(facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}")
+        return restart.wait_for_evidence(
+            facts, Reason.NO_CONTAINER, f"the container engine does not answer: {facts.unknown}"
+        )
     container = facts.container
     if container is None or _is_over(facts):
-        return _ended(facts)
+        return _close_ended(facts)
     return _begin(facts, condition, container, seen, found.message)
 
 
-def _unlisted(facts: Facts) -> Step:
-    """The exporter does not list it: a listing may miss what is there, and its engine has the last word."""
+def _check_engine(facts: Facts) -> Step:
+    """The exporter does not list the container. A listing may miss one, so the engine decides."""
     if not facts.container_known:
-        message = (
-            f"the exporter does not list it, and its engine does not tell: {facts.unknown or 'it cannot be asked'}"
-        )
-        return restart.doubt(facts, Reason.NO_CONTAINER, message)
+        message = f"the exporter does not list it and its engine does not answer: {facts.unknown or 'no engine'}"
+        return restart.wait_for_evidence(facts, Reason.NO_CONTAINER, message)
     if _is_over(facts):
-        return _ended(facts)
-    return restart.doubt(facts, Reason.NO_CONTAINER, "the exporter does not list it, and its engine says that it runs")
+        return _close_ended(facts)
+    return restart.wait_for_evidence(
+        facts, Reason.NO_CONTAINER, "the exporter does not list it, but its engine runs it"
+    )
 
 
 def _is_over(facts: Facts) -> bool:
-    """Whether the incarnation that was accused has ended, by its engine."""
+    """Whether the reported incarnation has ended, by its engine."""
     container = facts.container
     return container is None or container.incarnation != facts.episode.incarnation or not container.running
 
 
-def _ended(facts: Facts) -> Close:
-    message = f"{restart.down(facts)}: its incarnation ended without us"
+def _close_ended(facts: Facts) -> Close:
+    message = f"{restart.describe_exit(facts)}: its incarnation was ended by others"
     return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ENDED_ELSEWHERE, message=message)
 
 
 def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: ServerFacts, figures: str) -> Step:
     if not container.managed:
-        message = f"container {container.name} did not opt in; nothing is done to it"
+        message = f"container {container.name} is not managed: nothing is done to it"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.vanishes:
-        message = f"container {container.name} is removed when it ends (--rm), and could not be started again"
+        message = f"container {container.name} is removed when it ends (--rm): it cannot be started again"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_RESTARTABLE, message=message)
     if container.paused:
-        message = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, Reason.CONTAINER_PAUSED, message)
+        message = f"container {container.name} is paused: unpause it first"
+        return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
     if not facts.armed:
         if facts.episode.would_act:
-            return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
+            return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
         return WouldAct(message=f"would stop {container.name} and start it: {figures}")
     return Begin(
         condition=condition,
@@ -135,62 +134,57 @@ def _begin(facts: Facts, condition: Condition, container: ContainerState, seen: 
     )
 
 
-def _stop_if_still_so(facts: Facts, free: Intent, confirm: Confirm) -> Step:
-    """Facts are read again before the act: what is not so any more is left alone."""
-    found = _still_so(facts, free, confirm)
+def _confirm_and_stop(facts: Facts, free: Intent, confirm: Confirm) -> Step:
+    found = _confirm_again(facts, free, confirm)
     figures = found.message
     if found.confirmed and not facts.armed:
-        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed: nothing is stopped")
     if found.confirmed:
         return Stop(message=figures)
-    if restart.late(facts, facts.free_for_s):
+    if restart.timed_out(facts, facts.free_for_s):
         return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
-    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, for it is not confirmed any more: {figures}")
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, because it is not confirmed now: {figures}")
 
 
-def _doubted(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
-    """What becomes of what a stop did not end and is not confirmed any more; `None` where it is.
+def _decide_unconfirmed(facts: Facts, free: Intent, confirm: Confirm) -> Step | None:
+    """Decide after a failed stop; `None` if the condition is still confirmed.
 
-    Nothing was taken from it before, as a fence takes a job: an engine that refused the stop has left a server that may
-    be well by now.
+    If the engine refused the stop, the server may have recovered.
     """
-    found = _still_so(facts, free, confirm)
+    found = _confirm_again(facts, free, confirm)
     figures = found.message
     if found.confirmed:
         return None
-    if restart.late(facts, facts.free_for_s):
-        message = f"a stop did not end it, and it is not confirmed any more: {figures}: a person must look"
+    if restart.timed_out(facts, facts.free_for_s):
+        message = f"a stop did not end it, and it is not confirmed now: {figures}: check it by hand"
         return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=Reason.UNCONFIRMED, message=message, unspent=True)
-    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped again, for it is not confirmed any more: {figures}")
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped again, because it is not confirmed now: {figures}")
 
 
-def _still_so(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
+def _confirm_again(facts: Facts, free: Intent, confirm: Confirm) -> Finding:
     seen = facts.server
     if seen is None:
         return Finding(doubt=Doubt.NO_EVIDENCE, message=f"no local evidence: {facts.unknown}")
     if seen.sample_age_s > facts.limits.evidence_fresh_s:
-        message = f"the exporter's newest look is {seen.sample_age_s:.1f} s old"
+        message = f"the exporter's newest sample is {seen.sample_age_s:.1f} s old"
         return Finding(doubt=Doubt.STALE_EVIDENCE, message=message)
     if seen.container_incarnation != free.key:
-        message = "the evidence does not speak of the incarnation that was promised to"
+        message = "the evidence is about another incarnation"
         return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
     if seen.workers != 0:
-        return Finding(doubt=Doubt.HAS_WORKERS, message="workers live in it, or may")
+        return Finding(doubt=Doubt.HAS_WORKERS, message="it has workers, or may have")
     if facts.container is not None and facts.container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
     return reported.first_confirmed(facts.episode, lambda condition: confirm(seen, condition))[1]
 
 
-def _ended_without_us(facts: Facts) -> Step:
-    """Nothing was done yet, and the incarnation is over: what became of it is its owner's, and is not started by us."""
-    return Withdraw(reason=Reason.ENDED_ELSEWHERE, message=f"{restart.down(facts)}, before anything was done")
+def _withdraw_close_ended(facts: Facts) -> Step:
+    """The incarnation ended before the stop. Its owner may have meant that, so it is not started."""
+    return Withdraw(reason=Reason.ENDED_ELSEWHERE, message=f"{restart.describe_exit(facts)}, before anything was done")
 
 
 def gpus_of(seen: ServerFacts) -> tuple[str, ...]:
-    """Those that it was given, and those on which it was seen to hold memory whatever it was given.
-
-    Not those that it may be on for all that the driver tells: nobody could see it dead there.
-    """
+    """Return the GPUs assigned to a container and those on which it holds memory."""
     held = (
         card.gpu
         for card in seen.cards or ()

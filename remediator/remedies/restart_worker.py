@@ -1,10 +1,10 @@
-"""Remedy `restart_worker`: free the container of a worker that is wedged, and settle the job it held.
+"""Remedy `restart_worker`: restart the container of a hung worker and settle its job. Pure.
 
-Order: confirm from the host's own exporter, write both intents, warn where that is wanted, confirm and fence, confirm
-and stop, see it dead, requeue or fail, start. Where it cannot confirm it waits while the alert fires, and closes when
-the alert ends. What cannot be killed puts its GPUs in quarantine. Pure.
+1. Confirm with the host's exporter, and write both intents.
+2. Warn, if set. Confirm and fence, confirm and stop, wait until it has stopped.
+3. Requeue or fail the job, and start the container.
 
-A worker whose process is gone goes the same way: its container is stopped, if it runs, and started, if it is there.
+Without confirmation it waits while the alert fires. A container that cannot be killed puts its GPUs in quarantine.
 """
 
 from typing import Final
@@ -36,56 +36,53 @@ from remediator.reasons import Doubt, Finding, Reason
 from remediator.remedies import job_conditions, reported, restart
 
 CONFIRMABLE: Final = frozenset(job_conditions.CONDITIONS)
-"""The trips that it can confirm; an alert with another is refused at the door."""
+"""The conditions that it can confirm; the webhook refuses others."""
 
-QUEUE_PATIENCE_S: Final = 10.0
-"""How long a queue that takes nothing holds up the stop of a confirmed wedge, seconds."""
+QUEUE_TIMEOUT_S: Final = 10.0
+"""How long an unwritable queue delays the stop of a confirmed worker, seconds."""
 
 
-_HELD: Final = (
-    "its process was not seen dead, and by the policy its job is held then: once a person knows that it is dead, "
-    '`gpuwarden job cancel`, or unconfirmed = "requeue" in the policy file, which is read anew'
+_HOLD_MESSAGE: Final = (
+    "its process may still run, so the policy holds its job: check the process, then "
+    '`gpuwarden job cancel`, or set unconfirmed = "requeue" in the policy file'
 )
 
 
 def decide(facts: Facts) -> Step:
-    """The next step of one episode."""
+    """Return the next step of one episode."""
     free, settle = facts.episode.free, facts.episode.settle
     if free is None:
         return _consider(facts)
-    step = _go_on(facts, free, settle)
+    step = _next_step(facts, free, settle)
     if free.stage in restart.SEEN_DEAD or isinstance(step, (Requeue, Fail)):
-        # Not before: that needs the queue, the lock of which may be held by the very process that is to be stopped.
+        # Not before: the process to stop may hold the lock of the queue, which the quarantine needs.
         return restart.take_lost(facts, free) or step
     return step
 
 
-def _go_on(facts: Facts, free: Intent, settle: Intent | None) -> Step:
-    """What comes next of what was promised: the settle's step, or the free's while the settle waits for it."""
+def _next_step(facts: Facts, free: Intent, settle: Intent | None) -> Step:
     if settle is not None and not settle.over:
         step = _settle(facts, free, settle)
         if step is not None:
             return step
     if not free.over:
-        return restart.go_on(facts, free, stop=lambda: _stop_if_still_wedged(facts, free))
+        return restart.next_step(facts, free, stop=lambda: _stop_if_confirm(facts, free))
     if settle is not None and not settle.over:
-        message = "the container was not seen dead; settling "
+        message = "the container may still run; its job is settled "
         if not facts.armed:
             return Wait(reason=Reason.DRY_RUN, message=f"{message}once armed")
         if facts.limits.unconfirmed is Unconfirmed.HOLD:
-            return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HELD)
+            return Wait(reason=Reason.EXIT_UNCONFIRMED, message=_HOLD_MESSAGE)
         return Wait(reason=Reason.SETTLE_TIMEOUT, message=f"{message}after {facts.limits.settle_timeout_s:.0f} s")
     return restart.close(free, settle)
 
 
-def _confirmed(evidence: WorkerFacts, facts: Facts) -> tuple[Condition | None, Finding]:
-    """The first of the reported conditions that local evidence shows; else `None`, and why each is not."""
+def _confirm(evidence: WorkerFacts, facts: Facts) -> tuple[Condition | None, Finding]:
 
     def check(condition: Condition) -> Finding:
         if condition is Condition.GANG and condition not in facts.episode.conditions and not _is_fenced(facts):
-            # Local evidence is of this rank alone. Without the alert it may wait for one that works again. Once its
-            # attempt is fenced, that ends whatever the others do, and no scrape that failed may let it live on.
-            message = "nothing says any more that the other ranks of its gang spin too"
+            # Local evidence covers this rank only, so the alert must still fire, unless the attempt is fenced.
+            message = "the alert about its gang does not fire now"
             return Finding(doubt=Doubt.GANG_NOT_ACCUSED, message=message)
         return job_conditions.confirm(evidence, condition)
 
@@ -98,38 +95,38 @@ def _is_fenced(facts: Facts) -> bool:
 
 
 def _consider(facts: Facts) -> Step:
-    """Nothing is promised yet: is it the same worker, did it opt in, and is it wedged by what we see ourselves?"""
+    """Nothing is planned yet: check the worker and its container, and confirm."""
     episode, evidence = facts.episode, facts.evidence
     if evidence is None:
-        return restart.doubt(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
+        return restart.wait_for_evidence(facts, Reason.NO_EVIDENCE, f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        message = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
-        return restart.doubt(facts, Reason.STALE_EVIDENCE, message)
+        message = f"the exporter's newest sample is {evidence.sample_age_s:.1f} s old"
+        return restart.wait_for_evidence(facts, Reason.STALE_EVIDENCE, message)
     if episode.incarnation is not None and evidence.worker_incarnation != episode.incarnation:
         return Close(
             outcome=Outcome.SUPERSEDED,
             reason=Reason.REPLACED,
-            message="the worker that was accused has been replaced since",
+            message="the reported worker was replaced",
         )
-    if _speaks_of_another(facts, evidence):
-        return _another(facts, evidence)
-    condition, found = _confirmed(evidence, facts)
+    if _is_of_another_attempt(facts, evidence):
+        return _close_other_attempt(facts, evidence)
+    condition, found = _confirm(evidence, facts)
     if condition is None:
-        return restart.doubt(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
-    if (excuse := _excuse(facts, evidence)) is not None:
+        return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, f"not confirmed on this host: {found.message}")
+    if (excuse := _reason_to_close(facts, evidence)) is not None:
         return Close(outcome=Outcome.SUPERSEDED, reason=excuse[0], message=excuse[1])
     container = facts.container
     if container is None or evidence.container_incarnation is None:
-        return restart.doubt(
+        return restart.wait_for_evidence(
             facts, Reason.NO_CONTAINER, f"the worker's container is unknown: {facts.unknown or 'not seen'}"
         )
-    if (unfit := _unfit(facts, container, evidence)) is not None:
+    if (unfit := _check_container(facts, container, evidence)) is not None:
         return unfit
     if not facts.armed:
         if episode.would_act:
-            return Wait(reason=Reason.DRY_RUN, message="dry run: would act, and does nothing")
-        acts = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
-        return WouldAct(message=f"would fence job {episode.job_id}, {acts}: {found.message}")
+            return Wait(reason=Reason.DRY_RUN, message="dry run: would act")
+        actions = "settle and leave it down" if container.left_down else f"stop {container.name}, settle and start"
+        return WouldAct(message=f"would fence job {episode.job_id}, {actions}: {found.message}")
     return Begin(
         condition=condition,
         free_key=container.incarnation,
@@ -145,80 +142,77 @@ def _consider(facts: Facts) -> Step:
     )
 
 
-def _another(facts: Facts, evidence: WorkerFacts) -> Step:
-    """The evidence speaks of another attempt, or of none: then the job file may only be unreadable for one look."""
+def _close_other_attempt(facts: Facts, evidence: WorkerFacts) -> Step:
+    """The evidence is about another attempt, or none: then the job file may be unreadable for one sample."""
     if evidence.job_id is None and not facts.job_known:
-        message = f"the worker's job file tells no job, and the queue does not answer: {facts.unknown}"
-        return restart.doubt(facts, Reason.QUEUE_UNREACHABLE, message)
+        message = f"the worker's job file has no job, and the queue does not answer: {facts.unknown}"
+        return restart.wait_for_evidence(facts, Reason.QUEUE_UNREACHABLE, message)
     if evidence.job_id is None and _holds(facts, evidence):
         attempt = facts.episode.attempt
-        message = f"the worker's job file tells no job, and the queue says that it holds attempt {attempt}"
-        return restart.doubt(facts, Reason.UNCONFIRMED, message)
-    return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ATTEMPT_OVER, message="the attempt that was accused is over")
+        message = f"the worker's job file has no job, but by the queue it holds attempt {attempt}"
+        return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, message)
+    return Close(outcome=Outcome.SUPERSEDED, reason=Reason.ATTEMPT_OVER, message="the reported attempt is over")
 
 
-def _speaks_of_another(facts: Facts, evidence: WorkerFacts) -> bool:
+def _is_of_another_attempt(facts: Facts, evidence: WorkerFacts) -> bool:
     return (evidence.job_id, evidence.attempt) != (facts.episode.job_id, facts.episode.attempt)
 
 
 def _holds(facts: Facts, evidence: WorkerFacts) -> bool:
-    """Whether the queue, which has answered, says that this worker holds the attempt, or held it when it was fenced."""
+    """Whether this worker holds the attempt by the queue, or held it when it was fenced."""
     job = facts.job
     if job is None or (job.attempt, job.claimed_by) != (facts.episode.attempt, evidence.worker_incarnation):
         return False
     return job.state is State.FENCING or job.state in MOVES[Move.FENCE].sources
 
 
-def _excuse(facts: Facts, evidence: WorkerFacts) -> tuple[Reason, str] | None:
-    """Why nothing is owed for what the evidence shows, by what the queue says of its job.
+def _reason_to_close(facts: Facts, evidence: WorkerFacts) -> tuple[Reason, str] | None:
+    """Return why the queue makes the restart unnecessary.
 
-    A lease that ran out, or a person, takes the job and leaves the container as wedged as it was: that is no excuse. A
-    result is one, for evidence is seconds old, and who sent it went on. A worker that is dead and holds nothing owes
-    nothing either: its files stay, and its container would be restarted over them for ever.
+    If the lease expired or an operator took the job, the container still hangs: no reason. A result is one. A dead
+    worker without a job is one too: its files stay, and it would be restarted for ever.
     """
     job, attempt = facts.job, facts.episode.attempt
     if job is not None and job.attempt == attempt and job.state in (State.COMPLETED, State.FINISHED):
         return Reason.ATTEMPT_OVER, f"attempt {attempt} has completed"
     if evidence.alive is False and facts.job_known and not _holds(facts, evidence):
-        return Reason.JOB_NOT_HELD, f"the worker is dead, and attempt {attempt} is not its own any more"
+        return Reason.JOB_NOT_HELD, f"the worker is dead, and attempt {attempt} is not held by it"
     return None
 
 
-def _unfit(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
-    """Why nothing is done to a container though its worker is wedged or gone."""
+def _check_container(facts: Facts, container: ContainerState, evidence: WorkerFacts) -> Step | None:
     if not container.managed:
-        message = f"container {container.name} did not opt in; nothing is done to it"
+        message = f"container {container.name} is not managed: nothing is done to it"
         return Close(outcome=Outcome.REFUSED, reason=Reason.NOT_MANAGED, message=message)
     if container.paused:
-        message = f"container {container.name} is paused: whoever did that goes on with it"
-        return restart.doubt(facts, Reason.CONTAINER_PAUSED, message)
+        message = f"container {container.name} is paused: unpause it first"
+        return restart.wait_for_evidence(facts, Reason.CONTAINER_PAUSED, message)
     count, own = evidence.container_workers, 1 if evidence.alive else 0
     if count is None:
-        message = f"how many workers live in container {container.name} is unknown"
-        return restart.doubt(facts, Reason.UNCONFIRMED, message)
+        message = f"number of workers in container {container.name} unknown"
+        return restart.wait_for_evidence(facts, Reason.UNCONFIRMED, message)
     if count != own:
-        others = f"{count} live workers" if own else f"{count} live workers beside the dead one"
-        message = f"container {container.name} holds {others}; it is restarted only for one that has it alone"
+        others = f"{count} live workers" if own else f"{count} live workers and the dead one"
+        message = f"container {container.name} holds {others}; a shared container is not restarted"
         return Close(outcome=Outcome.REFUSED, reason=Reason.SHARED_CONTAINER, message=message)
     if not own and not facts.job_known:
-        message = f"whether the dead worker holds its job still is unknown: {facts.unknown}"
-        return restart.doubt(facts, Reason.QUEUE_UNREACHABLE, message)
-    # What died with its worker is down, and is started for it.
+        message = f"unknown whether the dead worker still holds its job: {facts.unknown}"
+        return restart.wait_for_evidence(facts, Reason.QUEUE_UNREACHABLE, message)
+    # A container that ended with its worker is started for it.
     if container.incarnation != evidence.container_incarnation or (evidence.alive and not container.running):
-        return restart.doubt(facts, Reason.RESTARTED, "the container is not the one the evidence speaks of any more")
+        return restart.wait_for_evidence(facts, Reason.RESTARTED, "the container is not the one of the evidence")
     return None
 
 
 def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
-    """The settle's next step; `None` while it waits for the free."""
+    """Return the settle's next step; `None` while it waits for the restart."""
     job, attempt = facts.job, facts.episode.attempt
     if free.stage in (Stage.PLANNED, Stage.STOPPING):
-        if settle.stage is Stage.PLANNED and facts.queue_stuck_for_s >= QUEUE_PATIENCE_S:
-            # The wedged process itself may hold the queue's lock, stopped in the middle of a write: only its end frees
-            # the queue. Its job has a lease meanwhile, and is fenced before anybody else may have it.
+        if settle.stage is Stage.PLANNED and facts.queue_stuck_for_s >= QUEUE_TIMEOUT_S:
+            # The hung process may hold the queue's lock, and only its end frees the queue.
             return None
         if settle.stage is Stage.FENCED and (not facts.job_known or restart.was_refused_lately(facts)):
-            return None  # what is fenced is ended whatever the queue says, or takes, now
+            return None  # The queue is not needed to stop a fenced worker.
     if not facts.job_known:
         return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"the queue does not answer: {facts.unknown}")
     if job is None:
@@ -226,20 +220,20 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
     ours = job.attempt == attempt
     if settle.stage is Stage.PLANNED:
         if ours and job.state is State.FENCING:
-            return Fence(message=f"attempt {attempt} is fenced already; nothing of it is accepted any more")
+            return Fence(message=f"attempt {attempt} is already fenced")
         if ours and job.state in MOVES[Move.FENCE].sources:
             if job.claimed_by != settle.data["incarnation"]:
-                message = f"attempt {attempt} is held by another worker than the one that is wedged"
+                message = f"attempt {attempt} is held by another worker"
                 return _not_settled(Reason.OTHER_WORKER, message)
-            return _fence_if_still_wedged(facts, free)
-        return _not_settled(Reason.ATTEMPT_OVER, _over(job.state, job.attempt, attempt))
+            return _fence_if_confirm(facts, free)
+        return _not_settled(Reason.ATTEMPT_OVER, _describe_end(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
-        message = f"found settled: {_over(job.state, job.attempt, attempt)}"
+        message = f"found settled: {_describe_end(job.state, job.attempt, attempt)}"
         return Advance(kind=Kind.SETTLE, stage=Stage.DONE, reason=Reason.DONE, message=message)
     seen_dead = free.stage in restart.SEEN_DEAD
     if not seen_dead and (
         facts.settle_for_s < facts.limits.settle_timeout_s
-        or not facts.armed  # then what may still run is not given to anybody else
+        or not facts.armed  # disarmed: the job may still run.
         or facts.limits.unconfirmed is Unconfirmed.HOLD
     ):
         return None
@@ -266,104 +260,102 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: boo
     return Requeue(message=message, avoid_s=limits.requeue_avoid_gpu_s, retry=retry, seen_dead=seen_dead)
 
 
-def _fence_if_still_wedged(facts: Facts, free: Intent) -> Step:
-    """A fence ends its attempt as surely as a stop does, so it too needs what is true now: time may have passed."""
+def _fence_if_confirm(facts: Facts, free: Intent) -> Step:
+    """Confirm with new facts before the fence: it ends the attempt as a stop does."""
     if facts.container_known and not restart.is_up(facts, free):
-        found = Finding.of(confirmed=True, message=restart.down(facts))
+        found = Finding.of(confirmed=True, message=restart.describe_exit(facts))
     else:
-        found = _still_wedged(facts, free)
+        found = _confirm_again(facts, free)
     figures = found.message
     if not found.confirmed:
-        if restart.late(facts, facts.settle_for_s):
+        if restart.timed_out(facts, facts.settle_for_s):
             return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
-        return Wait(reason=Reason.UNCONFIRMED, message=f"not fenced, for it is not confirmed any more: {figures}")
+        return Wait(reason=Reason.UNCONFIRMED, message=f"not fenced, because it is not confirmed now: {figures}")
     if not facts.armed:
-        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is fenced")
-    message = f"attempt {facts.episode.attempt} is wedged still; nothing of it is accepted from here on"
+        return Wait(reason=Reason.DRY_RUN, message="disarmed: nothing is fenced")
+    message = f"attempt {facts.episode.attempt} still hangs; its results are refused from now on"
     return restart.warned_first(facts, free, Fence(message=message))
 
 
-def _stop_if_still_wedged(facts: Facts, free: Intent) -> Step:
-    """Facts are read again before the act: what shows life after the fence stops itself, and is not killed."""
+def _stop_if_confirm(facts: Facts, free: Intent) -> Step:
+    """Confirm with new facts before the stop. A worker that is active after the fence stops itself."""
     evidence, settle = facts.evidence, facts.episode.settle
     fenced = _is_fenced(facts)
-    if evidence is not None and not fenced and (excuse := _excuse(facts, evidence)) is not None:
-        return Withdraw(reason=excuse[0], message=f"{excuse[1]}, and nothing was done")
-    if fenced and _is_succeeded(facts, free):
-        return _see_succeeded(facts, free)
-    found = _still_wedged(facts, free)
+    if evidence is not None and not fenced and (excuse := _reason_to_close(facts, evidence)) is not None:
+        return Withdraw(reason=excuse[0], message=f"{excuse[1]}; nothing was done")
+    if fenced and _is_replaced(facts, free):
+        return _advance_replaced(facts, free)
+    found = _confirm_again(facts, free)
     figures = found.message
     if found.confirmed and not facts.armed:
-        return Wait(reason=Reason.DRY_RUN, message="disarmed since it began: nothing is stopped")
+        return Wait(reason=Reason.DRY_RUN, message="disarmed: nothing is stopped")
     if found.confirmed:
         unfenced = settle is not None and settle.stage is Stage.PLANNED
-        step = Stop(message=figures + ("; not fenced yet, for the queue takes nothing" if unfenced else ""))
+        step = Stop(message=figures + ("; not fenced yet: the queue accepts no write" if unfenced else ""))
         return step if fenced else restart.warned_first(facts, free, step)
-    if evidence is not None and _goes_on(facts, free, evidence):
-        message = "the attempt that was accused is over and its worker goes on"
+    if evidence is not None and _has_other_work(facts, free, evidence):
+        message = "the reported attempt is over and its worker runs on"
         return _not_freed(Reason.ATTEMPT_OVER, message)
-    if restart.late(facts, facts.free_for_s):
+    if restart.timed_out(facts, facts.free_for_s):
         if settle is None:
             return Withdraw(reason=Reason.UNCONFIRMED, message=f"no longer confirmed, and nothing was done: {figures}")
         return _not_freed(Reason.UNCONFIRMED, f"no longer confirmed: {figures}")
-    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, for it is not confirmed any more: {figures}")
+    return Wait(reason=Reason.UNCONFIRMED, message=f"not stopped, because it is not confirmed now: {figures}")
 
 
 def _not_freed(reason: Reason, message: str) -> Advance:
     return Advance(kind=Kind.FREE, stage=Stage.ABANDONED, reason=reason, message=message)
 
 
-def _still_wedged(facts: Facts, free: Intent) -> Finding:
-    """Whether fresh evidence confirms that this attempt, in the container that was promised to, is wedged now."""
+def _confirm_again(facts: Facts, free: Intent) -> Finding:
     evidence = facts.evidence
     if evidence is None:
         return Finding(doubt=Doubt.NO_EVIDENCE, message=f"no local evidence: {facts.unknown}")
     if evidence.sample_age_s > facts.limits.evidence_fresh_s:
-        message = f"the exporter's newest look is {evidence.sample_age_s:.1f} s old"
+        message = f"the exporter's newest sample is {evidence.sample_age_s:.1f} s old"
         return Finding(doubt=Doubt.STALE_EVIDENCE, message=message)
     if evidence.container_incarnation != free.key:
-        message = "the evidence does not speak of the container that was promised to"
+        message = "the evidence is about another container"
         return Finding(doubt=Doubt.OTHER_CONTAINER, message=message)
-    if _speaks_of_another(facts, evidence):
-        return Finding(doubt=Doubt.OTHER_ATTEMPT, message="the evidence speaks of another attempt")
+    if _is_of_another_attempt(facts, evidence):
+        return Finding(doubt=Doubt.OTHER_ATTEMPT, message="the evidence is about another attempt")
     if facts.container is not None and facts.container.paused:
         return Finding(doubt=Doubt.CONTAINER_PAUSED, message="the container is paused")
-    return _confirmed(evidence, facts)[1]
+    return _confirm(evidence, facts)[1]
 
 
-def _lives_there(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
-    """Whether a worker of that name is seen now to hold its lock in the container that was promised to."""
+def _is_in_container(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
     fresh = evidence.sample_age_s <= facts.limits.evidence_fresh_s
     return fresh and evidence.alive is True and evidence.container_incarnation == free.key
 
 
-def _goes_on(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
-    """Whether the worker has another attempt, or none; one look that tells no job is no proof without the queue."""
-    if not _lives_there(facts, free, evidence) or not _speaks_of_another(facts, evidence):
+def _has_other_work(facts: Facts, free: Intent, evidence: WorkerFacts) -> bool:
+    """Whether the worker has another attempt, or none by the queue too."""
+    if not _is_in_container(facts, free, evidence) or not _is_of_another_attempt(facts, evidence):
         return False
     return evidence.job_id is not None or (facts.job_known and not _holds(facts, evidence))
 
 
-def _is_succeeded(facts: Facts, free: Intent) -> bool:
-    """Whether another incarnation holds the worker's lock: the kernel gives it when the old one has ended."""
+def _is_replaced(facts: Facts, free: Intent) -> bool:
+    """Whether another incarnation holds the worker's lock, which the kernel gives only after the old one ended."""
     evidence, settle = facts.evidence, facts.episode.settle
-    if evidence is None or settle is None or not _lives_there(facts, free, evidence):
+    if evidence is None or settle is None or not _is_in_container(facts, free, evidence):
         return False
     return bool(evidence.worker_incarnation != settle.data["incarnation"])
 
 
-def _see_succeeded(facts: Facts, free: Intent) -> Step:
-    """The fenced worker ended by itself, and something in its container started the next: nothing is to be stopped."""
+def _advance_replaced(facts: Facts, free: Intent) -> Step:
+    """The fenced worker ended and its container started the next one: stop nothing."""
     lingers = restart.on_gpus(facts, free)
     if lingers is None:
-        message = "its worker has ended by itself, for another one holds its lock in the same container"
+        message = "its worker ended: another one holds its lock in the same container"
         return Advance(kind=Kind.FREE, stage=Stage.DEAD, reason=Reason.REPLACED, message=message)
-    if restart.late(facts, facts.free_for_s):
-        return _not_freed(lingers.reason, f"{lingers.message}: a person must look")
+    if restart.timed_out(facts, facts.free_for_s):
+        return _not_freed(lingers.reason, f"{lingers.message}: check it by hand")
     return lingers
 
 
-def _over(state: State, attempt: int, alerted: int | None) -> str:
+def _describe_end(state: State, attempt: int, alerted: int | None) -> str:
     if attempt != alerted:
         return f"attempt {alerted} is over; the job is {state} at attempt {attempt}"
     return f"the job is {state}"

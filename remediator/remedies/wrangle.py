@@ -1,14 +1,11 @@
-"""Remedy `wrangle`: is it the worker that is faulty, or the job? Decided from how a run's items went on each. Pure.
+"""Remedy `wrangle`: decide whether a worker or a job is faulty, by the results of a run's items. Pure.
 
-Nothing is judged before one worker that has finished none of the run's items has failed more than `activation` of them.
-Whoever finishes items beside it proves that worker faulty; where nobody finishes any, those who run the job beside it
-tell; and where nobody does, the job is moved to a worker that has not had it. One verdict at a time: it is carried out,
-and the run is counted anew.
+1. A worker must have failed more than `activation` items of the run and finished none.
+2. If other workers finish items, the worker is faulty.
+3. If no worker finishes any, the other workers that run the job now decide.
+4. If no other worker runs the job, it is moved to a worker that has not had it.
 
-An episode is one run, on the host whose worker an alert accuses. That host's executor carries out what is decided about
-its own workers and about the run; what is decided about another host's worker waits for that one's. Where others finish
-items, no worker that is faulty waits for another one: each host's executor has its own for a first. The alert is what
-has a run looked at, and its end alone is no recovery: the queue is asked.
+Each host's executor acts on its own workers and on the run.
 """
 
 from dataclasses import dataclass
@@ -33,78 +30,82 @@ from remediator.plan import (
 from remediator.reasons import Reason
 
 CONFIRMABLE: Final = frozenset({Condition.ITEMS})
-"""The trip of its alerts; the queue is the evidence."""
+"""The condition of its alerts; the queue is the evidence."""
 
 ACTIVATION: Final = 5
-"""So many items of one run may fail on a worker before anything is judged (B1): the next one is the sixth."""
+"""A worker may fail this many items of a run before it is judged (B1)."""
 
 MIGRATIONS_MAX: Final = 3
-"""So often a run is moved before the run is the faulty one (B5): four workers have tried it then."""
+"""Moves of a run before the run itself is faulty (B5). Four workers have tried it then."""
 
-PATIENCE_S: Final = 1800.0
-"""A worker that has run a job for so long, seconds, and neither finished nor failed an item is not failing (B4)."""
+TIMEOUT_S: Final = 1800.0
+"""After this time without a finished or failed item a worker is not failing, seconds (B4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The constants that decide."""
+    """The limits that decide."""
 
     activation: int = ACTIVATION
     migrations_max: int = MIGRATIONS_MAX
-    timeout_s: float = PATIENCE_S
+    timeout_s: float = TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leave:
-    """Nobody is accused, or nobody may be judged."""
+class NoAction:
+    """No worker and no run is faulty."""
 
     message: str
     about: str = ""
 
 
-Verdict = Leave | Wait | Wrangle
+Verdict = NoAction | Wait | Wrangle
 
 
 def decide(facts: Facts) -> Step:
-    """The next step of one episode, by the executor of the host that it is on."""
+    """Return the next step of one episode; the host's executor calls it."""
     found = facts.run
     if found is None:
-        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"how its items went is unknown: {facts.unknown}")
+        return Wait(reason=Reason.QUEUE_UNREACHABLE, message=f"its item results are unknown: {facts.unknown}")
     if found.tally is None:
-        return _nothing(
+        return _wait_or_close(
             facts, found, Wait(reason=Reason.NO_RUN, message=f"the queue has no run {facts.episode.worker!r}")
         )
-    verdict = judge(found.tally, rules(facts.limits), host=facts.episode.host)
+    verdict = classify(found.tally, rules(facts.limits), host=facts.episode.host)
     if isinstance(verdict, Wait):
         return verdict
-    if isinstance(verdict, Leave):
-        return _nothing(facts, found, Wait(reason=Reason.NO_FAULT_FOUND, message=verdict.message, about=verdict.about))
+    if isinstance(verdict, NoAction):
+        return _wait_or_close(
+            facts, found, Wait(reason=Reason.NO_FAULT_FOUND, message=verdict.message, about=verdict.about)
+        )
     if not isinstance(verdict, BlockRun) and verdict.host != facts.episode.host:
-        message = f"{verdict.worker} on {verdict.host} comes first, and is for the executor there: {verdict.message}"
-        return _nothing(facts, found, Wait(reason=Reason.OTHER_WORKER_FAULTY, message=message, about=verdict.deed))
+        message = f"{verdict.worker} on {verdict.host} comes first; the executor there acts on it: {verdict.message}"
+        return _wait_or_close(
+            facts, found, Wait(reason=Reason.OTHER_WORKER_FAULTY, message=message, about=verdict.deed)
+        )
     if facts.armed:
         return verdict
     if facts.episode.would_act:
-        message = f"dry run: would {verdict.deed}, and does nothing"
+        message = f"dry run: would {verdict.deed}"
         return Wait(reason=Reason.DRY_RUN, message=message, about=verdict.deed)
     return WouldAct(message=f"would {verdict.deed}: {verdict.message}")
 
 
-def _nothing(facts: Facts, found: RunFacts, wait: Wait) -> Step:
-    """Nothing is to be done now. While the alert fires that may change; then it is over."""
+def _wait_or_close(facts: Facts, found: RunFacts, wait: Wait) -> Step:
+    """Wait while the alert fires, close when it ends."""
     if facts.episode.firing:
         return wait
     if found.done:
         return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=f"the alert ended: {wait.message}")
     if found.decided:
-        message = "what was decided may have been done: `gpuwarden worker list` and `gpuwarden job list` tell"
-        return Close(outcome=Outcome.PARTLY, reason=Reason.NOT_RECORDED, message=f"the alert ended, and {message}")
-    message = f"the alert ended, and nothing was done: {wait.message}"
+        message = "the verdict may have been carried out: check `gpuwarden worker list` and `gpuwarden job list`"
+        return Close(outcome=Outcome.PARTLY, reason=Reason.NOT_RECORDED, message=f"the alert ended; {message}")
+    message = f"the alert ended; nothing was done: {wait.message}"
     return Close(outcome=Outcome.UNCONFIRMED, reason=wait.reason, message=message)
 
 
 def rules(limits: Limits) -> Rules:
-    """The constants, from the settings."""
+    """Return the limits of the settings."""
     return Rules(
         activation=limits.wrangle_activation,
         migrations_max=limits.wrangle_migrations_max,
@@ -112,84 +113,82 @@ def rules(limits: Limits) -> Rules:
     )
 
 
-def stands(run: RunTally, verdict: Wrangle, rules: Rules) -> bool:
-    """Whether the same is decided about the same; the figures may have grown."""
+def still_valid(run: RunTally, verdict: Wrangle, rules: Rules) -> bool:
+    """Whether the verdict is still the same; the counts may have grown."""
     host = None if isinstance(verdict, BlockRun) else verdict.host
-    found = judge(run, rules, host=host)
-    return not isinstance(found, Leave | Wait) and found.deed == verdict.deed
+    found = classify(run, rules, host=host)
+    return not isinstance(found, NoAction | Wait) and found.deed == verdict.deed
 
 
-def judge(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict:
-    """What is to become of a run and its workers now, for a host's executor or, with no host, for a person.
+def classify(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict:
+    """Decide about a run and its workers.
 
-    Of workers that are faulty by themselves the worst of those that it may lock comes first; a run has one worst.
+    Faulty workers of `host` come first; `None` is for an operator.
     """
-    if (kept_from := _kept_from(run)) is not None:
-        return Leave(message=kept_from, about=kept_from)
+    if (skip_reason := _reason_to_skip(run)) is not None:
+        return NoAction(message=skip_reason, about=skip_reason)
     accused = [each for each in run.workers if each.done == 0 and each.failed > rules.activation]
     if not accused:
-        return Leave(message=f"no worker has failed more than {rules.activation} of its items and finished none")
+        return NoAction(message=f"no worker has failed more than {rules.activation} of its items and finished none")
     done = sum(each.done for each in run.workers)
     if done:
         may_lock = [each for each in accused if each.spent is None and host in (None, each.host)]
-        worst = max(may_lock or accused, key=_guilt)
+        worst = max(may_lock or accused, key=_failure_rank)
         message = f"{worst} has failed {worst.failed} items and finished none, and others have finished {done}"
-        return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
+        return _unless_exhausted(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
     if run.unsettled:
-        message = f"{run.unsettled} of its jobs are fenced or on hosts that seem lost: who runs them is not known"
+        message = f"{run.unsettled} of its jobs are fenced or on lost hosts: their workers are unknown"
         return Wait(reason=Reason.JOBS_IN_DOUBT, message=message)
-    at_it = [each for each in accused if each.runs_for_s is not None]
-    if not at_it:
-        worst = max(accused, key=_guilt)
-        message = f"nobody has finished any, and {worst}, which failed {worst.failed}, runs it no more"
-        return Leave(message=message, about=str(worst))
-    worst = max(at_it, key=_guilt)
+    running = [each for each in accused if each.runs_for_s is not None]
+    if not running:
+        worst = max(accused, key=_failure_rank)
+        message = f"no worker has finished any, and {worst}, which failed {worst.failed}, no longer runs it"
+        return NoAction(message=message, about=str(worst))
+    worst = max(running, key=_failure_rank)
     others = [each for each in run.workers if each.runs_for_s is not None and each is not worst]
-    return _among_others(worst, others, rules) if others else _alone(run, worst, rules)
+    return _compare_workers(worst, others, rules) if others else _move_or_block(run, worst, rules)
 
 
-def _kept_from(run: RunTally) -> str | None:
+def _reason_to_skip(run: RunTally) -> str | None:
     if not run.asked:
-        return f"nobody asked for it: `gpuwarden wrangle on {run.run_id}` does"
+        return f"wrangling is off: `gpuwarden wrangle on {run.run_id}` starts it"
     if run.over:
         return "it has ended"
     if run.ranked:
-        return "it has jobs of several ranks, which end as one: a person has to judge"
+        return "it has jobs of several ranks, which end together: decide by hand"
     return None
 
 
-def _guilt(worker: WorkerTally) -> tuple[int, str, str]:
-    """The worst has failed the most; by name where that is equal, so that two who look agree."""
+def _failure_rank(worker: WorkerTally) -> tuple[int, str, str]:
+    """Sort key: most failures, then name, so that two executors agree."""
     return worker.failed, worker.host, worker.worker
 
 
-def _among_others(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -> Verdict:
-    """Nobody has finished any: do all fail, or only this one?"""
-    told = f"nobody has finished any, and {worst} has failed {worst.failed} items"
-    silent = [each for each in others if each.failed == 0]
-    if not silent:
-        message = f"{told}; the {len(others)} that run it beside fail too"
+def _compare_workers(worst: WorkerTally, others: list[WorkerTally], rules: Rules) -> Verdict:
+    summary = f"no worker has finished any, and {worst} has failed {worst.failed} items"
+    unfailed = [each for each in others if each.failed == 0]
+    if not unfailed:
+        message = f"{summary}; the {len(others)} others that run it fail too"
         return BlockRun(message=message)
-    patient = [each for each in silent if (each.runs_for_s or 0.0) >= rules.timeout_s]
-    if not patient:
-        message = f"{told}; {silent[0]} has neither finished nor failed one yet, in less than {rules.timeout_s:.0f} s"
+    proven = [each for each in unfailed if (each.runs_for_s or 0.0) >= rules.timeout_s]
+    if not proven:
+        message = f"{summary}; {unfailed[0]} has no result yet, in less than {rules.timeout_s:.0f} s"
         return Wait(reason=Reason.INSUFFICIENT_DATA, message=message, about=str(worst))
-    message = f"{told}; {patient[0]}, which runs it as well, has failed none in {rules.timeout_s:.0f} s or more"
-    return _if_not_spent(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
+    message = f"{summary}; {proven[0]}, which runs it as well, has failed none in {rules.timeout_s:.0f} s or more"
+    return _unless_exhausted(worst, LockWorker(host=worst.host, worker=worst.worker, message=message))
 
 
-def _alone(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
-    """Nobody else runs it now."""
-    told = f"nobody has finished any, and {worst}, alone with it, has failed {worst.failed} items"
+def _move_or_block(run: RunTally, worst: WorkerTally, rules: Rules) -> Verdict:
+    summary = f"no worker has finished any, and {worst}, the only one that runs it, has failed {worst.failed} items"
     if run.migrations < rules.migrations_max:
-        message = f"{told}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
-        return _if_not_spent(worst, Migrate(host=worst.host, worker=worst.worker, message=message))
-    message = f"{told}, after {run.migrations} moves of at most {rules.migrations_max}: it is the job"
+        message = f"{summary}; move {run.migrations + 1} of {rules.migrations_max}, to a worker that has not had it"
+        return _unless_exhausted(worst, Migrate(host=worst.host, worker=worst.worker, message=message))
+    message = f"{summary}, after {run.migrations} moves of at most {rules.migrations_max}: the job is faulty"
     return BlockRun(message=message)
 
 
-def _if_not_spent(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
-    """What is at a cap would fail for being taken from its worker, and its run with it."""
+def _unless_exhausted(worst: WorkerTally, verdict: LockWorker | Migrate) -> Verdict:
+    """A job at a limit would fail if it were taken from its worker, and its run with it: wait."""
     if worst.spent is None:
         return verdict
     return Wait(reason=Reason.ATTEMPTS_EXHAUSTED, message=f"{verdict.message}; but {worst.spent}", about=verdict.deed)

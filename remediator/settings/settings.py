@@ -19,7 +19,7 @@ from gpuwarden.job import AVOID_S, WATCHDOG_RETRIES_MAX
 from gpuwarden.reporter import state_directory
 from gpuwarden.settings import engine, services, split
 from remediator.alert import ALERTS_MAX
-from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, PATIENCE_S
+from remediator.remedies.wrangle import ACTIVATION, MIGRATIONS_MAX, TIMEOUT_S
 
 STOP_MARGIN_S: Final = 15.0
 """Minimum difference of settle_timeout_s and stop_grace_s, seconds."""
@@ -291,7 +291,7 @@ class ExecuteSettings(_Common):
         description="how often a run without a finished item moves to another worker before it is blocked",
     )
     wrangle_timeout_s: float = Field(
-        default=PATIENCE_S,
+        default=TIMEOUT_S,
         ge=0,
         le=604800,
         description="a worker that runs a job of a run for this long without an item result is not counted as failing, "

@@ -109,7 +109,7 @@ def test_a_storm_latches_the_brake_nothing_more_is_stopped_and_its_release_mends
     for worker in held(scene):
         assert scene.fleet.incarnation(worker) == lives[worker]
         assert scene.store.job(jobs[worker]).state is State.RUNNING
-    until(scene, lambda: '"event": "the brake is latched' in scene.chain.log("execute"), "it is said")
+    until(scene, lambda: '"event": "circuit breaker open' in scene.chain.log("execute"), "it is said")
     code, status = run(scene, "status")
     assert (code, "circuit breaker open since" in status) == (1, True), status
 

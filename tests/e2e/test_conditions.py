@@ -286,7 +286,7 @@ def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
     assert (story.condition, story.job_id, story.attempt) == ("stall", stuck, 1)
     assert scene.fired(wedges) == {"GpuwardenJobStuck stall"}
     assert says in scene.told(wedges)
-    assert "GPU pegged" in scene.told(wedges)
+    assert "GPU saturated" in scene.told(wedges)
     assert 76 in scene.exit_codes(wedges)
     scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "its second attempt is done")
     scene.until(
@@ -307,7 +307,7 @@ def test_a_video_job_without_a_first_beat_is_tripped_by_gpu_health(scene: Scene,
 
     assert (story.condition, story.job_id, story.attempt) == ("health", loads["hangs"], 1)
     assert scene.fired("hangs") == {"GpuwardenJobUnhealthy health"}
-    assert "I/O, page faults and CPU still" in scene.told("hangs")
+    assert "I/O, page faults and CPU inactive" in scene.told("hangs")
     assert scene.stage.store.job(loads["hangs"]).watchdog_retries > 0
     assert 78 in scene.exit_codes("hangs")
 

@@ -15,7 +15,7 @@ from remediator.executor.executor import Clients, Executor, LoopSettings
 from remediator.ledger.ledger import Ledger
 from remediator.plan import ContainerState, Episode, Limits
 from remediator.remedies import REMEDIES
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 from tests.races.databases import Databases
 from tests.races.judge import Acting, Judge
 from tests.races.points import Killed, Points, Trouble
@@ -26,7 +26,7 @@ LIMITS: Final = Limits(
 )
 """Bounds of a few rounds, shorter than an executor's hold on an intent, and a cap that an example can reach."""
 
-NEVER_HELD: Final = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
+NEVER_HELD: Final = SafetyLimits(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
 """Nothing cools down and nothing is a storm: what comes of many frees in a short time is what is sought."""
 
 
@@ -179,7 +179,7 @@ class Remediator:
         ledger.shared = self.shared
         seams: Any = Host(self._world, self._judge, self._points, self.acting)
         settings = LoopSettings(
-            limits=LIMITS, safeguards=NEVER_HELD, interval_s=0.0, sweep_interval_s=5.0, stop_grace_s=0.0
+            limits=LIMITS, safety_limits=NEVER_HELD, interval_s=0.0, sweep_interval_s=5.0, stop_grace_s=0.0
         )
         clients = Clients(exporter=seams, queue=BuiltinQueue(store), actuators={"docker": seams})
         return Watched(ledger, host=host, clients=clients, settings=settings, acting=self.acting)

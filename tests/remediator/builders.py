@@ -24,7 +24,7 @@ from remediator.plan import (
     Stage,
     Subject,
 )
-from remediator.remedies.guards import Wish
+from remediator.remedies.guards import ProposedAction
 
 HOST = "box1"
 NOW = 1_800_000_000.0
@@ -199,9 +199,11 @@ def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
     return replace(server_facts(), **{"episode": own, "server": seen, **changed})
 
 
-def wish(**changed: Any) -> Wish:
+def wish(**changed: Any) -> ProposedAction:
     """That the free of container c1 may begin."""
-    default = Wish(episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, message="silent for 130 s")
+    default = ProposedAction(
+        episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, message="silent for 130 s"
+    )
     return replace(default, **changed)
 
 

@@ -65,7 +65,7 @@ def ignore_attempt_in_fencing(monkeypatch: pytest.MonkeyPatch) -> None:
         return settle(facts, free, intent)
 
     monkeypatch.setattr(restart_worker, "_settle", careless)
-    monkeypatch.setattr(restart_worker, "_fence_if_still_wedged", lambda *_: Fence(message="planned"))
+    monkeypatch.setattr(restart_worker, "_fence_if_confirmed", lambda *_: Fence(message="planned"))
 
 
 def _of_any_attempt(act: Callable[..., bool]) -> Callable[..., bool]:
@@ -166,16 +166,16 @@ def key_restart_by_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fence_in_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write both intents and fence the job in a dry run, without touching the container."""
-    for name in ("_consider", "_fence_if_still_wedged"):
+    for name in ("_consider", "_fence_if_confirmed"):
         decide = getattr(restart_worker, name)
         monkeypatch.setattr(
             restart_worker, name, lambda facts, *rest, decide=decide: decide(replace(facts, armed=True), *rest)
         )
     may_begin = guards.may_begin
 
-    def as_if_armed(wish: guards.Wish, orders: Orders, *rest: Any, now: float) -> Any:
-        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=wish.host)
-        return may_begin(wish, Orders(given=(*orders.given, armed)), *rest, now=now)
+    def as_if_armed(action: guards.ProposedAction, orders: Orders, *rest: Any, now: float) -> Any:
+        armed = Order(act=Act.ARM, at=now, who="nobody", because="planted", host=action.host)
+        return may_begin(action, Orders(given=(*orders.given, armed)), *rest, now=now)
 
     for module in (guards, intents):
         monkeypatch.setattr(module, "may_begin", as_if_armed)

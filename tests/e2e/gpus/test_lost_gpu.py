@@ -84,7 +84,7 @@ def test_a_job_on_a_lost_gpu_goes_on_elsewhere_and_spares_the_other_worker(scene
     assert (story.worker, story.outcome) == (LOSER, "mended")
     told = {entry.step: entry.message for entry in scene.journal(LOSER)}
     assert told["begin"].startswith("GPU lost ")
-    assert told["quarantine"] == f"{LOST} is lost, and out of use until a person releases it"
+    assert told["quarantine"] == f"{LOST} is lost and quarantined: release it by hand"
     assert [each.gpu for each in scene.store.gpu_quarantine.quarantined()] == [LOST]
     assert (scene.store.job(lost_job).attempt, scene.store.job(other_job).attempt) == (2, 1)
     assert scene.store.job(other_job).state is State.COMPLETED

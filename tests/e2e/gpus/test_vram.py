@@ -339,7 +339,7 @@ def test_the_next_one_waits_for_the_cool_down_and_goes_by_what_is_measured_then(
     try:
         grown.hold("second", 5.0)
         grown.until(lambda: grown.at("second", "decided wait: unconfirmed") > stopped_at, "it is measured anew")
-        assert "not confirmed on this host: there is room: 8192 MiB free on GPU-sim-turns" in grown.told("second")
+        assert "this host: enough memory is free: 8192 MiB free on GPU-sim-turns" in grown.told("second")
         grown.until(lambda: time.time() > freed_at + COOLDOWN_S + 2, "the cool-down is over")
         assert grown.happened("second") == ["start"]
         grown.hold("second", 12.0)

@@ -61,7 +61,7 @@ def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not
     )
     story = next(story for story in with_action(scene.ledger.reports.newest()) if story.worker == UNMANAGED)
     assert story.outcome == "refused"
-    assert "did not opt in" in (story.message or "")
+    assert "is not managed" in (story.message or "")
     assert scene.fleet.incarnation(UNMANAGED) == before
     assert scene.store.job(job_id).state is State.RUNNING
     eventually(

@@ -289,7 +289,7 @@ def test_a_missing_gpu_ranks_but_never_acts(missing: tuple[str, ...], had: tuple
 
     assert choose((facts.cards or [])[0]).victim == "worker-0@1"
     assert found.doubt is (None if names is None else Doubt.PROCESSES_UNKNOWN)
-    assert names is None or f"the processes of {names}: it could not be seen dead there" in found.message
+    assert names is None or f"no processes of {names}: its end could not be verified there" in found.message
 
 
 def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:

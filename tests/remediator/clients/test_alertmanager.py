@@ -101,7 +101,7 @@ def delivered(ledger: Ledger, store: JobStore, url: str, worker: str) -> World:
 def with_silences(
     ledger: Ledger, store: JobStore, world: World, asks: Silences, *, unknown_holds: bool = False
 ) -> Executor:
-    pace = replace(PACE, safeguards=replace(BOUNDLESS, unknown_holds=unknown_holds))
+    pace = replace(PACE, safety_limits=replace(BOUNDLESS, unknown_holds=unknown_holds))
     return executor(ledger, store, world, settings=pace, silences=asks)
 
 

@@ -110,17 +110,17 @@ def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew
     ledger.orders.give(Order(act=Act.ASK, at=NOW, who="ann", because=""))
     accept(ledger, alert())
     (episode,) = ledger.episodes.list_open()
-    first = ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    first = ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW)
     assert isinstance(first, Wait)
     ledger.journal.wait(1, first, now=NOW)
     ledger.orders.answer(1, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
-    another = ledger.intents.begin(episode, replace(BEGIN, free_key="reborn"), safeguards=BOUNDLESS, now=NOW + 1)
+    another = ledger.intents.begin(episode, replace(BEGIN, free_key="reborn"), safety_limits=BOUNDLESS, now=NOW + 1)
 
     assert isinstance(another, Wait)
     assert (another.reason, another.asks) == ("approval", "reborn")
-    assert ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
-    assert ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW + 59) is None, "the control"
+    assert ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW + 60) is not None, "it has run out"
+    assert ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW + 59) is None, "the control"
 
 
 def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
@@ -130,7 +130,7 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
     ledger.journal.wait(first.episode_id, Wait(reason=Reason.APPROVAL, message="asks", asks=BEGIN.free_key), now=NOW)
     ledger.orders.answer(first.episode_id, Act.APPROVE, who="ann", because="", until=NOW + 60, now=NOW)
 
-    found = ledger.intents.begin(second, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    found = ledger.intents.begin(second, BEGIN, safety_limits=BOUNDLESS, now=NOW)
 
     assert isinstance(found, Wait)
     assert found.reason == "approval"

@@ -20,7 +20,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 from tests.remediator.builders import HOST, NOW, alert, missing, wish
 from tests.remediator.executor.builders import (
     BOUNDLESS,
@@ -194,7 +194,7 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
     accept(ledger, alert())
     (episode,) = ledger.episodes.list_open()
 
-    found = ledger.intents.begin(episode, BEGIN, safeguards=BOUNDLESS, now=NOW)
+    found = ledger.intents.begin(episode, BEGIN, safety_limits=BOUNDLESS, now=NOW)
 
     assert isinstance(found, Wait)
     assert found.reason == "dry_run"
@@ -279,7 +279,7 @@ def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, st
     accept(ledger, alert("b", worker="w2"))
     (promised,) = ledger.episodes.list_open()
     step = replace(BEGIN, free_key="another", settle_key=None)
-    assert ledger.intents.begin(promised, step, safeguards=BOUNDLESS, now=time.time()) is None
+    assert ledger.intents.begin(promised, step, safety_limits=BOUNDLESS, now=time.time()) is None
 
     found = ledger.orders.restarts_since(time.time() - 60)
 
@@ -302,7 +302,7 @@ def test_many_that_begin_at_the_same_moment_are_counted_one_after_another(ledger
         found = list(
             pool.map(
                 lambda each: (ledger, other)[each.episode_id % 2].intents.begin(
-                    each, steps[each.episode_id], safeguards=Safeguards(), now=NOW
+                    each, steps[each.episode_id], safety_limits=SafetyLimits(), now=NOW
                 ),
                 ledger.episodes.list_open(),
             )
@@ -318,7 +318,7 @@ def test_the_share_of_a_large_fleet_counts_the_workers_of_every_live_executor(le
     for host, workers, now in (("box1", 12, NOW), ("box2", 8, NOW - 5), ("box3", 100, NOW - 3600), ("box4", None, NOW)):
         ledger.executors.beat(host=host, pid=1, armed=True, started_at=1.0, errors=0, now=now, workers=workers)
 
-    _, recent = ledger.orders.with_activity(wish(handle="h"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.with_activity(wish(handle="h"), SafetyLimits(), now=NOW)
 
     assert recent.fleet == 20
 
@@ -328,7 +328,7 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
     accept(ledger, alert(f"{worker}{life}", worker=worker, attempt=str(life)))
     episode = ledger.episodes.list_open()[-1]
     step = replace(BEGIN, free_key=f"{worker}@{life}", container_handle=worker, settle_key=None)
-    assert ledger.intents.begin(episode, step, safeguards=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
+    assert ledger.intents.begin(episode, step, safety_limits=replace(BOUNDLESS, cooldown_s=0.0), now=now) is None
     kept = ledger.episodes.get_open(episode.episode_id)
     assert kept is not None
     assert kept.free is not None
@@ -347,12 +347,12 @@ def begun(ledger: Ledger, worker: str, *, life: int, now: float) -> None:
 def test_what_was_freed_before_the_clock_was_set_back_hides_no_later_free(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
     begun(ledger, "w1", life=1, now=NOW + 3600)
-    _, before = ledger.orders.with_activity(wish(handle="w1"), Safeguards(), now=NOW)
+    _, before = ledger.orders.with_activity(wish(handle="w1"), SafetyLimits(), now=NOW)
     begun(ledger, "w1", life=2, now=NOW)
 
-    _, after = ledger.orders.with_activity(wish(handle="w1"), Safeguards(), now=NOW + 10)
+    _, after = ledger.orders.with_activity(wish(handle="w1"), SafetyLimits(), now=NOW + 10)
 
-    assert (before.freed_s_ago, after.freed_s_ago) == (-3600, 10)
+    assert (before.restarted_s_ago, after.restarted_s_ago) == (-3600, 10)
 
 
 def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: Ledger) -> None:
@@ -361,7 +361,7 @@ def test_a_release_from_before_the_clock_was_set_back_excuses_no_storm(ledger: L
     for worker in ("w1", "w2"):
         begun(ledger, worker, life=1, now=NOW)
 
-    _, recent = ledger.orders.with_activity(wish(handle="w3"), Safeguards(), now=NOW + 10)
+    _, recent = ledger.orders.with_activity(wish(handle="w3"), SafetyLimits(), now=NOW + 10)
 
     assert recent.targets == {f"{HOST}/w1", f"{HOST}/w2"}
 
@@ -371,21 +371,21 @@ def test_frees_from_before_the_clock_was_set_back_count_for_no_longer_than_they_
     begun(ledger, "w1", life=1, now=NOW + 86400)
     begun(ledger, "w2", life=1, now=NOW + 60)
 
-    _, recent = ledger.orders.with_activity(wish(handle="w3"), Safeguards(), now=NOW)
+    _, recent = ledger.orders.with_activity(wish(handle="w3"), SafetyLimits(), now=NOW)
 
     assert recent.targets == {f"{HOST}/w2"}
-    assert recent.frees == 1
+    assert recent.restarts == 1
 
 
 def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledger: Ledger) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="ann", because=""))
-    safeguards = Safeguards(cooldown_s=0.0, breaker_restarts=2)
+    safety_limits = SafetyLimits(cooldown_s=0.0, breaker_restarts=2)
 
     def begin(life: int, *, now: float) -> Reason | None:
         accept(ledger, alert(f"f{life}", attempt=str(life)))
         episode = ledger.episodes.list_open()[-1]
         step = replace(BEGIN, free_key=f"c1@{life}", settle_key=None)
-        found = ledger.intents.begin(episode, step, safeguards=safeguards, now=now)
+        found = ledger.intents.begin(episode, step, safety_limits=safety_limits, now=now)
         ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "b", now=now)
         return found.reason if isinstance(found, Wait) else None
 

@@ -17,7 +17,7 @@ from gpuwarden.queue.items.failures import HAND_OVER_S
 from gpuwarden.queue.items.tally import RunTally, WorkerTally
 from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.plan import BlockRun, Migrate, Wrangle
-from remediator.remedies.wrangle import Rules, Verdict, judge
+from remediator.remedies.wrangle import Rules, Verdict, classify
 from tests.conftest import Cli
 from tests.remediator.builders import missing
 from tests.waiting import eventually
@@ -248,7 +248,7 @@ def test_what_is_decided_otherwise_by_then_is_not_done(store: JobStore, meanwhil
     end(store, bad, failed=6)
     counts = store.item_failures.tally("r1", now=store.now())
     assert counts is not None
-    verdict = judge(counts, Rules())
+    verdict = classify(counts, Rules())
     assert isinstance(verdict, Migrate)
 
     if meanwhile == "it finishes one itself":
@@ -264,7 +264,7 @@ def test_the_same_is_done_though_more_has_failed_meanwhile(store: JobStore) -> N
     start(store)
     bad = claim(store, "bad")
     end(store, bad, failed=6)
-    verdict = judge(
+    verdict = classify(
         RunTally(run_id="r1", asked=True, over=False, ranked=False, unsettled=0, migrations=0, workers=(WORST,)),
         Rules(),
     )
@@ -324,7 +324,7 @@ def found(store: JobStore, verdict: type[Verdict], folder: Path) -> None:
 
     def is_found() -> bool:
         counts = store.item_failures.tally("r1", now=store.now())
-        return counts is not None and isinstance(judge(counts, Rules()), verdict)
+        return counts is not None and isinstance(classify(counts, Rules()), verdict)
 
     def logs() -> str:
         return "\n".join(each.read_text() for each in folder.glob("*.log"))

@@ -23,14 +23,14 @@ from remediator.ledger.database import LedgerPart
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import EpisodeHistory
 from remediator.plan import Episode, Limits
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST, alert, server_alert
 from tests.remediator.world import Box, World
 
 LIMITS = Limits(evidence_fresh_s=5.0, settle_timeout_s=60.0, restart_timeout_s=120.0, retries_max=3, start_seen_s=0.0)
-BOUNDLESS = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
-PACE = LoopSettings(limits=LIMITS, safeguards=BOUNDLESS, interval_s=0.02, sweep_interval_s=0.02, stop_grace_s=0.0)
+BOUNDLESS = SafetyLimits(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
+PACE = LoopSettings(limits=LIMITS, safety_limits=BOUNDLESS, interval_s=0.02, sweep_interval_s=0.02, stop_grace_s=0.0)
 ROUNDS_MAX = 60
 
 

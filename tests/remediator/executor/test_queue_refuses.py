@@ -46,7 +46,7 @@ def impatient(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobS
 
 def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
-    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = wedged(ledger, store)
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
         transaction = its_own.begin()
@@ -63,7 +63,7 @@ def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monke
 
 
 def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = wedged(ledger, store)
 
     class Defective(BuiltinQueue):
@@ -81,7 +81,7 @@ def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypa
 
 def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
-    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
     world = wedged(ledger, store)
     box = world.boxes["w1"]
@@ -142,7 +142,7 @@ def test_a_failed_stop_is_tried_again(
     ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch, impatient: JobStore
 ) -> None:
     """Putting the GPU out of use needs the queue, so that it has to wait for the stop."""
-    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_PATIENCE_S", 0.1)
+    monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     world = on_a_lost_gpu(ledger, store)
     with closing(sqlite3.connect(str(store._engine.url.database), isolation_level=None)) as its_own:
         its_own.execute("BEGIN IMMEDIATE")

@@ -17,7 +17,7 @@ from remediator.clients.job_queue_sql import BuiltinQueue
 from remediator.executor.executor import MAX_CONCURRENT, Executor, LoopSettings
 from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 from tests.remediator.builders import HOST, run_alert
 from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, story, take_up, told, wedged
 from tests.remediator.world import World
@@ -233,7 +233,7 @@ def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) 
 def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         accused_worker(ledger, store, f"r{number}", f"bad{number}")
-    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(breaker_targets=3)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=3)))
 
     judge(works, ledger)
 
@@ -241,14 +241,14 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     breaker = ledger.orders.current().breaker()
     assert breaker is not None
     assert [each for each in ("4 workers", "600 s", "above 3") if each not in breaker.because] == []
-    assert told(ledger, 4)[1:] == ["ordered brake", "decided wait: circuit_breaker"]
+    assert told(ledger, 4)[1:] == ["ordered breaker", "decided wait: circuit_breaker"]
 
 
 def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
     for number in range(4):
         job = accused_worker(ledger, store, f"r{number}", "bad")
         assert store.claims.release(job.job_id, attempt=job.attempt, incarnation="i-bad", now=store.now())
-    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(breaker_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=1)))
 
     judge(works, ledger)
 
@@ -265,7 +265,7 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
     for host in (HOST, *there):
         works_on(store, "r1", f"w-{host}", failed=6, host=host)
     accuse(ledger)
-    settings = replace(PACE, safeguards=Safeguards(breaker_targets=1))
+    settings = replace(PACE, safety_limits=SafetyLimits(breaker_targets=1))
     works = executor(ledger, store, World(), settings=settings)
     others = [executor_there(ledger, store, f"w-{host}", host=host, settings=settings) for host in there]
     at_first.extend([lambda each=each: judge_there(each, ledger) for each in others])
@@ -292,7 +292,7 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
         render(store, f"r{number}", jobs=1)
         works_on(store, f"r{number}", f"w{number}", failed=6)
         accuse(ledger, run_id=f"r{number}", worker=f"w{number}")
-    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(breaker_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=1)))
 
     judge(works, ledger)
 
@@ -402,7 +402,7 @@ def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobSt
         raise DatabaseError("the server has gone")
 
     at_first.append(fails)
-    works = executor(ledger, store, World(), settings=replace(PACE, safeguards=Safeguards(breaker_targets=1)))
+    works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=1)))
     judge(works, ledger)
     assert told(ledger) == DONE[:2]
 

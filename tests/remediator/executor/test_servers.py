@@ -7,7 +7,7 @@ import pytest
 
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
-from remediator.remedies.guards import Act, Order, Safeguards
+from remediator.remedies.guards import Act, Order, SafetyLimits
 from tests.remediator.builders import server_alert
 from tests.remediator.executor.builders import (
     LIMITS,
@@ -57,7 +57,7 @@ def test_a_server_is_freed_by_its_own_remedy_alone(ledger: Ledger, store: JobSto
 
 def test_a_pause_a_cool_down_and_the_brake_hold_servers_too(ledger: Ledger, store: JobStore) -> None:
     world = silent_server(ledger)
-    guarded = replace(PACE, safeguards=Safeguards(cooldown_s=3600.0, breaker_targets=1))
+    guarded = replace(PACE, safety_limits=SafetyLimits(cooldown_s=3600.0, breaker_targets=1))
     works = executor(ledger, store, world, settings=guarded)
     ledger.orders.give(Order(act=Act.PAUSE, at=time.time(), who="test", because="", until=time.time() + 3600))
     turn(works, ledger)

@@ -33,7 +33,7 @@ SUBJECTS = {
 
 @pytest.mark.parametrize("found", SUBJECTS.values(), ids=SUBJECTS.keys())
 def test_a_silence_replaces_the_request_for_approval(found: Facts) -> None:
-    limits = RemedyLimits(None, limits=LIMITS, safeguards=BOUNDLESS)
+    limits = RemedyLimits(None, limits=LIMITS, safety_limits=BOUNDLESS)
     asks = plan.Wait(reason=Reason.APPROVAL, message="an operator must approve", asks=KEY)
 
     step = CheckSilences(cast("Silences", Silenced()), limits=limits)(found, asks)

@@ -28,7 +28,7 @@ from remediator.ledger.reports import EpisodeHistory
 from remediator.ledger.schema import METADATA
 from remediator.plan import Begin, Close, Episode, Intent, Kind, Outcome, Stage, Subject, Wait
 from remediator.reasons import Reason
-from remediator.remedies.guards import Act, Order, Safeguards, may_begin, wish
+from remediator.remedies.guards import Act, Order, SafetyLimits, may_begin, proposed_action
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW, REBORN, alert, server_alert, tenant_alert
 from tests.waiting import eventually
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.both_databases
 
 sqlite_only = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
-BOUNDLESS = Safeguards(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
+BOUNDLESS = SafetyLimits(cooldown_s=0.0, breaker_targets=1000, breaker_restarts=1000)
 REFUSAL = Refusal(reason=Reason.OTHER_HOST, message="it is for box2", fingerprint="f9", labels={"host": "box2"})
 BEGIN = Begin(
     condition=Condition.STALL,
@@ -82,11 +82,13 @@ def armed(ledger: Ledger, *, host: str | None = None) -> None:
     ledger.orders.give(Order(act=Act.ARM, at=NOW, who="test", because="a test", host=host))
 
 
-def begins(ledger: Ledger, episode: Episode, step: Begin, *, now: float, safeguards: Safeguards = BOUNDLESS) -> bool:
-    """Whether it is begun, by an armed remediator whose safeguards allow anything."""
+def begins(
+    ledger: Ledger, episode: Episode, step: Begin, *, now: float, safety_limits: SafetyLimits = BOUNDLESS
+) -> bool:
+    """Whether it is begun, by an armed remediator whose safety_limits allow anything."""
     if not ledger.orders.current().given:
         armed(ledger)
-    return ledger.intents.begin(episode, step, safeguards=safeguards, now=now) is None
+    return ledger.intents.begin(episode, step, safety_limits=safety_limits, now=now) is None
 
 
 def begun(ledger: Ledger, **labels: Any) -> tuple[Episode, Intent, Intent]:
@@ -257,10 +259,10 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     accept(ledger, *(tenant_alert(name, container=name, incarnation=f"{name}@1") for name in names))
     first, second, elsewhere = ledger.episodes.list_open()
     cools = replace(BOUNDLESS, vram_cooldown_s=120.0)
-    assert ledger.intents.begin(first, of_gpu("c1", "GPU-0"), safeguards=cools, now=NOW) is None
+    assert ledger.intents.begin(first, of_gpu("c1", "GPU-0"), safety_limits=cools, now=NOW) is None
 
     def tried(at_s: float) -> str | None:
-        wanted = wish(second, of_gpu("c2", "GPU-1", "GPU-0"))
+        wanted = proposed_action(second, of_gpu("c2", "GPU-1", "GPU-0"))
         orders, recent = ledger.orders.with_activity(wanted, cools, now=NOW + at_s)
         instead = may_begin(wanted, orders, recent, cools, now=NOW + at_s)
         return instead.reason if isinstance(instead, Wait) else None
@@ -274,7 +276,7 @@ def test_of_one_gpu_one_container_goes_at_a_time_and_the_next_after_a_while(ledg
     assert stopping is not None
     assert advance(ledger, stopping, Stage.DONE, now=NOW + 2)
     assert (tried(121), tried(123)) == ("gpu_cooldown", None)
-    assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safeguards=cools, now=NOW + 3) is None
+    assert ledger.intents.begin(elsewhere, of_gpu("c3", "GPU-2"), safety_limits=cools, now=NOW + 3) is None
 
 
 def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -> None:
@@ -282,10 +284,10 @@ def test_a_server_and_a_tenant_in_one_container_are_freed_once(ledger: Ledger) -
     accept(ledger, server_alert("s1"), tenant_alert("t1"), tenant_alert("t2"))
     server, tenant = ledger.episodes.list_open()
     freed = replace(BEGIN, condition=Condition.SERVER, settle_key=None)
-    assert ledger.intents.begin(server, freed, safeguards=BOUNDLESS, now=NOW) is None
+    assert ledger.intents.begin(server, freed, safety_limits=BOUNDLESS, now=NOW) is None
 
     second = ledger.intents.begin(
-        tenant, replace(freed, condition=Condition.VRAM), safeguards=Safeguards(vram_cooldown_s=0), now=NOW
+        tenant, replace(freed, condition=Condition.VRAM), safety_limits=SafetyLimits(vram_cooldown_s=0), now=NOW
     )
 
     assert (tenant.subject, tenant.remedy, tenant.condition) == (Subject.TENANT, "recycle_container", Condition.VRAM)

@@ -274,12 +274,12 @@ def test_what_was_freed_is_not_freed_again_though_nothing_else_is_known_of_it(le
     assert count(ledger, "intents", f"kind = 'free' AND key = '{KEY}'") == 0
 
     again = opened(ledger)
-    assert ledger.intents.begin(again, BEGIN, safeguards=BOUNDLESS, now=LATER) == Close(
+    assert ledger.intents.begin(again, BEGIN, safety_limits=BOUNDLESS, now=LATER) == Close(
         outcome=Outcome.SUPERSEDED,
         reason=Reason.RESTARTED_ALREADY,
         message="this incarnation of the container was already restarted",
     )
-    assert ledger.intents.begin(again, replace(BEGIN, free_key=REBORN), safeguards=BOUNDLESS, now=LATER) is None
+    assert ledger.intents.begin(again, replace(BEGIN, free_key=REBORN), safety_limits=BOUNDLESS, now=LATER) is None
     (begun_again,) = ledger.episodes.list_open()
     assert begun_again.free is not None
     assert begun_again.settle is None, "that attempt was settled already"

@@ -28,14 +28,14 @@ from remediator.plan import (
 )
 from remediator.reasons import Reason
 from remediator.remedies import guards
-from remediator.remedies.guards import Act, Latch, Order, Orders, Recent, Safeguards, Silence
+from remediator.remedies.guards import Act, Order, Orders, RecentActivity, SafetyLimits, Silence, TripBreaker
 from tests.remediator import builders as build
 from tests.remediator.builders import HANDLE, HOST, KEY, NOW
 
 pytestmark = pytest.mark.pure
 
 REMEDY = "restart_worker"
-SAFEGUARDS = Safeguards()
+SAFETY_LIMITS = SafetyLimits()
 BEGIN = Begin(
     condition=build.episode().condition,
     free_key=KEY,
@@ -172,12 +172,12 @@ def test_the_brake(given: tuple[Order, ...], latched: Order | None, released_at:
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 3), (1, 3), (2, 3), (4, 3), (8, 3), (15, 3), (16, 4), (100, 25)])
 def test_how_many_single_faults_a_fleet_has(fleet: int | None, above: int) -> None:
-    assert SAFEGUARDS.storm_above(fleet) == above
+    assert SAFETY_LIMITS.containers_max(fleet) == above
 
 
 @pytest.mark.parametrize(("fleet", "above"), [(None, 6), (1, 6), (6, 6), (7, 7), (100, 100)])
 def test_how_many_frees_an_hour_a_fleet_has(fleet: int | None, above: int) -> None:
-    assert SAFEGUARDS.frees_above(fleet) == above
+    assert SAFETY_LIMITS.restarts_max(fleet) == above
 
 
 def others(count: int) -> frozenset[str]:
@@ -187,101 +187,132 @@ def others(count: int) -> frozenset[str]:
 @pytest.mark.parametrize(
     ("given", "recent", "verdict"),
     [
-        pytest.param((ARM,), Recent(), None, id="armed and quiet: it begins"),
-        pytest.param((), Recent(), Reason.DRY_RUN, id="not armed"),
-        pytest.param((ARM, DISARM), Recent(), Reason.DRY_RUN, id="disarmed since the facts were read"),
-        pytest.param((ARM, PAUSE), Recent(), Reason.PAUSED, id="paused"),
-        pytest.param((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER, id="the brake is latched"),
+        pytest.param((ARM,), RecentActivity(), None, id="armed and quiet: it begins"),
+        pytest.param((), RecentActivity(), Reason.DRY_RUN, id="not armed"),
+        pytest.param((ARM, DISARM), RecentActivity(), Reason.DRY_RUN, id="disarmed since the facts were read"),
+        pytest.param((ARM, PAUSE), RecentActivity(), Reason.PAUSED, id="paused"),
+        pytest.param((ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER, id="the brake is latched"),
         pytest.param(
             (ARM, PAUSE, BRAKE),
-            Recent(),
+            RecentActivity(),
             Reason.CIRCUIT_BREAKER,
             id="the brake is told before a pause, which ends by itself",
         ),
-        pytest.param((ARM,), Recent(freed_s_ago=299.9), Reason.COOLDOWN, id="freed less than the cool-down ago"),
-        pytest.param((ARM,), Recent(freed_s_ago=300.0), None, id="its cool-down is over"),
-        pytest.param((ARM,), Recent(freed_s_ago=-10.0), Reason.COOLDOWN, id="the clock was set back a little"),
-        pytest.param((ARM,), Recent(freed_s_ago=-9000.0), None, id="the clock was set back by more than that"),
-        pytest.param((ARM,), Recent(targets=others(2), fleet=4), None, id="the third of four is a fault of its own"),
-        pytest.param((ARM,), Recent(targets=others(3), fleet=4), "storm", id="the fourth of four is a storm"),
-        pytest.param((ARM,), Recent(targets=others(3), fleet=8), "storm", id="the fourth of eight is one too"),
-        pytest.param((ARM,), Recent(targets=others(3)), "storm", id="and so in a fleet nobody counted"),
-        pytest.param((ARM,), Recent(targets=others(3), fleet=16), None, id="the fourth of sixteen is none"),
+        pytest.param(
+            (ARM,), RecentActivity(restarted_s_ago=299.9), Reason.COOLDOWN, id="freed less than the cool-down ago"
+        ),
+        pytest.param((ARM,), RecentActivity(restarted_s_ago=300.0), None, id="its cool-down is over"),
+        pytest.param(
+            (ARM,), RecentActivity(restarted_s_ago=-10.0), Reason.COOLDOWN, id="the clock was set back a little"
+        ),
+        pytest.param(
+            (ARM,), RecentActivity(restarted_s_ago=-9000.0), None, id="the clock was set back by more than that"
+        ),
+        pytest.param(
+            (ARM,), RecentActivity(targets=others(2), fleet=4), None, id="the third of four is a fault of its own"
+        ),
+        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=4), "storm", id="the fourth of four is a storm"),
+        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=8), "storm", id="the fourth of eight is one too"),
+        pytest.param((ARM,), RecentActivity(targets=others(3)), "storm", id="and so in a fleet nobody counted"),
+        pytest.param((ARM,), RecentActivity(targets=others(3), fleet=16), None, id="the fourth of sixteen is none"),
         pytest.param(
             (ARM,),
-            Recent(targets=others(2) | {f"{HOST}/{HANDLE}"}),
+            RecentActivity(targets=others(2) | {f"{HOST}/{HANDLE}"}),
             None,
             id="one that was freed within the window already is no further one",
         ),
-        pytest.param((ARM,), Recent(frees=5, fleet=1), None, id="the sixth free of the hour on a small box begins"),
-        pytest.param((ARM,), Recent(frees=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
-        pytest.param((ARM,), Recent(frees=6), "storm", id="and so in a fleet nobody counted, as the hour has it"),
-        pytest.param((ARM,), Recent(frees=6, fleet=16), None, id="in a fleet of sixteen it is none"),
-        pytest.param((ARM,), Recent(frees=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
-            (ARM,), Recent(targets=others(9), freed_s_ago=1.0), Reason.COOLDOWN, id="what cools down makes no storm"
+            (ARM,), RecentActivity(restarts=5, fleet=1), None, id="the sixth free of the hour on a small box begins"
         ),
+        pytest.param((ARM,), RecentActivity(restarts=6, fleet=1), "storm", id="the seventh is a storm, of however few"),
         pytest.param(
-            (ARM,), Recent(gpu_freed_s_ago=0.0), Reason.GPU_COOLDOWN, id="another one on its GPU is being freed"
+            (ARM,), RecentActivity(restarts=6), "storm", id="and so in a fleet nobody counted, as the hour has it"
         ),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=119.9), Reason.GPU_COOLDOWN, id="another one was, a moment ago"),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=-1.0), Reason.GPU_COOLDOWN, id="and the clock was set back since"),
-        pytest.param((ARM,), Recent(gpu_freed_s_ago=120.0), None, id="its GPU has cooled down"),
+        pytest.param((ARM,), RecentActivity(restarts=6, fleet=16), None, id="in a fleet of sixteen it is none"),
+        pytest.param((ARM,), RecentActivity(restarts=16, fleet=16), "storm", id="but the seventeenth is"),
         pytest.param(
             (ARM,),
-            Recent(targets=others(9), gpu_freed_s_ago=1.0),
+            RecentActivity(targets=others(9), restarted_s_ago=1.0),
+            Reason.COOLDOWN,
+            id="what cools down makes no storm",
+        ),
+        pytest.param(
+            (ARM,),
+            RecentActivity(gpu_restarted_s_ago=0.0),
+            Reason.GPU_COOLDOWN,
+            id="another one on its GPU is being freed",
+        ),
+        pytest.param(
+            (ARM,), RecentActivity(gpu_restarted_s_ago=119.9), Reason.GPU_COOLDOWN, id="another one was, a moment ago"
+        ),
+        pytest.param(
+            (ARM,), RecentActivity(gpu_restarted_s_ago=-1.0), Reason.GPU_COOLDOWN, id="and the clock was set back since"
+        ),
+        pytest.param((ARM,), RecentActivity(gpu_restarted_s_ago=120.0), None, id="its GPU has cooled down"),
+        pytest.param(
+            (ARM,),
+            RecentActivity(targets=others(9), gpu_restarted_s_ago=1.0),
             Reason.GPU_COOLDOWN,
             id="what waits for it is no storm",
         ),
     ],
 )
-def test_what_may_begin(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
-    found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+def test_what_may_begin(given: tuple[Order, ...], recent: RecentActivity, verdict: str | None) -> None:
+    found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
-    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    word = "storm" if isinstance(found, TripBreaker) else None if found is None else found.reason
     assert word == verdict
 
 
 @pytest.mark.parametrize(
     ("given", "recent", "verdict"),
     [
-        pytest.param((ASK,), Recent(), Reason.APPROVAL, id="nobody has answered: it waits"),
-        pytest.param((ASK,), Recent(answer=YES), None, id="approved"),
-        pytest.param((ASK,), Recent(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
+        pytest.param((ASK,), RecentActivity(), Reason.APPROVAL, id="nobody has answered: it waits"),
+        pytest.param((ASK,), RecentActivity(answer=YES), None, id="approved"),
+        pytest.param((ASK,), RecentActivity(answer=order(Act.APPROVE, key=KEY)), None, id="approved without an end"),
         pytest.param(
-            (ASK,), Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)), Reason.APPROVAL, id="it has run out"
+            (ASK,), RecentActivity(answer=order(Act.APPROVE, key=KEY, until=NOW)), Reason.APPROVAL, id="it has run out"
         ),
         pytest.param(
-            (ASK,), Recent(answer=order(Act.APPROVE, key="k2", until=NOW + 1)), Reason.APPROVAL, id="of another life"
+            (ASK,),
+            RecentActivity(answer=order(Act.APPROVE, key="k2", until=NOW + 1)),
+            Reason.APPROVAL,
+            id="of another life",
         ),
-        pytest.param((ASK,), Recent(answer=NO), Reason.DECLINED, id="declined"),
+        pytest.param((ASK,), RecentActivity(answer=NO), Reason.DECLINED, id="declined"),
         pytest.param(
-            (ASK,), Recent(answer=order(Act.DECLINE, key="k2")), Reason.APPROVAL, id="another life was declined"
+            (ASK,), RecentActivity(answer=order(Act.DECLINE, key="k2")), Reason.APPROVAL, id="another life was declined"
         ),
-        pytest.param((ARM,), Recent(answer=NO), Reason.DECLINED, id="a no stands whatever is armed later"),
-        pytest.param((ARM, order(Act.ASK, HOST)), Recent(), Reason.APPROVAL, id="this host asks"),
-        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), Recent(), None, id="all but this remedy ask"),
-        pytest.param((ASK, DISARM), Recent(answer=YES), Reason.DRY_RUN, id="a dry run wins over a yes"),
-        pytest.param((ASK, PAUSE), Recent(answer=YES), Reason.PAUSED, id="a pause holds what was approved"),
-        pytest.param((ASK, BRAKE), Recent(answer=YES), Reason.CIRCUIT_BREAKER, id="so does the brake"),
-        pytest.param((ASK,), Recent(answer=YES, freed_s_ago=1.0), Reason.COOLDOWN, id="and a cool-down"),
-        pytest.param((ASK,), Recent(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"),
-        pytest.param((ASK,), Recent(targets=others(3)), Reason.APPROVAL, id="what was not is none"),
-        pytest.param((ASK, PAUSE), Recent(), Reason.PAUSED, id="nobody is asked about what may not begin anyway"),
+        pytest.param((ARM,), RecentActivity(answer=NO), Reason.DECLINED, id="a no stands whatever is armed later"),
+        pytest.param((ARM, order(Act.ASK, HOST)), RecentActivity(), Reason.APPROVAL, id="this host asks"),
+        pytest.param((ASK, order(Act.ARM, remedy=REMEDY)), RecentActivity(), None, id="all but this remedy ask"),
+        pytest.param((ASK, DISARM), RecentActivity(answer=YES), Reason.DRY_RUN, id="a dry run wins over a yes"),
+        pytest.param((ASK, PAUSE), RecentActivity(answer=YES), Reason.PAUSED, id="a pause holds what was approved"),
+        pytest.param((ASK, BRAKE), RecentActivity(answer=YES), Reason.CIRCUIT_BREAKER, id="so does the brake"),
+        pytest.param((ASK,), RecentActivity(answer=YES, restarted_s_ago=1.0), Reason.COOLDOWN, id="and a cool-down"),
+        pytest.param(
+            (ASK,), RecentActivity(answer=YES, targets=others(3)), "storm", id="what was approved counts as a storm"
+        ),
+        pytest.param((ASK,), RecentActivity(targets=others(3)), Reason.APPROVAL, id="what was not is none"),
+        pytest.param(
+            (ASK, PAUSE), RecentActivity(), Reason.PAUSED, id="nobody is asked about what may not begin anyway"
+        ),
     ],
 )
-def test_what_may_begin_where_a_person_is_asked(given: tuple[Order, ...], recent: Recent, verdict: str | None) -> None:
-    found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+def test_what_may_begin_where_a_person_is_asked(
+    given: tuple[Order, ...], recent: RecentActivity, verdict: str | None
+) -> None:
+    found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
-    word = "storm" if isinstance(found, Latch) else None if found is None else found.reason
+    word = "storm" if isinstance(found, TripBreaker) else None if found is None else found.reason
     assert word == verdict
 
 
 def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
-    none = replace(SAFEGUARDS, vram_cooldown_s=0.0)
+    none = replace(SAFETY_LIMITS, vram_cooldown_s=0.0)
 
-    held = guards.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.0), none, now=NOW)
-    begun = guards.may_begin(build.wish(), orders(ARM), Recent(gpu_freed_s_ago=0.1), none, now=NOW)
+    held = guards.may_begin(build.wish(), orders(ARM), RecentActivity(gpu_restarted_s_ago=0.0), none, now=NOW)
+    begun = guards.may_begin(build.wish(), orders(ARM), RecentActivity(gpu_restarted_s_ago=0.1), none, now=NOW)
 
     assert isinstance(held, Wait)
     assert held.reason == Reason.GPU_COOLDOWN
@@ -289,9 +320,9 @@ def test_without_a_cool_down_one_goes_at_a_time_all_the_same() -> None:
 
 
 def test_one_gpu_of_one_is_not_a_storm_before_it_has_wedged_too_often() -> None:
-    again = Recent(targets=frozenset({f"{HOST}/{HANDLE}"}), frees=5, freed_s_ago=301.0, fleet=1)
+    again = RecentActivity(targets=frozenset({f"{HOST}/{HANDLE}"}), restarts=5, restarted_s_ago=301.0, fleet=1)
 
-    assert guards.may_begin(build.wish(), orders(ARM), again, SAFEGUARDS, now=NOW) is None
+    assert guards.may_begin(build.wish(), orders(ARM), again, SAFETY_LIMITS, now=NOW) is None
 
 
 FENCE, STOP = Fence(message="wedged"), Stop(message="wedged")
@@ -346,29 +377,38 @@ PROMISED: Mapping[str, Any] = {"free": build.free(Stage.PLANNED), "settle": buil
 )
 @pytest.mark.parametrize("stop", [PAUSE, BRAKE], ids=["paused", "braked"])
 def test_a_pause_the_brake_or_a_window_holds(step: Step, facts: Facts, stop: Order, *, held: bool) -> None:
-    found = guards.hold(step, facts, orders(ARM, stop), Recent(), SAFEGUARDS, now=NOW)
+    found = guards.apply_holds(step, facts, orders(ARM, stop), RecentActivity(), SAFETY_LIMITS, now=NOW)
 
     assert isinstance(found, Wait) is held
     assert held or found is step
-    assert guards.hold(step, facts, orders(ARM), Recent(), SAFEGUARDS, now=NOW) is step, "the control"
+    assert guards.apply_holds(step, facts, orders(ARM), RecentActivity(), SAFETY_LIMITS, now=NOW) is step, "the control"
 
 
 def test_what_was_promised_and_not_begun_is_held_for_an_approval_too() -> None:
     facts = build.facts(**PROMISED)
 
-    held = guards.hold(FENCE, facts, orders(ARM, ASK), Recent(), SAFEGUARDS, now=NOW)
+    held = guards.apply_holds(FENCE, facts, orders(ARM, ASK), RecentActivity(), SAFETY_LIMITS, now=NOW)
 
     assert isinstance(held, Wait)
     assert (held.reason, held.asks) == (Reason.APPROVAL, KEY)
-    assert guards.hold(FENCE, facts, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW) is FENCE
+    assert (
+        guards.apply_holds(FENCE, facts, orders(ARM, ASK), RecentActivity(answer=YES), SAFETY_LIMITS, now=NOW) is FENCE
+    )
 
 
 def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no_still_holds() -> None:
     warned = build.facts(build.free(Stage.PLANNED, warned={"tries": 1}), build.settle(Stage.PLANNED))
 
-    assert guards.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9) is FENCE
-    assert isinstance(guards.hold(FENCE, warned, orders(ARM, ASK), Recent(answer=NO), SAFEGUARDS, now=NOW + 9), Wait)
-    late = guards.hold(FENCE, build.facts(**PROMISED), orders(ARM, ASK), Recent(answer=YES), SAFEGUARDS, now=NOW + 9)
+    assert (
+        guards.apply_holds(FENCE, warned, orders(ARM, ASK), RecentActivity(answer=YES), SAFETY_LIMITS, now=NOW + 9)
+        is FENCE
+    )
+    assert isinstance(
+        guards.apply_holds(FENCE, warned, orders(ARM, ASK), RecentActivity(answer=NO), SAFETY_LIMITS, now=NOW + 9), Wait
+    )
+    late = guards.apply_holds(
+        FENCE, build.facts(**PROMISED), orders(ARM, ASK), RecentActivity(answer=YES), SAFETY_LIMITS, now=NOW + 9
+    )
     assert isinstance(late, Wait)
 
 
@@ -388,33 +428,35 @@ def test_a_yes_that_runs_out_in_the_grace_of_a_warning_was_used_with_it_and_a_no
 def test_what_is_held_by_a_silence(
     silences: tuple[Silence, ...], unknown: str, held: str | None, *, holds: bool
 ) -> None:
-    found = guards.heed(silences, unknown, Safeguards(unknown_holds=holds))
+    found = guards.check_silences(silences, unknown, SafetyLimits(unknown_holds=holds))
 
     assert (None if found is None else found.reason) == held
 
 
 YES_TO_HOST = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key=HOST)
-HOLD: dict[str, tuple[tuple[Order, ...], Recent, str | None]] = {
-    "armed": ((ARM,), Recent(), None),
-    "paused": ((ARM, PAUSE), Recent(), Reason.PAUSED),
-    "the brake is latched": ((ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
-    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), Recent(), Reason.PAUSED),
-    "a third is paused": ((ARM, order(Act.PAUSE, "box3")), Recent(), None),
-    "nobody has approved it": ((ASK,), Recent(), Reason.APPROVAL),
-    "somebody approved it": ((ASK,), Recent(answer=YES_TO_HOST), None),
-    "somebody approved a container on it": ((ASK,), Recent(answer=YES), Reason.APPROVAL),
+HOLD: dict[str, tuple[tuple[Order, ...], RecentActivity, str | None]] = {
+    "armed": ((ARM,), RecentActivity(), None),
+    "paused": ((ARM, PAUSE), RecentActivity(), Reason.PAUSED),
+    "the brake is latched": ((ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER),
+    "who would hold them is paused": ((ARM, order(Act.PAUSE, "box2")), RecentActivity(), Reason.PAUSED),
+    "a third is paused": ((ARM, order(Act.PAUSE, "box3")), RecentActivity(), None),
+    "nobody has approved it": ((ASK,), RecentActivity(), Reason.APPROVAL),
+    "somebody approved it": ((ASK,), RecentActivity(answer=YES_TO_HOST), None),
+    "somebody approved a container on it": ((ASK,), RecentActivity(answer=YES), Reason.APPROVAL),
     "a storm of others, and it cools down": (
         (ARM,),
-        Recent(targets=frozenset("abcdef"), frees=99, freed_s_ago=1),
+        RecentActivity(targets=frozenset("abcdef"), restarts=99, restarted_s_ago=1),
         None,
     ),
 }
 
 
 @pytest.mark.parametrize(("given", "recent", "reason"), HOLD.values(), ids=HOLD)
-def test_when_a_silent_hosts_jobs_may_be_held(given: tuple[Order, ...], recent: Recent, reason: str | None) -> None:
+def test_when_a_silent_hosts_jobs_may_be_held(
+    given: tuple[Order, ...], recent: RecentActivity, reason: str | None
+) -> None:
     step = Lose(message="no word of it", jobs=(build.held_job(),))
-    wanted = guards.wish(build.host_facts().episode, step)
+    wanted = guards.proposed_action(build.host_facts().episode, step)
 
     held = guards.may_hold(wanted, orders(*given), recent, by="box2", now=NOW)
 
@@ -426,32 +468,42 @@ LOCK = LockWorker(host=HOST, worker="w1", message="it fails")
 MOVE = Migrate(host=HOST, worker="w1", message="it fails")
 BLOCK = BlockRun(message="all fail")
 YES_TO_LOCK = order(Act.APPROVE, HOST, until=NOW + 1, episode_id=1, key="lock w1 on box1")
-WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] = {
-    "armed and quiet": (LOCK, (ARM,), Recent(), None),
-    "not armed": (LOCK, (), Recent(), Reason.DRY_RUN),
-    "paused": (MOVE, (ARM, PAUSE), Recent(), Reason.PAUSED),
-    "the brake is latched": (MOVE, (ARM, BRAKE), Recent(), Reason.CIRCUIT_BREAKER),
-    "nobody has approved it": (LOCK, (ASK,), Recent(), Reason.APPROVAL),
-    "somebody approved it": (LOCK, (ASK,), Recent(answer=YES_TO_LOCK), None),
-    "somebody approved something else": (MOVE, (ASK,), Recent(answer=YES_TO_LOCK), Reason.APPROVAL),
-    "the third condemned is a fault of its own": (LOCK, (ARM,), Recent(condemned=others(2)), None),
-    "the fourth is a storm": (LOCK, (ARM,), Recent(condemned=others(3)), "storm"),
-    "and so is a fourth run to be blocked": (BLOCK, (ARM,), Recent(condemned=others(3)), "storm"),
+WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], RecentActivity, str | None]] = {
+    "armed and quiet": (LOCK, (ARM,), RecentActivity(), None),
+    "not armed": (LOCK, (), RecentActivity(), Reason.DRY_RUN),
+    "paused": (MOVE, (ARM, PAUSE), RecentActivity(), Reason.PAUSED),
+    "the brake is latched": (MOVE, (ARM, BRAKE), RecentActivity(), Reason.CIRCUIT_BREAKER),
+    "nobody has approved it": (LOCK, (ASK,), RecentActivity(), Reason.APPROVAL),
+    "somebody approved it": (LOCK, (ASK,), RecentActivity(answer=YES_TO_LOCK), None),
+    "somebody approved something else": (MOVE, (ASK,), RecentActivity(answer=YES_TO_LOCK), Reason.APPROVAL),
+    "the third condemned is a fault of its own": (LOCK, (ARM,), RecentActivity(lock_targets=others(2)), None),
+    "the fourth is a storm": (LOCK, (ARM,), RecentActivity(lock_targets=others(3)), "storm"),
+    "and so is a fourth run to be blocked": (BLOCK, (ARM,), RecentActivity(lock_targets=others(3)), "storm"),
     "the same worker for another run is no fourth": (
         LOCK,
         (ARM,),
-        Recent(condemned=others(2) | {"worker box1/w1"}),
+        RecentActivity(lock_targets=others(2) | {"worker box1/w1"}),
         None,
     ),
-    "the same run by another host is no fourth": (BLOCK, (ARM,), Recent(condemned=others(2) | {"run r1"}), None),
-    "a run of a worker's name is another": (BLOCK, (ARM,), Recent(condemned=others(2) | {"worker box1/r1"}), "storm"),
-    "in a fleet of sixteen it is none": (LOCK, (ARM,), Recent(condemned=others(3), fleet=16), None),
-    "a move condemns nobody": (MOVE, (ARM,), Recent(condemned=others(99)), None),
-    "what nobody approved is no storm": (LOCK, (ASK,), Recent(condemned=others(99)), Reason.APPROVAL),
+    "the same run by another host is no fourth": (
+        BLOCK,
+        (ARM,),
+        RecentActivity(lock_targets=others(2) | {"run r1"}),
+        None,
+    ),
+    "a run of a worker's name is another": (
+        BLOCK,
+        (ARM,),
+        RecentActivity(lock_targets=others(2) | {"worker box1/r1"}),
+        "storm",
+    ),
+    "in a fleet of sixteen it is none": (LOCK, (ARM,), RecentActivity(lock_targets=others(3), fleet=16), None),
+    "a move lock_target nobody": (MOVE, (ARM,), RecentActivity(lock_targets=others(99)), None),
+    "what nobody approved is no storm": (LOCK, (ASK,), RecentActivity(lock_targets=others(99)), Reason.APPROVAL),
     "a storm of frees, and a container cools down": (
         LOCK,
         (ARM,),
-        Recent(targets=others(99), frees=99, freed_s_ago=1, gpu_freed_s_ago=1),
+        RecentActivity(targets=others(99), restarts=99, restarted_s_ago=1, gpu_restarted_s_ago=1),
         None,
     ),
 }
@@ -459,64 +511,68 @@ WRANGLE: dict[str, tuple[plan.Wrangle, tuple[Order, ...], Recent, str | None]] =
 
 @pytest.mark.parametrize(("step", "given", "recent", "verdict"), WRANGLE.values(), ids=WRANGLE)
 def test_what_may_be_done_about_a_run(
-    step: plan.Wrangle, given: tuple[Order, ...], recent: Recent, verdict: str | None
+    step: plan.Wrangle, given: tuple[Order, ...], recent: RecentActivity, verdict: str | None
 ) -> None:
-    wanted = guards.wish(build.run_facts(None).episode, step)
+    wanted = guards.proposed_action(build.run_facts(None).episode, step)
 
-    found = guards.may_wrangle(wanted, orders(*given), recent, SAFEGUARDS, now=NOW)
+    found = guards.may_wrangle(wanted, orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
     assert (wanted.handle, wanted.key, wanted.message) == ("", step.deed, step.message)
-    assert ("storm" if isinstance(found, Latch) else found and found.reason) == verdict
+    assert ("storm" if isinstance(found, TripBreaker) else found and found.reason) == verdict
 
 
 def test_a_silence_is_named_with_who_made_it_and_why() -> None:
     silences = (Silence(silence_id="s1", by="ann", comment="new driver"), Silence(silence_id="s2"))
 
-    found = guards.heed(silences, "", SAFEGUARDS)
+    found = guards.check_silences(silences, "", SAFETY_LIMITS)
 
     assert found is not None
     assert [each for each in ("s1 by ann", "new driver", "s2 by ?") if each not in found.message] == []
 
 
 def test_what_would_latch_the_brake_is_told_by_the_transaction_that_would_begin_it() -> None:
-    storm = Recent(targets=others(9))
+    storm = RecentActivity(targets=others(9))
 
-    assert guards.hold(BEGIN, build.facts(), orders(ARM), storm, SAFEGUARDS, now=NOW) is BEGIN
+    assert guards.apply_holds(BEGIN, build.facts(), orders(ARM), storm, SAFETY_LIMITS, now=NOW) is BEGIN
 
 
 APPROVE, DECLINE = "`gpuwarden approve 1`", "`gpuwarden decline 1`"
 
-NAMED: dict[str, tuple[tuple[Order, ...], Recent, tuple[str, ...]]] = {
-    "who disarmed it and why": ((ARM, DISARM), Recent(), ("ann@box1", "a drill")),
-    "who paused it, and until when": ((ARM, PAUSE), Recent(), ("ann@box1", "a drill", "90 s", "`gpuwarden resume 4`")),
-    "what closes the breaker": ((ARM, BRAKE), Recent(), ("`gpuwarden breaker reset`",)),
-    "how to answer, and what is asked": ((ASK,), Recent(), (APPROVE, DECLINE, "silent for 130 s")),
+NAMED: dict[str, tuple[tuple[Order, ...], RecentActivity, tuple[str, ...]]] = {
+    "who disarmed it and why": ((ARM, DISARM), RecentActivity(), ("ann@box1", "a drill")),
+    "who paused it, and until when": (
+        (ARM, PAUSE),
+        RecentActivity(),
+        ("ann@box1", "a drill", "90 s", "`gpuwarden resume 4`"),
+    ),
+    "what closes the breaker": ((ARM, BRAKE), RecentActivity(), ("`gpuwarden breaker reset`",)),
+    "how to answer, and what is asked": ((ASK,), RecentActivity(), (APPROVE, DECLINE, "silent for 130 s")),
     "how to answer once an approval ran out": (
         (ASK,),
-        Recent(answer=order(Act.APPROVE, key=KEY, until=NOW)),
-        ("ran out", APPROVE, DECLINE, "silent for 130 s"),
+        RecentActivity(answer=order(Act.APPROVE, key=KEY, until=NOW)),
+        ("expired", APPROVE, DECLINE, "silent for 130 s"),
     ),
-    "who declined it": ((ASK,), Recent(answer=NO), ("ann@box1", "a drill", APPROVE)),
-    "how long it cools down": ((ARM,), Recent(freed_s_ago=12.0), ("12 s ago", "300 s")),
+    "who declined it": ((ASK,), RecentActivity(answer=NO), ("ann@box1", "a drill", APPROVE)),
+    "how long it cools down": ((ARM,), RecentActivity(restarted_s_ago=12.0), ("12 s ago", "300 s")),
     "how many containers in which time": (
         (ARM,),
-        Recent(targets=others(3), fleet=4),
-        ("4 containers", "600 s", "4 workers", "above 3"),
+        RecentActivity(targets=others(3), fleet=4),
+        ("4 containers", "600 s", "4 workers", "3 allowed"),
     ),
-    "that the fleet is unknown": ((ARM,), Recent(targets=others(3)), ("unknown number of workers",)),
+    "that the fleet is unknown": ((ARM,), RecentActivity(targets=others(3)), ("unknown number of workers",)),
     "how many restarts in which time": (
         (ARM,),
-        Recent(frees=6, fleet=2),
-        ("7 frees", "3600 s", "2 workers", "above 6"),
+        RecentActivity(restarts=6, fleet=2),
+        ("7 restarts", "3600 s", "2 workers", "6 allowed"),
     ),
 }
 
 
 @pytest.mark.parametrize(("given", "recent", "names"), NAMED.values(), ids=NAMED)
-def test_every_refusal_names(given: tuple[Order, ...], recent: Recent, names: tuple[str, ...]) -> None:
-    found = guards.may_begin(build.wish(), orders(*given), recent, SAFEGUARDS, now=NOW)
+def test_every_refusal_names(given: tuple[Order, ...], recent: RecentActivity, names: tuple[str, ...]) -> None:
+    found = guards.may_begin(build.wish(), orders(*given), recent, SAFETY_LIMITS, now=NOW)
 
-    assert isinstance(found, plan.Wait | Latch)
+    assert isinstance(found, plan.Wait | TripBreaker)
     assert [each for each in names if each not in found.message] == []
 
 
@@ -531,6 +587,6 @@ def test_an_orders_scope_reads_as_words() -> None:
 def test_only_what_is_freed_for_a_gpus_memory_waits_for_that_gpu() -> None:
     begin = replace(BEGIN, gpus=("GPU-0", "GPU-1"))
 
-    assert guards.wish(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}
-    assert guards.wish(build.episode(), begin).gpus == frozenset()
-    assert guards.wish(build.tenant_facts(build.free(Stage.PLANNED)).episode, STOP).gpus == frozenset()
+    assert guards.proposed_action(build.tenant_facts().episode, begin).gpus == {"GPU-0", "GPU-1"}
+    assert guards.proposed_action(build.episode(), begin).gpus == frozenset()
+    assert guards.proposed_action(build.tenant_facts(build.free(Stage.PLANNED)).episode, STOP).gpus == frozenset()

@@ -293,7 +293,7 @@ def test_what_is_seen_dead_where_no_memory_is_told_of_is_dead_all_the_same() -> 
     step = decide(tenant_facts(STOPPING, container=stopped(), server=replace(DEAD_AND_GONE, cards=None)))
 
     assert isinstance(step, Advance)
-    assert step.message.endswith("lists its pids")
+    assert step.message.endswith("do not list its pids")
 
 
 def test_free_memory_that_nobody_tells_is_said_to_be_unknown() -> None:

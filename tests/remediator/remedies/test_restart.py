@@ -26,7 +26,7 @@ from remediator.plan import (
 )
 from remediator.reasons import Reason
 from remediator.remedies.restart import RETRY_S, TRIES_MAX
-from remediator.remedies.restart_worker import QUEUE_PATIENCE_S, decide
+from remediator.remedies.restart_worker import QUEUE_TIMEOUT_S, decide
 from tests.remediator.builders import (
     FENCED_JOB,
     LIMITS,
@@ -52,7 +52,7 @@ WITH_LOST: dict[str, tuple[Facts, type[Step] | Step]] = {
         facts(free(Stage.PLANNED), settle(Stage.PLANNED), evidence=evidence(**ON_A_LOST_GPU)), Fence,
     ),
     "not while its container runs still: it is stopped first, for it may hold the queue's lock": (
-        facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_PATIENCE_S,
+        facts(free(Stage.STOPPING, tries=1), settle(Stage.PLANNED), queue_stuck_for_s=QUEUE_TIMEOUT_S,
               evidence=evidence(**ON_A_LOST_GPU)),
         Stop(message=""),
     ),

@@ -28,14 +28,14 @@ from remediator.remedies.wrangle import (
     ACTIVATION,
     CONFIRMABLE,
     MIGRATIONS_MAX,
-    PATIENCE_S,
-    Leave,
+    TIMEOUT_S,
+    NoAction,
     Rules,
     Verdict,
+    classify,
     decide,
-    judge,
     rules,
-    stands,
+    still_valid,
 )
 from tests.remediator.builders import run_facts
 
@@ -62,11 +62,11 @@ GONE = worker("bad", failed=6, runs_for_s=None)
 
 TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     # B1
-    "nobody has run it yet": (run(), Leave, ""),
-    "five failures are patience": (run(worker("w1", failed=5), worker("w2", done=9)), Leave, ""),
+    "nobody has run it yet": (run(), NoAction, ""),
+    "five failures are patience": (run(worker("w1", failed=5), worker("w2", done=9)), NoAction, ""),
     "five failures each of ten workers are patience too": (
         run(*(worker(f"w{n}", failed=5) for n in range(10))),
-        Leave,
+        NoAction,
         "",
     ),
     # B2
@@ -105,7 +105,7 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     ),
     # B4
     "another has yet to end its first item": (
-        run(BAD, worker("w2", runs_for_s=PATIENCE_S - 0.1)),
+        run(BAD, worker("w2", runs_for_s=TIMEOUT_S - 0.1)),
         Wait,
         Reason.INSUFFICIENT_DATA,
     ),
@@ -115,12 +115,12 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
         Reason.INSUFFICIENT_DATA,
     ),
     "the wait is bounded, and then only this one fails: the worker": (
-        run(BAD, worker("w2", runs_for_s=PATIENCE_S)),
+        run(BAD, worker("w2", runs_for_s=TIMEOUT_S)),
         LockWorker,
         "lock bad on box1",
     ),
     "one is known not to fail, whatever the undecided one comes to": (
-        run(BAD, worker("w2"), worker("w3", runs_for_s=PATIENCE_S), worker("w4", failed=1)),
+        run(BAD, worker("w2"), worker("w3", runs_for_s=TIMEOUT_S), worker("w4", failed=1)),
         LockWorker,
         "lock bad on box1",
     ),
@@ -148,7 +148,7 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     ),
     "moved, and the next one has failed little": (
         run(GONE, worker("w2", failed=5), migrations=1),
-        Leave,
+        NoAction,
         "",
     ),
     "moved, and the next one finishes: so it was the worker": (
@@ -159,19 +159,19 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     # A job at its cap
     "the job of another is at a cap": (run(BAD, worker("w2", done=1, spent="job 8")), LockWorker, "lock bad on box1"),
     # B6
-    "one finished item clears it": (run(worker("w1", done=1, failed=99)), Leave, ""),
+    "one finished item clears it": (run(worker("w1", done=1, failed=99)), NoAction, ""),
     "it clears the one, and not the other": (
         run(worker("w1", done=1, failed=99), BAD),
         LockWorker,
         "lock bad on box1",
     ),
     # B7
-    "nobody asked for it": (run(BAD, worker("w2", done=1), asked=False), Leave, ""),
+    "nobody asked for it": (run(BAD, worker("w2", done=1), asked=False), NoAction, ""),
     # What is not known
-    "the run is over": (run(BAD, worker("w2", done=1), over=True), Leave, ""),
-    "ranks end as one": (run(BAD, worker("w2", done=1), ranked=True), Leave, ""),
+    "the run is over": (run(BAD, worker("w2", done=1), over=True), NoAction, ""),
+    "ranks end as one": (run(BAD, worker("w2", done=1), ranked=True), NoAction, ""),
     "a job of it is of a lost host": (run(BAD, unsettled=1), Wait, Reason.JOBS_IN_DOUBT),
-    "nobody runs it": (run(GONE), Leave, ""),
+    "nobody runs it": (run(GONE), NoAction, ""),
 }
 
 
@@ -179,12 +179,12 @@ TABLE: dict[str, tuple[RunTally, type[Verdict], str]] = {
     "counts",
     [
         pytest.param(run(LAST, worker("w2", done=1)), id="others finish items"),
-        pytest.param(run(LAST, worker("w2", runs_for_s=PATIENCE_S)), id="another fails none for long"),
+        pytest.param(run(LAST, worker("w2", runs_for_s=TIMEOUT_S)), id="another fails none for long"),
         pytest.param(run(LAST), id="it is alone with it"),
     ],
 )
 def test_what_would_fail_for_being_taken_is_left_with_its_worker_and_a_person_told(counts: RunTally) -> None:
-    verdict = judge(counts, RULES)
+    verdict = classify(counts, RULES)
 
     assert isinstance(verdict, Wait)
     assert verdict.reason is Reason.ATTEMPTS_EXHAUSTED
@@ -214,7 +214,7 @@ def at_cap(each: WorkerTally) -> WorkerTally:
         pytest.param(run(HERE, at_cap(THERE), FINE), None, "lock bad on box1", id="to a person, one not at a cap"),
         pytest.param(run(HERE, THERE), "box1", "block it", id="nobody finishes any: the run"),
         pytest.param(
-            run(HERE, THERE, worker("w2", runs_for_s=PATIENCE_S)),
+            run(HERE, THERE, worker("w2", runs_for_s=TIMEOUT_S)),
             "box1",
             "lock worse on box2",
             id="nobody finishes any: the worst of all",
@@ -222,26 +222,26 @@ def at_cap(each: WorkerTally) -> WorkerTally:
     ],
 )
 def test_which_of_several_faulty_workers_is_locked_first(counts: RunTally, host: str | None, said: str) -> None:
-    verdict = judge(counts, RULES, host=host)
+    verdict = classify(counts, RULES, host=host)
 
     assert deed_or_reason(verdict) == said
-    assert isinstance(verdict, Wait) or stands(counts, verdict, RULES)  # type: ignore[arg-type]
+    assert isinstance(verdict, Wait) or still_valid(counts, verdict, RULES)  # type: ignore[arg-type]
 
 
 def test_a_run_is_blocked_whatever_its_jobs_have_left() -> None:
-    assert isinstance(judge(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
+    assert isinstance(classify(run(LAST, worker("w2", failed=1)), RULES), BlockRun)
 
 
 @pytest.mark.parametrize(("counts", "wanted", "said"), TABLE.values(), ids=TABLE)
 def test_what_is_decided(counts: RunTally, wanted: type[Verdict], said: str) -> None:
-    verdict = judge(counts, RULES)
+    verdict = classify(counts, RULES)
 
     assert (type(verdict), deed_or_reason(verdict)) == (wanted, said)
 
 
 def deed_or_reason(verdict: Verdict) -> str:
     match verdict:
-        case Leave():
+        case NoAction():
             return ""
         case Wait(reason=reason):
             return reason
@@ -250,7 +250,7 @@ def deed_or_reason(verdict: Verdict) -> str:
 
 FIGURES: dict[str, tuple[RunTally, tuple[str, ...]]] = {
     "lock": (run(BAD, worker("w2", done=3), worker("w3", done=4)), ("bad on box1", "failed 6", "finished 7")),
-    "block": (run(BAD, worker("w2", failed=1), worker("w3", failed=2)), ("bad on box1", "failed 6", "the 2 that run")),
+    "block": (run(BAD, worker("w2", failed=1), worker("w3", failed=2)), ("bad on box1", "failed 6", "the 2 others")),
     "wait": (run(BAD, worker("w2")), ("bad on box1", "w2 on box1", "1800 s")),
     "move": (run(BAD, migrations=1), ("bad on box1", "failed 6", "move 2 of 3")),
     "the last move is over": (run(BAD, migrations=3), ("after 3 moves of at most 3",)),
@@ -259,31 +259,31 @@ FIGURES: dict[str, tuple[RunTally, tuple[str, ...]]] = {
 
 @pytest.mark.parametrize(("counts", "figures"), FIGURES.values(), ids=FIGURES)
 def test_the_sentence_names_workers_and_figures(counts: RunTally, figures: tuple[str, ...]) -> None:
-    message = judge(counts, RULES).message
+    message = classify(counts, RULES).message
 
     assert [each for each in figures if each not in message] == []
 
 
 def test_the_constants_are_those_of_the_specification() -> None:
     assert (ACTIVATION, MIGRATIONS_MAX) == (5, 3)
-    assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, timeout_s=PATIENCE_S) == RULES
+    assert Rules(activation=ACTIVATION, migrations_max=MIGRATIONS_MAX, timeout_s=TIMEOUT_S) == RULES
 
 
 @pytest.mark.parametrize(
     ("rules", "counts", "wanted"),
     [
         pytest.param(Rules(activation=0), run(worker("w1", failed=1)), Migrate, id="the first failure is one too many"),
-        pytest.param(Rules(activation=9), run(worker("w1", failed=9)), Leave, id="more patience with failures"),
+        pytest.param(Rules(activation=9), run(worker("w1", failed=9)), NoAction, id="more patience with failures"),
         pytest.param(Rules(migrations_max=0), run(BAD), BlockRun, id="never moved"),
         pytest.param(Rules(timeout_s=60), run(BAD, worker("w2")), LockWorker, id="less patience with the undecided"),
     ],
 )
 def test_each_constant_is_its_owners(rules: Rules, counts: RunTally, wanted: type[Verdict]) -> None:
-    assert type(judge(counts, rules)) is wanted
+    assert type(classify(counts, rules)) is wanted
 
 
 def test_who_is_to_be_told_of_a_worker_and_of_a_job() -> None:
-    lock, block = judge(run(BAD, worker("w2", done=1)), RULES), judge(run(BAD, worker("w2", failed=1)), RULES)
+    lock, block = classify(run(BAD, worker("w2", done=1)), RULES), classify(run(BAD, worker("w2", failed=1)), RULES)
 
     assert isinstance(lock, LockWorker)
     assert isinstance(block, BlockRun)
@@ -298,7 +298,7 @@ TALLIES = st.builds(
     worker=st.sampled_from(["w1", "w2", "w3", "w4", "w5"]),
     done=st.sampled_from([0, 0, 0, 1, 7]),
     failed=st.integers(0, 9),
-    runs_for_s=st.none() | st.floats(0, 2 * PATIENCE_S),
+    runs_for_s=st.none() | st.floats(0, 2 * TIMEOUT_S),
 )
 RUNS = st.builds(
     RunTally,
@@ -314,9 +314,9 @@ RUNS = st.builds(
 
 @given(RUNS)
 def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(counts: RunTally) -> None:
-    verdict = judge(counts, RULES)
+    verdict = classify(counts, RULES)
 
-    if isinstance(verdict, Leave):
+    if isinstance(verdict, NoAction):
         return
     assert counts.asked
     assert not counts.over
@@ -336,7 +336,7 @@ def test_no_counts_lock_one_who_finished_any_or_judge_before_the_sixth_failure(c
 @given(RUNS, st.randoms(use_true_random=False))
 def test_the_order_in_which_the_workers_are_told_decides_nothing(counts: RunTally, random: Any) -> None:
     shuffled = random.sample(counts.workers, len(counts.workers))
-    found, again = judge(counts, RULES), judge(replace(counts, workers=tuple(shuffled)), RULES)
+    found, again = classify(counts, RULES), classify(replace(counts, workers=tuple(shuffled)), RULES)
 
     assert type(found) is type(again)
     if isinstance(found, LockWorker | Migrate):
@@ -360,7 +360,7 @@ class Farm:
             if len(self.running) < self.at_once and name not in {*self.running, *self.locked, *self.tried}:
                 self.running[name] = 0.0
         for name in self.running:
-            self.running[name] += PATIENCE_S / 4
+            self.running[name] += TIMEOUT_S / 4
             if self.nature[name] != "slow":
                 self.counts[name][self.nature[name] == "bad"] += 1
 
@@ -393,7 +393,7 @@ def test_a_farm_rests_with_its_good_workers_after_three_moves(natures: list[str]
     acts: list[Verdict] = []
     for _ in range(20 * len(natures)):
         farm.hour()
-        while isinstance(verdict := judge(farm.tally(), RULES), LockWorker | Migrate):
+        while isinstance(verdict := classify(farm.tally(), RULES), LockWorker | Migrate):
             acts.append(verdict)
             farm.carry_out(verdict)
         if isinstance(verdict, BlockRun):
@@ -439,7 +439,7 @@ def test_an_act_is_done_or_recorded_once(counts: RunTally, wanted: type[Wrangle]
     again = decide(run_facts(counts, firing=firing, armed=False, would_act=True))
 
     assert isinstance(step, wanted)
-    assert step == judge(counts, RULES)
+    assert step == classify(counts, RULES)
     assert step.deed == deed
     assert isinstance(would, WouldAct)
     assert deed in would.message
@@ -527,4 +527,4 @@ def test_the_constants_are_those_of_the_settings() -> None:
     ],
 )
 def test_whether_what_was_decided_stands(counts: RunTally, *, so: bool) -> None:
-    assert stands(counts, judge(LOCKS, RULES), RULES) is so  # type: ignore[arg-type]
+    assert still_valid(counts, classify(LOCKS, RULES), RULES) is so  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.main import command
 from remediator.plan import Subject, Unconfirmed
 from remediator.remedies import REMEDIES
-from remediator.remedies.guards import Safeguards
+from remediator.remedies.guards import SafetyLimits
 from remediator.settings import policy_file as module
 from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile, RemedyPolicy
 from tests.remediator.builders import server_alert
@@ -166,7 +166,7 @@ def test_a_remedys_own_cap_of_retries_holds_in_the_options_place(ledger: Ledger,
 
 
 def test_a_remedys_own_cool_down_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
-    pace = replace(PACE, safeguards=Safeguards(cooldown_s=300.0))
+    pace = replace(PACE, safety_limits=SafetyLimits(cooldown_s=300.0))
     world = silent_server(ledger)
     box = world.boxes["w1"]
     works = executor(ledger, store, world, settings=pace, policy=read(path, "[restart_worker]\ncooldown_s = 0"))
