@@ -359,7 +359,7 @@ def test_one_failed_check_is_printed_and_exits_1(checkout: Path, capsys: pytest.
     assert check_release.main(checkout) == 1
     out = capsys.readouterr().out
     assert out.count("FAILED") == 1
-    assert "FAILED alerts have runbooks\n  stall.rules.yaml: GpuwardenJobStalled: docs/runbooks/" in out
+    assert "FAILED alerts have runbooks\n  stall.rules.yaml: GpuwardenJobStalled: missing page docs/runbooks/" in out
 
 
 def test_a_missing_part_fails_the_check_that_needs_it_and_says_how_to_have_it(

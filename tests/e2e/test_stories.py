@@ -143,7 +143,7 @@ def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(p
     values = {each["metric"]: each["values"] for each in kept.document["curves"]}
     beat, gpu, gpu_memory, ram = (
         [value for value in values[f"gpuwarden_{name}"] if value is not None]
-        for name in ("job_beat_age_seconds", "container_gpu_utilization_ratio", "container_gpu_memory_bytes",
+        for name in ("job_step_beat_age_seconds", "container_gpu_utilization_ratio", "container_gpu_memory_bytes",
                      "container_memory_bytes")
     )  # fmt: skip
     last = slice(-3, None)  # points a second apart, half of the silence that was waited for
@@ -192,7 +192,7 @@ def test_every_query_of_the_overview_dashboard_answers_with_data(played: Played)
     asked = [
         query
         for query in queries(dashboard, host=HOST, rate_interval="30s")
-        if "Servers" not in query.panel_title and not re.search("busiest_engine|quiet_apart", query.expr)
+        if "Server probe" not in query.panel_title and not re.search("busiest_engine|in_shared_container", query.expr)
     ]
     assert len(asked) > 20
 

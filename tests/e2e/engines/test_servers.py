@@ -318,7 +318,7 @@ def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
 
 def test_a_label_that_names_another_place_is_told_and_not_followed(freed: Scene) -> None:
     freed.until(lambda: freed.figures("elsewhere") == {"invalid": 1.0}, "it is told")
-    assert "no other place is called" in freed.stage.chain.log("exporter")
+    assert "its host must be localhost" in freed.stage.chain.log("exporter")
     assert freed.facts("elsewhere").probe is None
 
 
@@ -354,7 +354,7 @@ def test_the_dashboards_panel_of_servers_answers_with_data(freed: Scene) -> None
     dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
     asked = queries(dashboard, host=freed.stage.chain.plan.host, rate_interval="30s")
 
-    its = [query.expr for query in asked if "Servers" in query.panel_title]
+    its = [query.expr for query in asked if "Server probe" in query.panel_title]
 
     assert len(its) == len(set(its)) == 2
     all_but_one = len(ANSWERING) - 1  # that was stopped

@@ -117,7 +117,7 @@ def test_a_wedge_that_two_rules_report_is_one_episode_one_free_and_one_requeue(s
     scene.completed(job_id)
     seen = [entry.message for entry in scene.stage.journal(worker_of("rules")) if entry.what == "alert: firing"]
     assert [text for text in seen if "is dead" in text]
-    assert [text for text in seen if "is wedged" in text]
+    assert [text for text in seen if "is stalled" in text]
     assert [(story.outcome, story.attempt) for story in scene.stories("rules")] == [("mended", 1)]
     acts = scene.acts("rules")
     assert [acts.count(act) for act in ("did fence", "did stop", "did requeue", "did start")] == [1, 1, 1, 1]
