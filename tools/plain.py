@@ -56,7 +56,6 @@ LATER: Final = frozenset(
         "docs",
         "docs/runbooks",
         "exporter",
-        "exporter/collectors",
         "exporter/model",
         "gpuwarden",
         "gpuwarden/cli",

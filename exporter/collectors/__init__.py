@@ -1,6 +1,6 @@
-"""The series, one file a subsystem: `families(snapshot)` is pure and says what each series means.
+"""The published metrics, one file per subsystem. `families(snapshot)` is pure and has the help texts.
 
-To add a metric: one function in one file here, its file listed in `COLLECTORS`, a test in tests/exporter.
+To add a metric: a function in one of these files, and a test in tests/exporter. A new file also goes into `COLLECTORS`.
 """
 
 from collections.abc import Callable, Iterable, Mapping

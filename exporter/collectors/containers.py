@@ -1,4 +1,4 @@
-"""Containers: RAM, their share of each GPU, and how long they have shown no sign of life."""
+"""Containers: RAM, their share of each GPU, and how long they have been inactive."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -15,50 +15,50 @@ _NAME = ("container",)
 _ON_GPU = ("container", "gpu")
 
 _IDLE_BY: Final = (
-    "`gpuwarden_container_gpu_utilization_ratio`, or `gpuwarden_container_gpu_busiest_engine_ratio` where there is one"
+    "`gpuwarden_container_gpu_utilization_ratio`, or `gpuwarden_container_gpu_busiest_engine_ratio` if present"
 )
 
 
-_IT_IS_DOWN: Final = "the container does not run"
-_NO_BUDGET: Final = "the container has no label with a VRAM budget, or one that cannot be read"
-_NO_WORK_READ: Final = f"{_IT_IS_DOWN}; NaN while it is paused, its processes cannot be listed or read"
+_NOT_RUNNING: Final = "the container does not run"
+_NO_BUDGET: Final = "the container has no label with a VRAM budget, or an invalid one"
+_NO_WORK_READ: Final = f"{_NOT_RUNNING}; NaN while it is paused or its processes cannot be read"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
-    """Series keyed by container name; full id and incarnation on the info series alone."""
+    """Yield series by container name; only the info series has the full id and incarnation."""
     found = snapshot.containers
     yield gauge(
         "gpuwarden_container_info",
-        "A container's identity; always 1. Kind is docker, podman, kubernetes or systemd; process for a worker in "
-        "none; of one that no engine lists who runs it by its cgroup: containerd, cri-o, libpod, else container. "
-        "Namespace and pod are empty where there is none.",
+        "Identity of a container; always 1. Kind is docker, podman, kubernetes or systemd, or process for a worker "
+        "outside of containers. Without an engine that lists it, kind is from its cgroup: containerd, cri-o, "
+        "libpod or container. Namespace and pod may be empty.",
         ("container", "container_id", "incarnation", "kind", "image", "namespace", "pod"),
         (
             ((each.container.name, each.container.id, each.container.incarnation, each.container.kind,
               each.container.image or "", each.container.namespace or "", each.container.pod or ""), 1.0)
             for each in found
         ),
-        source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; of one "
-        "that none of them lists `/proc/PID/cgroup`", absent=_IT_IS_DOWN,
+        source="Docker's or Podman's API; the Kubernetes API or `/var/log/containers`; `/run/systemd/units`; else "
+        "`/proc/PID/cgroup`", absent=_NOT_RUNNING,
     )  # fmt: skip
     yield gauge(
         "gpuwarden_container_managed",
-        "1 for a container that opted in to being stopped and started, 0 for one that did not.",
+        "1 for a container that gpuwarden may restart, else 0.",
         _NAME,
         (
             ((each.container.name,), None if each.container.managed is None else float(each.container.managed))
             for each in found
         ),
         source="label `gpuwarden.managed`, by its engine's API",
-        absent="kind is neither docker nor podman, whose containers alone have the label",
+        absent="kind is not docker or podman",
     )
     for name, help_text, value, source, absent in (
         (
             "memory_bytes",
-            "RAM charged to its cgroup, page cache included; of kind `process` its processes', shared pages for each.",
+            "RAM of its cgroup with page cache; for kind `process` the sum of its processes.",
             "usage_bytes",
             "cgroup `memory.current`, or `memory.usage_in_bytes` of version 1; `/proc/PID/statm` for kind `process`",
-            "no memory controller accounts for it, or it cannot be read",
+            "the memory controller is off or cannot be read",
         ),
         (
             "memory_anon_bytes",
@@ -69,7 +69,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         ),
         (
             "memory_working_set_bytes",
-            "RAM of the container less its inactive page cache.",
+            "RAM of the container without its inactive page cache.",
             "working_set_bytes",
             "the cgroup's memory less `inactive_file` of `memory.stat`, or `total_inactive_file` of version 1",
             "as `gpuwarden_container_memory_bytes`; always for kind `process`",
@@ -83,25 +83,24 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             source=source,
             absent=absent,
         )
-    yield from _durations(found)
+    yield from _inactivity(found)
     yield gauge(
         "gpuwarden_container_gpu_utilization_ratio",
-        "Share of the GPU's time that the container's processes used, as its own utilisation counts it: their sum, "
-        "be it over 1; 0 is measured, unknown is absent.",
+        "Share of the GPU's time that the container's processes used: their sum, may exceed 1. Absent if unknown.",
         _ON_GPU,
         (((each.container.name, share.gpu), share.utilization_ratio) for each in found for share in each.shares),
-        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: `smUtil`; DRM fdinfo, and for what "
-        "an AMD GPU computes its queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
+        source="for the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: `smUtil`; DRM fdinfo, and for "
+        "compute on AMD GPUs queues and `cu_occupancy` in `/sys/class/kfd/kfd/proc`",
         absent=(
-            "it has no GPU, or a process of it on this GPU is not measured; where "
-            "it would be 0, also while `gpuwarden_container_gpu_attribution_missing` is 1"
+            "it has no GPU, or one of its processes on this GPU is not measured; instead "
+            "of 0, also while `gpuwarden_container_gpu_attribution_missing` is 1"
         ),
         values="ratio, 0 or more",
     )
     yield gauge(
         "gpuwarden_container_gpu_busiest_engine_ratio",
-        "Time of the engine that did most for the container's processes, copies and video too, where that is more than "
-        "their utilisation: it decides then whether the GPU is idle for them.",
+        "Share of time of the busiest engine, with copies and video, for the container's processes. It decides whether "
+        "the GPU is idle for them.",
         _ON_GPU,
         (
             ((each.container.name, share.gpu), share.busiest_ratio)
@@ -109,17 +108,16 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for share in each.shares
             if share.busiest_ratio is not None and share.busiest_ratio > (share.utilization_ratio or 0.0)
         ),
-        source="of the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: the greatest of `smUtil`, "
+        source="for the pids in its cgroup, NVML `nvmlDeviceGetProcessUtilization`: the greatest of `smUtil`, "
         "`memUtil`, `encUtil`, `decUtil` of each",
         absent=(
-            "no engine did more for it than its utilisation there says, or "
-            "that is unknown; always on AMD's and Intel's, whose utilisation is the busiest engine's already"
+            "it does not exceed the utilisation, or is unknown; always on "
+            "AMD and Intel GPUs, whose utilisation is already that of the busiest engine"
         ),
     )
     yield gauge(
         "gpuwarden_container_gpu_attribution_missing",
-        "1 while what the GPU does cannot be told apart, or at all, so that its container may do all or nothing of it; "
-        "else 0.",
+        "1 while GPU use cannot be attributed: the container may use all or nothing of it; else 0.",
         _ON_GPU,
         (
             ((each.container.name, share.gpu), float(not share.attributed))
@@ -127,132 +125,127 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             for share in each.shares
             if share.attributed is not None
         ),
-        source="the utilisation of the GPU and of its processes, compared at each look",
-        absent="it is on no GPU, or nobody tells just now how busy the GPU is",
+        source="the utilisation of the GPU and of its processes, compared at each sample",
+        absent="it is on no GPU, or the utilisation of the GPU is unknown",
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_bytes",
         "GPU memory that the container's processes hold.",
         _ON_GPU,
-        (((each.container.name, gpu), or_nan(held)) for each in found for gpu, held in _held(each)),
-        source="of the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
-        "greater of AMD's `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo; of Intel's DRM fdinfo",
+        (((each.container.name, gpu), or_nan(held)) for each in found for gpu, held in _gpu_memory(each)),
+        source="for the pids in its cgroup, NVML `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses_v3`; the "
+        "greater of `/sys/class/kfd/kfd/proc/PID/vram_GPUID` and DRM fdinfo on AMD; DRM fdinfo on Intel",
         absent=(
-            "it is on no GPU; NaN while its processes, or what one of them holds "
-            "there, are unknown, or the GPU is missing; where it would be 0, also while the GPU does more than the "
-            "processes on its list, by more than the idle ratio, and more of its memory than `--vram-tie-mib` is in "
-            "use beyond them, or an unknown amount"
+            "it is on no GPU; NaN while its processes or their memory are unknown, "
+            "or the GPU is missing. Instead of 0 also NaN while unlisted processes use the GPU above the idle ratio, "
+            "and hold an unknown amount or more than `--vram-tie-mib` of its memory"
         ),
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_peak_bytes",
-        "The most GPU memory that its processes were seen to hold, once a second, in this incarnation.",
+        "Peak GPU memory of its processes in this incarnation, sampled once a second.",
         _ON_GPU,
         (((each.container.name, gpu), float(peak)) for each in found for gpu, peak in each.peak_bytes.items()),
-        source="the greatest `gpuwarden_container_gpu_memory_bytes` of all looks",
+        source="the greatest `gpuwarden_container_gpu_memory_bytes` of all samples",
         absent="its memory on this GPU was never measured",
     )
-    yield from _tenancy(snapshot)
-    yield from _mishaps(snapshot)
+    yield from _vram_budgets(snapshot)
+    yield from _oom_kills(snapshot)
     yield counter(
         "gpuwarden_container_gpu_busy_seconds",
-        "GPU time used by the container's processes since it was first seen, measured samples only.",
+        "GPU time used by the container's processes since it was first seen; unknown samples do not count.",
         _ON_GPU,
         (((each.container.name, gpu), seconds) for each in found for gpu, seconds in each.busy_s.items()),
-        source="`gpuwarden_container_gpu_utilization_ratio`, integrated look by look",
+        source="`gpuwarden_container_gpu_utilization_ratio`, integrated over samples",
         absent="its share of this GPU was never measured",
     )
     yield counter(
         "gpuwarden_container_unknown_samples",
-        "Samples in which something of a container was unknown, by what and why.",
+        "Samples in which a metric of the container was unknown, by metric and reason.",
         ("container", "what", "reason"),
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
-        source="what was unknown at each look, counted",
-        absent="nothing of the container was unknown so far",
+        source="count of unknown values at each sample",
+        absent="no metric was unknown so far",
     )
 
 
-def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
-    """For how long each container has shown no sign of life, by each that there is."""
-    for name, help_text, told, source, absent in (
+def _inactivity(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
+    """Times without activity, by kind of activity."""
+    for name, help_text, read, source, absent in (
         (
             "ram_idle_seconds",
-            "For how long the container's RAM has moved by no more than the delta.",
+            "Time for which the container's RAM has changed by at most the threshold.",
             lambda each: or_nan(each.ram_idle_s),
-            "`gpuwarden_container_memory_bytes`, compared at each look with `--ram-idle-mib`",
-            (f"{_IT_IS_DOWN}; NaN while `gpuwarden_container_memory_bytes` is absent, or it is paused"),
+            "`gpuwarden_container_memory_bytes`, compared at each sample with `--ram-idle-mib`",
+            (f"{_NOT_RUNNING}; NaN while `gpuwarden_container_memory_bytes` is absent, or it is paused"),
         ),
         (
             "gpu_idle_seconds",
-            "For how long every GPU of the container has been measured at or under the idle ratio; NaN if unknown.",
+            "Time for which every GPU of the container has been at or under the idle ratio; NaN if unknown.",
             _idle_s,
-            f"{_IDLE_BY}, compared at each look with `--gpu-idle-ratio`",
-            ("it has no GPU; NaN while any of its GPUs is unknown or used by no listed process, or it is paused"),
+            f"{_IDLE_BY}, compared at each sample with `--gpu-idle-ratio`",
+            ("it has no GPU; NaN while one of its GPUs is unknown or used by an unlisted process, or it is paused"),
         ),
         (
             "gpu_lost_seconds",
-            "For how long a GPU of the container has been lost and each other one was lost or idle; NaN if unknown.",
+            "Time for which a GPU of the container has been lost and the others lost or idle; NaN if unknown.",
             _lost_s,
-            "the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
-            (
-                "it has no GPU, or each is measured; NaN while one is unknown and none is "
-                "lost, or while beside a lost one another is unknown, or it is paused"
-            ),
+            "the driver's answers at each sample: GPUs that it reports as lost or no longer lists",
+            ("it has no GPU, or each is measured; NaN while a GPU is unknown, or it is paused"),
         ),
         (
             "gpu_saturated_seconds",
-            "For how long it kept the same GPUs fully busy without a pause, others idle or lost; absent if unknown.",
+            "Time for which it has saturated the same GPUs, with the others idle or lost; absent if unknown.",
             lambda each: each.gpu_saturated_s,
-            "its share of each of its GPUs at each look",
-            ("it has no GPU but lost ones, another of its is unknown or used by no listed process, or it is paused"),
+            "its share of each of its GPUs at each sample",
+            ("it has only lost GPUs, another is unknown or used by an unlisted process, or it is paused"),
         ),
         (
             "gpu_last_busy_age_seconds",
-            "For how long no GPU was measured to do anything for it: each was idle or unknown, or it is on none.",
+            "Time since one of its GPUs was last measured as busy for it.",
             lambda each: or_nan(each.gpu_last_busy_age_s),
-            "its share of each of its GPUs at each look, compared with `--gpu-idle-ratio`",
+            "its share of each of its GPUs at each sample, compared with `--gpu-idle-ratio`",
             (
-                f"{_IT_IS_DOWN}; NaN while it has no GPU and may be on one that "
-                "does not tell, is paused, or one of its GPUs hangs or its source does not answer, for less than 20 "
-                "minutes"
+                f"{_NOT_RUNNING}; NaN while it is paused, may be on an unknown GPU, or has a "
+                "GPU that hangs or whose source does not answer, for less than 20 minutes"
             ),
         ),
         (
             "io_idle_seconds",
-            "For how long its processes have read and written no more than the threshold.",
+            "Time for which I/O of its processes has been at most the threshold.",
             lambda each: or_nan(each.io_idle_s),
-            "`/proc/PID/io`, compared at each look with `--io-idle-kib-per-s`",
-            f"{_NO_WORK_READ}, or the kernel does not tell their I/O",
+            "`/proc/PID/io`, compared at each sample with `--io-idle-kib-per-s`",
+            f"{_NO_WORK_READ}, or the kernel does not report their I/O",
         ),
         (
             "page_fault_idle_seconds",
-            "For how long its processes have had no more page faults than the threshold.",
+            "Time for which page faults of its processes have been at most the threshold.",
             lambda each: or_nan(each.page_fault_idle_s),
-            "`/proc/PID/stat`, compared at each look with `--page-faults-idle-per-s`",
+            "`/proc/PID/stat`, compared at each sample with `--page-faults-idle-per-s`",
             _NO_WORK_READ,
         ),
         (
             "cpu_idle_seconds",
-            "For how long its processes have used no more CPU time than the threshold.",
+            "Time for which CPU time of its processes has been at most the threshold.",
             lambda each: or_nan(each.cpu_idle_s),
-            "`/proc/PID/stat`, compared at each look with `--cpu-idle-ratio`",
+            "`/proc/PID/stat`, compared at each sample with `--cpu-idle-ratio`",
             _NO_WORK_READ,
         ),
         (
             "work_idle_seconds",
-            "For how long I/O, page faults and CPU time of its processes have all been still.",
+            "Time without I/O, page faults and CPU time of its processes.",
             lambda each: or_nan(each.work_idle_s),
             "the least of the three times for I/O, page faults and CPU time",
-            f"{_IT_IS_DOWN}; NaN while any of the three is",
+            f"{_NOT_RUNNING}; NaN while any of the three is",
         ),
         (
             "no_progress_seconds",
-            "For how long its RAM, I/O and page faults were still, and its GPU pegged, or not busy with its CPU still.",
+            "Time without RAM changes, I/O and page faults, with a saturated GPU, or without GPU and CPU use.",
             lambda each: or_nan(each.no_progress_s),
-            "the least of the times for RAM, I/O, page faults, and the longer one of a GPU that is pegged or at rest",
+            "the least of the times for RAM, I/O and page faults, and of saturated GPU or idle GPU and CPU",
             (
-                f"{_IT_IS_DOWN}; NaN while RAM, I/O or faults are unknown, or its GPU is, "
-                "with its CPU time, or nobody has been able to look at that for less than 20 minutes"
+                f"{_NOT_RUNNING}; NaN while RAM, I/O or page faults are unknown, GPU and CPU "
+                "time are, or the GPU has been unreadable for less than 20 minutes"
             ),
         ),
     ):
@@ -260,7 +253,7 @@ def _durations(found: Sequence[ContainerEvidence]) -> Iterable[Metric]:
             f"gpuwarden_container_{name}",
             help_text,
             _NAME,
-            (((each.container.name,), told(each)) for each in found),
+            (((each.container.name,), read(each)) for each in found),
             source=source,
             absent=absent,
         )
@@ -271,63 +264,61 @@ def _idle_s(each: ContainerEvidence) -> float | None:
 
 
 def _lost_s(each: ContainerEvidence) -> float | None:
-    """Absent where each GPU is measured: none is lost then, and its idleness contradicts what was lost before."""
+    """Absent if each GPU is measured: then none is lost."""
     unknown = _has_gpus(each) and each.gpu_unknown is not None
     return or_nan(each.gpu_lost_s) if unknown else each.gpu_lost_s
 
 
-def _held(each: ContainerEvidence) -> Iterable[tuple[str, int | None]]:
-    """What it holds of each GPU that it is on, or of which it is not known whether it is."""
-    told = {share.gpu: share.memory_bytes for share in each.shares}
-    return {**dict.fromkeys(each.gpus), **told}.items()
+def _gpu_memory(each: ContainerEvidence) -> Iterable[tuple[str, int | None]]:
+    """Memory on each GPU that the container uses or may use."""
+    measured = {share.gpu: share.memory_bytes for share in each.shares}
+    return {**dict.fromkeys(each.gpus), **measured}.items()
 
 
 def _has_gpus(each: ContainerEvidence) -> bool:
     return each.gpu_unknown is None or each.gpu_unknown.reason != NO_GPU
 
 
-def _mishaps(snapshot: Snapshot) -> Iterable[Metric]:
-    """What went wrong with each container in the eyes of the kernel and of who runs it."""
+def _oom_kills(snapshot: Snapshot) -> Iterable[Metric]:
     found = snapshot.containers
     yield counter(
         "gpuwarden_container_oom_kills",
-        "Processes of the container that the kernel has killed for want of memory, in this incarnation.",
+        "Processes of the container that the kernel OOM killer killed in this incarnation.",
         _NAME,
         (((each.container.name,), each.ram.oom_kills) for each in found),
         source="`oom_kill` in cgroup `memory.events`, or `memory.oom_control` of version 1",
-        absent="no memory controller accounts for it, or the kernel does not count them",
+        absent="the memory controller is off, or the kernel does not count them",
     )
 
 
-def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
-    """What each container may hold of a GPU's memory."""
+def _vram_budgets(snapshot: Snapshot) -> Iterable[Metric]:
     found = [each.container for each in snapshot.containers]
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_bytes",
-        "How much memory of each of its GPUs the container may hold, as its owner says.",
+        "VRAM budget of the container on each of its GPUs, set by its owner.",
         _NAME,
         (((each.name,), each.vram_budget.budget_bytes) for each in found),
-        source="label `gpuwarden.vram-budget-mib`, by its engine's API; of a pod the limit of `--budget-resource`",
+        source="label `gpuwarden.vram-budget-mib`, by its engine's API; for a pod the limit of `--budget-resource`",
         absent=_NO_BUDGET,
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_over_budget_bytes",
-        "By how much more of a GPU's memory the container holds than its budget, only while it does.",
+        "VRAM of the container over its budget on this GPU, only while it is over.",
         _ON_GPU,
         (
             ((each.container.name, gpu), float(held - budget))
             for each in snapshot.containers
             if (budget := each.container.vram_budget.budget_bytes) is not None
-            for gpu, held in _held(each)
+            for gpu, held in _gpu_memory(each)
             if held is not None and held > budget
         ),
         source="`gpuwarden_container_gpu_memory_bytes` less `gpuwarden_container_gpu_memory_budget_bytes`",
-        absent=("it holds no more than its budget, has none, or what it holds is unknown"),
+        absent=("it is within its budget, has none, or its memory is unknown"),
     )
     yield gauge(
         "gpuwarden_container_recyclable",
-        "1 for a container with a budget that may be stopped for its GPU memory's sake; 0 for a protected one, one "
-        "that did not opt in, is paused, holds workers, or is removed when it ends.",
+        "1 for a container with a VRAM budget that may be restarted for its VRAM; else 0. Then it is protected, "
+        "not managed, paused, has workers, or is removed when it ends.",
         _NAME,
         (
             ((each.container.name,), float(vram_budgets.may_recycle(each, snapshot)))
@@ -340,9 +331,9 @@ def _tenancy(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_container_gpu_memory_budget_invalid",
-        "1 for a container whose budget cannot be read, by the reason: it has none.",
+        "1 for a container whose VRAM budget is invalid and not used, by reason.",
         ("container", "reason"),
         (((each.name, each.vram_budget.invalid.reason), 1.0) for each in found if each.vram_budget.invalid is not None),
         source="as `gpuwarden_container_gpu_memory_budget_bytes`",
-        absent="its budget can be read, or it has none",
+        absent="its budget is valid, or it has none",
     )

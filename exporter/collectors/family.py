@@ -1,13 +1,11 @@
-"""One small way to build a family: samples that are `None` are left out, for unknown is absent.
+"""Metric families. Samples with the value `None` are left out: unknown is absent.
 
-But a figure that a rule compares which acts, and that is there while all is well, is `or_nan` while it is unknown. What
-is left out Prometheus notes at the next scrape; but one that was down meanwhile does not miss it, and repeats its last
-value for five minutes: an idleness from before would accuse who is busy by now. NaN takes its place, compares with
-nothing, and beside a number `min` and `max` do not see it.
+A gauge that remedies compare, and that is always present, is `or_nan` while it is unknown. Prometheus marks a series as
+gone at the next scrape; if it misses that scrape, it repeats the old value for five minutes. NaN replaces the old value
+and compares with nothing; `min` and `max` skip it next to a number.
 
-A family says where its figures come from and when they are missing. docs/metrics.md lists both, and no scrape sends
-them. It keeps its rows as they are: what renders a scrape reads these. The samples of Prometheus' own library, an
-object and a dictionary each, are made only when they are asked for.
+docs/metrics.md lists the source of each family and when it is absent. Families keep plain rows, which the renderer
+reads; `Sample` objects are slow and made on demand.
 """
 
 import math
@@ -21,10 +19,10 @@ Row = tuple[Sequence[str], float | None]
 
 
 class Family(Metric):
-    """A gauge, or a counter, whose name is without `_total`: label names, and rows of label values and a value.
+    """A gauge, or a counter named without `_total`: label names, and rows of label values and a value.
 
-    `source` is where its figures come from: who is asked, by which call or file. `absent` is when a series does not
-    exist, or is NaN. `values` is the unit where the name does not tell it.
+    `source` is where the values come from, `absent` when a series is missing or NaN, `values` the unit if the name has
+    none.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class Family(Metric):
         values: str = "",
     ) -> None:
         super().__init__(name, help_text, kind)
-        del self.samples  # so that they are made, by `__getattr__`, once they are asked for
+        del self.samples  # made on demand by `__getattr__`
         self.sample_name = f"{name}_total" if kind == "counter" else name
         self.labels = tuple(labels)
         self.rows = [(tuple(values), value) for values, value in rows if value is not None]
@@ -49,7 +47,7 @@ class Family(Metric):
         self.values = values
 
     def __getattr__(self, name: str) -> Any:
-        """The rows as samples of Prometheus' library."""
+        """Make the samples of the Prometheus library."""
         if name != "samples":
             raise AttributeError(name)
         self.samples = [
@@ -58,9 +56,9 @@ class Family(Metric):
         return self.samples
 
 
-def or_nan(figure: float | None) -> float:
-    """The figure, or NaN while it is unknown, so that no older one is taken for it."""
-    return math.nan if figure is None else figure
+def or_nan(value: float | None) -> float:
+    """Return the value, or NaN if it is unknown."""
+    return math.nan if value is None else value
 
 
 def gauge(
@@ -73,7 +71,7 @@ def gauge(
     absent: str,
     values: str = "",
 ) -> Family:
-    """A gauge family of the rows whose value is known."""
+    """Return a gauge family of the rows with a known value."""
     return Family(name, help_text, "gauge", labels, rows, source=source, absent=absent, values=values)
 
 
@@ -87,5 +85,5 @@ def counter(
     absent: str,
     values: str = "",
 ) -> Family:
-    """A counter family, its name without `_total`, of the rows whose value is known."""
+    """Return a counter family, named without `_total`, of the rows with a known value."""
     return Family(name, help_text, "counter", labels, rows, source=source, absent=absent, values=values)

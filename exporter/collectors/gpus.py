@@ -1,4 +1,4 @@
-"""GPUs as a whole, and what on them no listed process accounts for: the parts add up."""
+"""GPUs as a whole, and their use by unlisted processes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -13,20 +13,22 @@ from exporter.model.snapshot import DriverHealth, Snapshot
 _GPU = ("gpu",)
 
 _XIDS = (13, 31, 43, 45, 46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143)
-"""NVIDIA's numbers for errors that are told from the first look on, as 0: `increase()` does not see the first increase
-of a counter that is born with it. 13 to 45 are mostly the program's; then the GPU, its memory, NVLink, the bus and the
-firmware. All that are fatal unless set otherwise (`Thresholds.xids_fatal`) are among them."""
+"""XIDs published as 0 from the first sample: `increase()` misses the first increase of a new counter.
+
+13 to 45 are mostly faults of the program; then GPU, memory, NVLink, bus and firmware. `Thresholds.xids_fatal` are
+among them.
+"""
 
 
-_NO_GPUS: Final = "there is no GPU source, or it failed"
-_NOT_MEASURED: Final = "the driver does not say"
-_NO_PARTS: Final = "the GPU, or a process on its list, is not measured"
-_NO_DRIVER: Final = "no driver of the source's is asked"
+_NO_GPUS: Final = "no GPU source, or it failed"
+_NOT_MEASURED: Final = "the driver does not report it"
+_NO_PARTS: Final = "the GPU or a listed process is not measured"
+_NO_DRIVER: Final = "no driver of the source is in use"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
-    """Series keyed by GPU UUID; where the figures come from stands on the info series."""
-    yield from _drivers(snapshot.drivers)
+    """Yield series by GPU UUID; the info series has the source."""
+    yield from _driver_families(snapshot.drivers)
     yield _xids(snapshot)
     readings = snapshot.gpus
     if readings is None:
@@ -34,9 +36,8 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     gpus = readings.gpus
     yield gauge(
         "gpuwarden_gpu_info",
-        "A GPU's identity and the source of its figures; always 1. Source `simulated` is no real GPU. Attribution is "
-        "`process`, `device` where nobody tells what each process computes on it, or `none` where nobody tells what "
-        "is done on it at all.",
+        "Identity of a GPU and the source of its readings; always 1. Source `simulated`: not a real GPU. Attribution "
+        "is `process`, `device` if use by process is unknown, or `none` if all use is unknown.",
         ("gpu", "index", "name", "source", "attribution"),
         (((gpu.uuid, gpu.number, gpu.name, gpu.source or readings.source, gpu.attribution), 1.0) for gpu in gpus),
         source="NVML `nvmlDeviceGetUUID`, `nvmlDeviceGetName`; `/sys/class/drm` and `/sys/class/kfd/kfd/topology`",
@@ -44,7 +45,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_mig_info",
-        "Which part of which GPU an instance is (MIG); always 1.",
+        "GPU and position of a MIG instance; always 1.",
         ("gpu", "parent", "gpu_instance", "compute_instance"),
         (
             ((gpu.uuid, gpu.mig.parent, str(gpu.mig.gpu_instance), str(gpu.mig.compute_instance)), 1.0)
@@ -57,16 +58,16 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_utilization_ratio",
-        "Share of its time that the GPU was busy.",
+        "Share of time the GPU was busy.",
         _GPU,
         (((gpu.uuid,), gpu.utilization_ratio) for gpu in gpus),
-        source="NVML `nvmlDeviceGetSamples`, else `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; of "
-        "Intel's DRM fdinfo of all clients",
+        source="NVML `nvmlDeviceGetSamples`, else `nvmlDeviceGetUtilizationRates`; amdgpu `gpu_busy_percent`; for "
+        "Intel GPUs DRM fdinfo of all clients",
         absent=_NOT_MEASURED,
     )
     yield gauge(
         "gpuwarden_gpu_memory_used_bytes",
-        "GPU memory in use by anyone.",
+        "GPU memory in use.",
         _GPU,
         (((gpu.uuid,), gpu.memory_used_bytes) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_used`",
@@ -74,7 +75,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_memory_size_bytes",
-        "GPU memory there is.",
+        "Size of the GPU memory.",
         _GPU,
         (((gpu.uuid,), gpu.memory_size_bytes) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total`",
@@ -82,15 +83,15 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_gpu_memory_free_bytes",
-        "GPU memory that anyone can still have, as the driver tells it.",
+        "Free GPU memory by the driver.",
         _GPU,
         (((gpu.uuid,), or_nan(gpu.memory_free_bytes)) for gpu in gpus),
         source="NVML `nvmlDeviceGetMemoryInfo_v2`; amdgpu `mem_info_vram_total` less `mem_info_vram_used`",
-        absent=f"{_NO_GPUS}; NaN while the driver does not say",
+        absent=f"{_NO_GPUS}; NaN while the driver does not report it",
     )
     yield gauge(
         "gpuwarden_gpu_memory_floor_bytes",
-        "Less free memory of a GPU than this is too little.",
+        "Minimum of free memory on the GPU.",
         _GPU,
         (
             ((gpu.uuid,), float(snapshot.thresholds.vram_floor_bytes))
@@ -98,97 +99,93 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
             if vram_budgets.has_floor(gpu, snapshot.thresholds.vram_floor_bytes)
         ),
         source="`--vram-floor-mib`",
-        absent=f"{_NO_GPUS}, or the GPU has no more memory than that in all",
+        absent=f"{_NO_GPUS}, or the GPU has less memory than that",
     )
     yield gauge(
         "gpuwarden_gpu_unlisted_utilization_ratio",
-        "Share of the GPU's time used by no process on its list; it vetoes idle where it is over the idle ratio and "
-        "their copies and video cannot be that time. Less than 0 is by how much its processes are told to do more "
-        "than the GPU itself.",
+        "Share of the GPU's time used by unlisted processes. Over the idle ratio the GPU does not count as idle, "
+        "unless copies and video of listed processes explain it. Negative if listed processes exceed the GPU.",
         _GPU,
         (((gpu.uuid,), gpu.unattributed_ratio) for gpu in gpus),
-        source="the GPU's utilisation less that of all its listed processes, at each look",
+        source="GPU utilisation less that of all listed processes, at each sample",
         absent=_NO_PARTS,
         values="ratio, 1 or less",
     )
     yield gauge(
         "gpuwarden_gpu_unlisted_memory_bytes",
-        "GPU memory held by no process on its list. Less than 0 is by how much its processes are told to hold more "
-        "than is in use.",
+        "GPU memory held by unlisted processes. Negative if listed processes exceed the memory in use.",
         _GPU,
         (((gpu.uuid,), gpu_attribution.unattributed_bytes(gpu)) for gpu in gpus),
-        source="the GPU's memory in use less that of all its listed processes, at each look",
+        source="GPU memory in use less that of all listed processes, at each sample",
         absent=_NO_PARTS,
     )
     yield gauge(
         "gpuwarden_gpu_memory_reclaiming_bytes",
-        "GPU memory that processes held which have ended, and which the driver counts as in use still; NaN if unknown.",
+        "GPU memory of ended processes that the driver has not freed yet; NaN if unknown.",
         _GPU,
         (((gpu.uuid,), or_nan(snapshot.returning_bytes.get(gpu.uuid))) for gpu in gpus),
-        source="what has left the GPU's list at a look, for as long as the memory that no listed process holds is as "
-        "much greater than before, where that is known, and for `--vram-return-s` at most",
+        source="memory of processes that left the GPU's list, while the memory of unlisted processes is that much "
+        "greater than before; for `--vram-return-s` at most",
         absent=(
-            f"{_NO_GPUS}; NaN while the GPU's processes are not listed, or what is in "
-            "use is unknown; for `--vram-return-s` after the first look, or one after so long a gap, and after one of "
-            "unknown size has left"
+            f"{_NO_GPUS}; NaN while processes or memory in use are unknown, "
+            "and for `--vram-return-s` after the first sample, a long gap, or the end of a process of unknown size"
         ),
     )
     yield gauge(
         "gpuwarden_gpu_uncontained_utilization_ratio",
-        "Share of the GPU's time used by processes on its list that are in none of the containers told of here.",
+        "Share of the GPU's time used by listed processes outside of all published containers.",
         _GPU,
         (((share.gpu,), share.utilization_ratio) for share in snapshot.unplaced),
-        source="as `gpuwarden_container_gpu_utilization_ratio`, of the pids in none of their cgroups and trees",
+        source="as `gpuwarden_container_gpu_utilization_ratio`, for pids outside of their cgroups and process trees",
         absent=(
-            "the GPU's processes are not listed, or such a one is not measured; or "
-            "containers or workers cannot be listed, one of them has a name twice or cannot be inspected, or its "
-            "processes are unknown"
+            "the GPU's processes are not listed or not measured; containers or workers cannot be listed. A container "
+            "name is a duplicate; a container or process cannot be read"
         ),
         values="ratio, 0 or more",
     )
     yield gauge(
         "gpuwarden_gpu_uncontained_memory_bytes",
-        "GPU memory held by processes on its list that are in none of the containers told of here.",
+        "GPU memory of listed processes outside of all published containers.",
         _GPU,
         (((share.gpu,), share.memory_bytes) for share in snapshot.unplaced),
-        source="as `gpuwarden_container_gpu_memory_bytes`, of the pids in none of their cgroups and trees",
+        source="as `gpuwarden_container_gpu_memory_bytes`, for pids outside of their cgroups and process trees",
         absent="as `gpuwarden_gpu_uncontained_utilization_ratio`",
     )
     yield gauge(
         "gpuwarden_gpu_lost_seconds",
-        "For how long the GPU's driver has called it lost, or not listed it any more; 0 while it is there.",
+        "Time since the driver reported the GPU as lost or stopped listing it; 0 while it is present.",
         _GPU,
         (((uuid,), lost_s) for uuid, lost_s in snapshot.gpu_lost_s.items()),
-        source="the driver's answers to each look: of which GPU it says that it is lost, or no longer tells",
-        absent="its driver does not answer, or says nothing of it for another reason",
+        source="the driver's answers at each sample: GPUs that it reports as lost or no longer lists",
+        absent="its driver does not answer, or omits it for another reason",
     )
-    yield from _counted(snapshot.gpu_totals)
+    yield from _counters(snapshot.gpu_totals)
     yield from _sensors(gpus)
     yield from _errors(gpus)
 
 
-def _counted(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
+def _counters(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
     yield counter(
         "gpuwarden_gpu_busy_seconds",
-        "Time that the GPU was busy since it was first seen, measured samples only.",
+        "Busy time of the GPU since it was first seen; unknown samples do not count.",
         _GPU,
         (((uuid,), found.busy_s) for uuid, found in totals.items()),
-        source="`gpuwarden_gpu_utilization_ratio`, integrated look by look",
+        source="`gpuwarden_gpu_utilization_ratio`, integrated over samples",
         absent="its utilisation was never measured",
     )
     yield counter(
         "gpuwarden_gpu_unknown_samples",
-        "Samples in which a figure of the GPU was unknown, by which and why: `gpu` is all of one that cannot be asked; "
-        "`utilization`, `memory`, `processes` (who is on it) and `process_utilization` are what it is watched by; the "
-        "others are sensors, error counters and the returning memory.",
+        "Samples in which a metric of the GPU was unknown, by metric and reason. `gpu` is the whole GPU. "
+        "`utilization`, `memory`, `processes` and `process_utilization` decide conditions. The others are sensors, "
+        "error counters and the reclaimed memory.",
         (*_GPU, "figure", "reason"),
         (
             ((uuid, figure, reason), float(count))
             for uuid, found in totals.items()
             for (figure, reason), count in sorted(found.unknown.items())
         ),
-        source="what was unknown at each look, counted",
-        absent="none of them was unknown so far",
+        source="count of unknown values at each sample",
+        absent="no metric was unknown so far",
     )
 
 
@@ -206,7 +203,7 @@ def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         ),
         (
             "power_limit_watts",
-            "Power that the GPU may draw, by the strictest of its limits.",
+            "Lowest power limit of the GPU.",
             "NVML `nvmlDeviceGetEnforcedPowerLimit`; amdgpu hwmon `power1_cap`",
         ),
         ("sm_clock_hertz", "Clock of the GPU's streaming multiprocessors.", "NVML `nvmlDeviceGetClockInfo`"),
@@ -222,7 +219,7 @@ def _sensors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         )
     yield gauge(
         "gpuwarden_gpu_throttled",
-        "1 where this holds the GPU's clocks below what they could be, 0 where it does not.",
+        "1 while this reason holds the GPU clocks down, else 0.",
         (*_GPU, "reason"),
         (
             ((gpu.uuid, reason), float(reason in gpu.figures.throttled))
@@ -239,21 +236,21 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
     for name, help_text, figure, source, absent in (
         (
             "ecc_errors",
-            "Memory errors that ECC found since the driver was loaded.",
+            "Memory errors found by ECC since the driver was loaded.",
             "ecc",
             "NVML `nvmlDeviceGetTotalEccErrors`, volatile",
             f"{_NOT_MEASURED}, or ECC is off",
         ),
         (
             "ecc_lifetime_errors",
-            "Memory errors that ECC found in the GPU's whole life.",
+            "Memory errors found by ECC since the GPU was made.",
             "ecc_lifetime",
             "NVML `nvmlDeviceGetTotalEccErrors`, aggregate",
             f"{_NOT_MEASURED}, or ECC is off",
         ),
         (
             "remapped_rows",
-            "Rows of its memory that the GPU has replaced for good, by the errors that they had.",
+            "Memory rows that the GPU has replaced, by type of error.",
             "remapped_rows",
             "NVML `nvmlDeviceGetRemappedRows`",
             f"{_NOT_MEASURED}, or the GPU replaces no rows",
@@ -272,8 +269,8 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
             absent=absent,
         )
     for name, help_text in (
-        ("row_remap_pending", "1 while a row waits to be replaced at the GPU's next reset."),
-        ("row_remap_failed", "1 once a row could not be replaced: the GPU is to be replaced itself."),
+        ("row_remap_pending", "1 while a memory row waits for the next GPU reset to be replaced."),
+        ("row_remap_failed", "1 once a memory row could not be replaced: replace the GPU."),
     ):
         yield gauge(
             f"gpuwarden_gpu_{name}",
@@ -285,7 +282,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
         )
     yield counter(
         "gpuwarden_gpu_pcie_replays",
-        "Packets that were sent again over the PCI Express link.",
+        "PCI Express packets sent again.",
         _GPU,
         (((gpu.uuid,), gpu.figures.pcie_replays) for gpu in gpus),
         source="NVML `nvmlDeviceGetPcieReplayCounter`",
@@ -293,7 +290,7 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
     )
     yield counter(
         "gpuwarden_gpu_pcie_errors",
-        "Errors on the GPU's PCI Express link, by kind: how bad each was.",
+        "Errors on the GPU's PCI Express link, by severity.",
         (*_GPU, "kind"),
         (((gpu.uuid, kind), float(count)) for gpu in gpus for kind, count in (gpu.figures.pcie_errors or {}).items()),
         source="NVML `nvmlDeviceGetFieldValues`, `NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS` and such",
@@ -301,37 +298,37 @@ def _errors(gpus: Sequence[Gpu]) -> Iterable[Metric]:
     )
 
 
-def _drivers(asked: Mapping[str, DriverHealth]) -> Iterable[Metric]:
-    """Also while a driver does not answer: then most of all."""
+def _driver_families(drivers: Mapping[str, DriverHealth]) -> Iterable[Metric]:
+    """Published also while a driver does not answer."""
     yield counter(
         "gpuwarden_driver_processes_killed",
-        "Processes asking the GPU drivers of a source that were killed because a call did not return.",
+        "Driver processes of a source that were killed because a call did not return.",
         ("collector",),
-        (((f"source_{source}",), float(health.killed)) for source, health in asked.items()),
+        (((f"source_{source}",), float(health.killed)) for source, health in drivers.items()),
         source="counted by the exporter, which starts these processes",
         absent=_NO_DRIVER,
     )
     yield gauge(
         "gpuwarden_driver_processes_abandoned",
-        "Processes that hang in the GPU drivers of a source and cannot be killed.",
+        "Driver processes of a source that hang and cannot be killed.",
         ("collector",),
-        (((f"source_{source}",), float(health.abandoned)) for source, health in asked.items()),
+        (((f"source_{source}",), float(health.abandoned)) for source, health in drivers.items()),
         source="counted by the exporter, which starts these processes",
         absent=_NO_DRIVER,
     )
 
 
 def _xids(snapshot: Snapshot) -> Metric:
-    """Also of GPUs that are unknown by now: many an XID comes right before that."""
+    """Published also for unknown GPUs: an XID often comes right before."""
     gpus = () if snapshot.gpus is None else snapshot.gpus.gpus
     counts = {(gpu.uuid, code): 0 for gpu in gpus if gpu.xids_watched for code in _XIDS}
     for health in snapshot.drivers.values():
         counts.update(health.xids)
     return counter(
         "gpuwarden_gpu_xid_errors",
-        "Errors that the NVIDIA driver reported of the GPU, by NVIDIA's number for them (XID).",
+        "GPU errors reported by the NVIDIA driver, by XID.",
         (*_GPU, "xid"),
         (((uuid, str(code)), float(count)) for (uuid, code), count in sorted(counts.items())),
-        source="NVML `nvmlEventSetWait_v2`, counted as they come",
-        absent="its reports are not waited for, and none came before; rare numbers: none so far",
+        source="NVML `nvmlEventSetWait_v2`, counted as they arrive",
+        absent="error events are not read, and none came before; for rare numbers: none so far",
     )

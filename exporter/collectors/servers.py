@@ -1,4 +1,4 @@
-"""Servers: containers that opted in to be asked, for how long they have not answered, and what they are allowed."""
+"""Servers: containers with a probe, how long they have not answered, and their limits."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -12,53 +12,53 @@ from exporter.model.snapshot import Snapshot
 _NAME = ("container",)
 
 
-_NOT_ASKED: Final = "the container asks for no probe, or for one that cannot be"
+_NO_PROBE: Final = "the container has no probe, or an invalid one"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
-    """Series keyed by container name; its incarnation on the info series alone."""
+    """Yield series by container name; only the info series has the incarnation."""
     found = snapshot.servers or ()
-    asked = [(each, each.probe) for each in found if isinstance(each.probe, Probe)]
+    probed = [(each, each.probe) for each in found if isinstance(each.probe, Probe)]
     yield gauge(
         "gpuwarden_server_info",
-        "A container that is asked as a server, and how: http or docker, its own health check; always 1.",
+        "A server and its probe: `http`, or `docker` for its health check; always 1.",
         ("container", "incarnation", "probe", "image"),
         (
             ((each.container.name, each.container.incarnation, probe.kind, each.container.image or ""), 1.0)
-            for each, probe in asked
+            for each, probe in probed
         ),
         source="the container's labels, by its engine's API",
-        absent=_NOT_ASKED,
+        absent=_NO_PROBE,
     )
     yield gauge(
         "gpuwarden_server_answered",
-        "1 once the server has answered in this incarnation of its container, as far as its exporter knows.",
+        "1 once the server has answered in this incarnation of its container.",
         _NAME,
-        (((each.container.name,), or_nan(each.answered)) for each, _ in asked),
-        source="its answers over HTTP, or the log of Docker's health check",
-        absent=f"{_NOT_ASKED}; NaN while that is unknown",
+        (((each.container.name,), or_nan(each.answered)) for each, _ in probed),
+        source="HTTP answers, or the log of the Docker health check",
+        absent=f"{_NO_PROBE}; NaN if unknown",
     )
     yield gauge(
         "gpuwarden_server_probe_failing_seconds",
-        "For how long the server has been asked again and again without an answer; 0 while it answers.",
+        "Time for which probes of the server have failed; 0 while it answers.",
         _NAME,
-        (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in asked),
-        source="its answers over HTTP, or the log of Docker's health check",
-        absent=f"{_NOT_ASKED}; NaN while it was not asked lately, or is paused",
+        (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in probed),
+        source="HTTP answers, or the log of the Docker health check",
+        absent=f"{_NO_PROBE}; NaN without a recent probe, or while it is paused",
     )
     yield gauge(
         "gpuwarden_server_restart_after_seconds",
-        "For how long the server may leave askings unanswered, as its owner says.",
+        "Time for which probes may fail before the server is restarted, set by its owner.",
         _NAME,
-        (((each.container.name,), probe.restart_after_s) for each, probe in asked),
+        (((each.container.name,), probe.restart_after_s) for each, probe in probed),
         source="the container's labels, by its engine's API",
         absent="as `gpuwarden_server_info`",
     )
     yield gauge(
         "gpuwarden_server_invalid",
-        "1 for a container that opted in as a server and cannot be asked, by the reason.",
+        "1 for a container whose probe is invalid, by reason.",
         ("container", "reason"),
         (((each.container.name, each.probe.reason), 1.0) for each in found if not isinstance(each.probe, Probe)),
         source="the container's labels, network and health check, by its engine's API",
-        absent="what the container asks for can be done, or it asks for nothing",
+        absent="the probe is valid, or there is none",
     )

@@ -1,4 +1,4 @@
-"""Tasks of other runners: which there are, since when, and whether their processes are there (D1)."""
+"""Tasks of other runners: identity, start, and whether their processes live (D1)."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -11,32 +11,32 @@ from exporter.model.snapshot import Snapshot
 _TASK = ("task",)
 
 
-_NO_TASKS: Final = "no `--task-dir` is given or can be read"
+_NO_TASKS: Final = "no `--task-dir` is set or readable"
 
 
 def families(snapshot: Snapshot) -> Iterable[Metric]:
-    """Series keyed by the runner's own id of the task; absent where no folder of theirs is given, or none is read."""
+    """Yield series by the runner's task id; none without a readable task folder."""
     readings = snapshot.tasks
     found = () if readings is None else readings.tasks
     yield gauge(
         "gpuwarden_task_info",
-        "A task that another runner's file tells of; always 1.",
+        "A task of another runner, from its task file; always 1.",
         ("task", "pid", "pgid"),
         (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid)), 1.0) for each in found),
         source="task file",
-        absent=f"its file is gone, or cannot be trusted, or {_NO_TASKS}",
+        absent=f"its file is missing or invalid, or {_NO_TASKS}",
     )
     yield gauge(
         "gpuwarden_task_alive",
-        "1 while the task's process is there; 0 for a dead task: its file is left, its process is gone.",
+        "1 while the task's process exists; 0 if only its file remains.",
         _TASK,
         (((str(each.task.task_id),), None if each.alive is None else float(each.alive)) for each in found),
         source="`/proc/PID` of the pid in the task file",
-        absent="as `gpuwarden_task_info`, or its process cannot be looked at",
+        absent="as `gpuwarden_task_info`, or its process cannot be read",
     )
     yield gauge(
         "gpuwarden_task_start_timestamp_seconds",
-        "When the task started, as its file says, Unix time.",
+        "Start of the task, Unix time.",
         _TASK,
         (((str(each.task.task_id),), each.task.started_unix_s) for each in found),
         source="task file",
@@ -44,9 +44,9 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     )
     yield gauge(
         "gpuwarden_taskfiles_invalid",
-        "Task files and folders of them that cannot be trusted or read now, by reason.",
+        "Task files and folders that are invalid or unreadable, by reason.",
         ("reason",),
         () if readings is None else (((reason,), float(count)) for reason, count in sorted(readings.errors.items())),
         source="the folders of `--task-dir`",
-        absent=f"nothing is wrong with any file, or {_NO_TASKS}",
+        absent=f"all files are valid, or {_NO_TASKS}",
     )

@@ -1,4 +1,4 @@
-"""The limits that rules compare with, as they are set."""
+"""Limits that rules compare with."""
 
 from collections.abc import Iterable
 
@@ -9,16 +9,16 @@ from exporter.model.thresholds import GAUGES, Thresholds
 
 
 def families(thresholds: Thresholds) -> Iterable[Metric]:
-    """One gauge a row, and an info series for each fatal XID."""
+    """Yield one gauge per row, and an info series for each fatal XID."""
     for row in GAUGES:
         value = float(getattr(thresholds, row.field))
         rows = [((), value)]
         yield gauge(row.name, row.help_text, (), rows, source=f"`{row.option}`", absent="never", values=row.values)
     yield gauge(
         "gpuwarden_gpu_xid_fatal_info",
-        "People are told of an error of a GPU that has this number; always 1.",
+        "GPU errors with this XID raise an alert; always 1.",
         ("xid",),
         [((str(xid),), 1.0) for xid in thresholds.xids_fatal],
         source="`--xids-fatal`",
-        absent="of numbers that are not named there",
+        absent="for other numbers",
     )

@@ -50,4 +50,3 @@ def _check_server(seen: ServerFacts) -> Finding:
 CONDITIONS: Final[Mapping[Condition, Callable[[ServerFacts], Finding]]] = {
     Condition.SERVER: _check_server,
 }
-"""The check of each condition."""

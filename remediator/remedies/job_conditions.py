@@ -110,7 +110,7 @@ def _check_inactive(evidence: WorkerFacts) -> Finding:
 
 
 def _check_budget(evidence: WorkerFacts) -> Finding:
-    """The attempt has run for its time budget or longer, active or not (A1)."""
+    """The attempt has used its time budget, active or not (A1)."""
     if not evidence.budget_s:
         return Finding(doubt=Doubt.NO_BUDGET, message="the attempt has no budget")
     if evidence.elapsed_s is None:
@@ -244,4 +244,3 @@ CONDITIONS: Final[Mapping[Condition, Callable[[WorkerFacts], Finding]]] = {
     Condition.HEALTH: _check_health,
     Condition.DEAD_WORKER: _check_worker_dead,
 }
-"""The check of each condition."""
