@@ -21,7 +21,7 @@ from remediator.ledger import intents
 from remediator.ledger.schema import INTENTS
 from remediator.plan import Begin, Close, Episode, Facts, Fence, Intent, Kind, Outcome, Stage, Start, Step
 from remediator.reasons import Finding, Reason
-from remediator.remedies import REMEDIES, guards, restart_worker
+from remediator.remedies import REMEDIES, guards, job_conditions, restart_worker
 from remediator.remedies.guards import Act, Order, Orders
 from tests.races import judge
 
@@ -243,7 +243,7 @@ def stop_before_ledger_entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stop_without_fresh_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Act on the alert without the exporter's evidence."""
-    monkeypatch.setattr(restart_worker, "confirm", lambda *_: Finding.of(confirmed=True, message="alert"))
+    monkeypatch.setattr(job_conditions, "confirm", lambda *_: Finding.of(confirmed=True, message="alert"))
 
 
 def ignore_retry_limit(monkeypatch: pytest.MonkeyPatch) -> None:

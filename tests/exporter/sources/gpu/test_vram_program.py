@@ -108,7 +108,7 @@ def test_memory_of_an_ended_process_returns_when_the_driver_frees_it(house: Path
             process.kill()
             process.wait()
             driver.answer(replace(card, compute={os.getpid(): 2 * GIB}))
-            ended = exporter.until(lambda at: of_gpu(at, "unattributed_memory_bytes", "GPU-0") == 8 * GIB + 7)
+            ended = exporter.until(lambda at: of_gpu(at, "unlisted_memory_bytes", "GPU-0") == 8 * GIB + 7)
             driver.answer(replace(card, used_bytes=3 * GIB, compute={os.getpid(): 2 * GIB}))
             partly = exporter.until(lambda at: of_gpu(at, "memory_used_bytes", "GPU-0") == 3 * GIB)
     finally:
@@ -168,9 +168,9 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
         ("w0", "GPU-0"): 13,
         ("w0", "GPU-1"): 0,
     }
-    assert of_gpu(found, "unplaced_memory_bytes", "GPU-0") == GIB + 36
-    assert of_gpu(found, "unplaced_memory_bytes", "GPU-1") == 0
-    assert of_gpu(found, "unattributed_memory_bytes", "GPU-1") == 29
+    assert of_gpu(found, "uncontained_memory_bytes", "GPU-0") == GIB + 36
+    assert of_gpu(found, "uncontained_memory_bytes", "GPU-1") == 0
+    assert of_gpu(found, "unlisted_memory_bytes", "GPU-1") == 29
     assert held(found, "container_gpu_memory_budget_bytes") == {
         ("gpuwarden-c8-budget",): GIB, ("gpuwarden-c8-protected",): 2 * GIB,
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_memory_is_each_containers_by_the_hosts_pids_whoever_the_tenant_is_and_a
     for page in (found, by_cgroup):
         for gpu in ("GPU-0", "GPU-1"):
             containers = sum(size for (_, on), size in held(page).items() if on == gpu)
-            rest = of_gpu(page, "unplaced_memory_bytes", gpu) + of_gpu(page, "unattributed_memory_bytes", gpu)
+            rest = of_gpu(page, "uncontained_memory_bytes", gpu) + of_gpu(page, "unlisted_memory_bytes", gpu)
             assert containers + rest == of_gpu(page, "memory_used_bytes", gpu)
     assert held(by_cgroup)[ids["not-ours"], "GPU-0"] == 3 * GIB + 34
 
