@@ -66,7 +66,7 @@ def _next_step(facts: Facts, free: Intent, settle: Intent | None) -> Step:
         if step is not None:
             return step
     if not free.over:
-        return restart.next_step(facts, free, stop=lambda: _stop_if_confirm(facts, free))
+        return restart.next_step(facts, free, stop=lambda: _stop_if_confirmed(facts, free))
     if settle is not None and not settle.over:
         message = "the container may still run; its job is settled "
         if not facts.armed:
@@ -225,7 +225,7 @@ def _settle(facts: Facts, free: Intent, settle: Intent) -> Step | None:
             if job.claimed_by != settle.data["incarnation"]:
                 message = f"attempt {attempt} is held by another worker"
                 return _not_settled(Reason.OTHER_WORKER, message)
-            return _fence_if_confirm(facts, free)
+            return _fence_if_confirmed(facts, free)
         return _not_settled(Reason.ATTEMPT_OVER, _describe_end(job.state, job.attempt, attempt))
     if not ours or job.state is not State.FENCING:
         message = f"found settled: {_describe_end(job.state, job.attempt, attempt)}"
@@ -260,7 +260,7 @@ def _requeue_or_fail(facts: Facts, job: JobFacts, ground: str, *, seen_dead: boo
     return Requeue(message=message, avoid_s=limits.requeue_avoid_gpu_s, retry=retry, seen_dead=seen_dead)
 
 
-def _fence_if_confirm(facts: Facts, free: Intent) -> Step:
+def _fence_if_confirmed(facts: Facts, free: Intent) -> Step:
     """Confirm with new facts before the fence: it ends the attempt as a stop does."""
     if facts.container_known and not restart.is_up(facts, free):
         found = Finding.of(confirmed=True, message=restart.describe_exit(facts))
@@ -277,7 +277,7 @@ def _fence_if_confirm(facts: Facts, free: Intent) -> Step:
     return restart.warned_first(facts, free, Fence(message=message))
 
 
-def _stop_if_confirm(facts: Facts, free: Intent) -> Step:
+def _stop_if_confirmed(facts: Facts, free: Intent) -> Step:
     """Confirm with new facts before the stop. A worker that is active after the fence stops itself."""
     evidence, settle = facts.evidence, facts.episode.settle
     fenced = _is_fenced(facts)

@@ -151,7 +151,7 @@ def test_a_whole_number_is_a_duration() -> None:
         pytest.param("gpu_pids", {"GPU-0": 1}, ".* for 'gpu_pids'", id="a pid for a list of pids"),
         pytest.param("host", {"a": 1}, ".* for 'host'", id="an object for a string"),
         pytest.param("host", [[]], ".* for 'host'", id="a list for a string"),
-        pytest.param("ram_idle_s", 10**400, ".* for 'ram_still_s'", id="a number past every float"),
+        pytest.param("ram_idle_s", 10**400, ".* for 'ram_idle_s'", id="a number past every float"),
     ],
 )
 def test_a_field_of_another_type_is_refused_by_name(name: str, value: object, says: str) -> None:

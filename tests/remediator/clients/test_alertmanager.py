@@ -120,7 +120,9 @@ def test_a_later_silence_holds_by_name_until_its_end(ledger: Ledger, store: JobS
         assert told(ledger)[-1] == "decided wait: silenced"
         assert told(ledger).count("decided wait: silenced") == 1
         because = story(ledger).entries[-1].message
-        assert because.startswith(f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; taken up again")
+        assert because.startswith(
+            f"silenced in Alertmanager: {made} by ann: a new driver\nat ten; continues when the silence ends"
+        )
         assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
         assert ledger.episodes.list_open()[0].free is None
 
