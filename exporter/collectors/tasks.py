@@ -23,7 +23,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "A task of another runner, from its task file; always 1.",
         ("task", "pid", "pgid"),
         (((str(each.task.task_id), str(each.task.pid), str(each.task.pgid)), 1.0) for each in found),
-        source="task file",
+        source="the file in `--task-dir`",
         absent=f"its file is missing or invalid, or {_NO_TASKS}",
     )
     yield gauge(
@@ -39,7 +39,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "Start of the task, Unix time.",
         _TASK,
         (((str(each.task.task_id),), each.task.started_unix_s) for each in found),
-        source="task file",
+        source="the file in `--task-dir`",
         absent="as `gpuwarden_task_info`",
     )
     yield gauge(

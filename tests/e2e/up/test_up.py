@@ -64,7 +64,7 @@ def test_what_it_is_told_of_podman_and_services_its_parts_are_told(tmp_path: Pat
         (ready,) = [json.loads(line) for line in log.splitlines() if "executor ready" in line]
         assert ready["actuators"] == ["podman", "systemd"]
         executor = Path(f"/proc/{run.pids()['execute']}/cmdline").read_text().split("\0")
-        assert float(executor[executor.index("--restart-timeout-s") + 1]) == 900
+        assert "--restart-timeout-s=900" in executor
         looks = r'gpuwarden_collector_success\{collector="source_podman"\} 0.0'
         eventually(lambda: re.search(looks, run.get("exporter", "/metrics")), "it looks for Podman")
         assert run.stop() == 0

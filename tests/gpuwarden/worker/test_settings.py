@@ -28,7 +28,7 @@ def refused(
     monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
 
     def run(**changed: str) -> tuple[int, str]:
-        good = {"name": "w1", "body": "bodies:load", "store": f"sqlite:///{database}", "dir": str(host_dir)}
+        good = {"name": "w1", "body": "bodies:load", "queue_db": f"sqlite:///{database}", "runtime_dir": str(host_dir)}
         options = [f"--{name.replace('_', '-')}={value}" for name, value in {**good, **changed}.items()]
         try:
             code = main(["worker", *options])
@@ -42,13 +42,13 @@ def refused(
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        pytest.param({"dir": "/no/such"}, "no host key at /no/such/host", id="no host file"),
+        pytest.param({"runtime_dir": "/no/such"}, "no host key at /no/such/host", id="no host file"),
         pytest.param({"body": "bodies"}, "no job body at 'bodies'", id="no function named"),
         pytest.param({"body": "bodies:nothing"}, "no job body at 'bodies:nothing'", id="no such function"),
         pytest.param({"body": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
         pytest.param({"body": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
-        pytest.param({"store": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
-        pytest.param({"store": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
+        pytest.param({"queue_db": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
+        pytest.param({"queue_db": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
         pytest.param({"name": "a/b"}, "worker name 'a/b' will not do", id="bad name"),
         pytest.param({"subdirectory": ".."}, "subdirectory name '..' will not do", id="bad subdirectory"),
         pytest.param({"subdirectory": "host"}, "cannot keep state files in", id="no folder for state files"),

@@ -67,7 +67,7 @@ class Stand(Answering):
     def answer(self, _: str) -> tuple[int, bytes]:
         self._waits()
         end = int(parse_qs(self.asked[-1])["end"][0])
-        names = ("job_beat_age_seconds", "worker_heartbeat_age_seconds", "container_memory_bytes")
+        names = ("job_step_beat_age_seconds", "worker_heartbeat_age_seconds", "container_memory_bytes")
         lines = [{"metric": {"__name__": f"gpuwarden_{name}"}, "values": [[end, "130"]]} for name in names]
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": lines}}).encode()
 

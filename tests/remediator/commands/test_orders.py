@@ -394,7 +394,7 @@ def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledge
 
     assert [begin(life, now=NOW + life * 600) for life in (1, 2)] == [None, None]
     assert begin(3, now=NOW + 1800) is Reason.CIRCUIT_BREAKER
-    assert [missing(each, "3 frees", "3600 s") for each in latched()] == [[]]
+    assert [missing(each, "3 restarts", "3600 s") for each in latched()] == [[]]
     assert begin(4, now=NOW + 9000) is Reason.CIRCUIT_BREAKER, "it stays so, however long"
     assert len(latched()) == 1
 
