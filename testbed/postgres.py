@@ -16,10 +16,8 @@ import ctypes
 import fcntl
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -34,7 +32,7 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from deploy.standalone import debian_packages
+from deploy.standalone import debian_packages, ports
 
 SUPERUSER: Final = "postgres"
 MAX_CONNECTIONS: Final = 200
@@ -42,7 +40,6 @@ INITDB_TIMEOUT_S: Final = 60.0
 READY_TIMEOUT_S: Final = 30.0
 STOP_TIMEOUT_S: Final = 15.0
 KILL_TIMEOUT_S: Final = 5.0
-PORTS_FROM: Final = 15000
 _CONNECT_TIMEOUT_S: Final = 5
 _POLL_S: Final = 0.02
 _LOG_LINES: Final = 15
@@ -68,7 +65,7 @@ class Postgres:
     """A running server. `port` and data survive `stop`, `kill` and `start`."""
 
     def __init__(self, programs: "_Programs", room: "_Room", *, log: Path, durable: bool) -> None:
-        self.port = _free_port()
+        (self.port,) = ports.free_ports(1)
         self.sockets = room.path / "sockets"
         """Folder of the Unix socket, for containers without a network."""
         self._programs = programs
@@ -415,18 +412,6 @@ def _end_with_parent() -> Sequence[str]:
     """
     setpriv = shutil.which("setpriv", path=os.defpath)
     return (setpriv, "--pdeathsig", "INT", "--") if setpriv else ()
-
-
-def _free_port() -> int:
-    """A free port below the ephemeral range, so that it stays free while the server is down."""
-    below = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    candidates = range(PORTS_FROM, below) if below > PORTS_FROM else range(1024, 2**16)
-    for port in random.sample(candidates, k=min(100, len(candidates))):
-        with closing(socket.socket()) as probe, suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise PostgresFailed(f"found no free port between {candidates[0]} and {candidates[-1]} in 100 attempts")
 
 
 def _remove_shared_memory(data: Path) -> None:

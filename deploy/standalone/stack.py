@@ -19,13 +19,12 @@ import re
 import secrets
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +33,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from deploy.standalone import debian_packages, package_data
+from deploy.standalone import debian_packages, package_data, ports
 from deploy.standalone.config_files import Intervals, alertmanager_config, prometheus_config, web_config
 from gpuwarden import clock
 from gpuwarden.docs_pages import RUNBOOKS
@@ -157,8 +156,11 @@ class Chain:
         self.queue_url = plan.database or f"sqlite:///{plan.work / 'queue' / 'queue.db'}"
         self.ledger_url = plan.database or f"sqlite:///{plan.work / 'ledger' / 'ledger.db'}"
         self.token_file = plan.work / "token"
+        for part, port in plan.ports.items():
+            _check_port(part, port)
+        chosen = {**dict(zip(PORTS, ports.free_ports(len(PORTS)), strict=True)), **plan.ports}
         self.exporter_url, self.remediator_url, self.alertmanager_url, self.prometheus_url = (
-            f"http://127.0.0.1:{_port_for(part, plan.ports.get(part))}" for part in PORTS
+            f"http://127.0.0.1:{chosen[part]}" for part in PORTS
         )
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._record: dict[str, str] = {}
@@ -439,21 +441,13 @@ def _port(url: str) -> str:
     return url.rpartition(":")[2]
 
 
-def _port_for(part: str, wanted: int | None) -> int:
-    with closing(socket.socket()) as probe:
-        # As the listeners do: closing connections do not matter.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted or 0))
-        except OSError as error:
-            service = _SERVICES.get(part)
-            stop = (
-                f"stop its listener (Debian's service: systemctl disable --now {service})"
-                if service
-                else "stop its listener"
-            )
-            raise ChainError(
-                f"port {wanted} of {part} cannot be used ({error.strerror}): {stop}, or set another --{part}-port"
-            ) from None
-        port: int = probe.getsockname()[1]
-        return port
+def _check_port(part: str, wanted: int) -> None:
+    try:
+        ports.check(wanted)
+    except OSError as error:
+        service = _SERVICES.get(part)
+        disable = f" (Debian's service: systemctl disable --now {service})" if service else ""
+        raise ChainError(
+            f"port {wanted} of {part} cannot be used ({error.strerror}): stop its listener{disable}, "
+            f"or set another --{part}-port"
+        ) from None

@@ -40,7 +40,7 @@ class GpuHistory:
                 self._busy_s[gpu.uuid] = self._busy_s.get(gpu.uuid, 0.0) + added_s
             self._unknown.setdefault(gpu.uuid, Counter()).update(gpu.figures.unknown.items())
             if returning_unknown and gpu.uuid in returning_unknown:
-                self._unknown[gpu.uuid]["memory_returning_bytes", returning_unknown[gpu.uuid]] += 1
+                self._unknown[gpu.uuid]["memory_reclaiming_bytes", returning_unknown[gpu.uuid]] += 1
         return {
             gpu.uuid: GpuTotals(busy_s=self._busy_s.get(gpu.uuid), unknown=dict(self._unknown[gpu.uuid]))
             for gpu in readings.gpus

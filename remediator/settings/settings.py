@@ -135,7 +135,8 @@ class ServeSettings(_Common):
     )
     queue_db: str | None = Field(
         default=None,
-        description="database URL of the job queue. If set, /metrics also has metrics of the queue",
+        description="database URL of the job queue. If set, /metrics also has metrics of the queue; also "
+        "set by $GPUWARDEN_QUEUE_DB",
     )
 
 
@@ -151,7 +152,7 @@ class ExecuteSettings(_Common):
     )
     queue_db: str = Field(
         description="database URL of the job queue: sqlite:////var/lib/gpuwarden/queue.db for one host, "
-        "postgresql://user@server/database for several",
+        "postgresql://user@server/database for several; also set by $GPUWARDEN_QUEUE_DB",
     )
     exporter: str = Field(default="http://127.0.0.1:29835", description="URL of this host's exporter")
     exporter_ca_file: Path | None = Field(

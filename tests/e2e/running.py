@@ -1,13 +1,11 @@
 """`gpuwarden up` as a person runs it, for tests: a start of it, what it says, where it answers, and what runs."""
 
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.standalone import ports
 from deploy.standalone.stack import CHECKOUT, PARTS, PORTS
 from tests.asking import PLAIN
 from tests.waiting import eventually
@@ -102,17 +101,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-def free_ports(names: Iterable[str] = PORTS) -> dict[str, int]:
-    """A port for each name, below those that the kernel gives to connections, which might take it before it is used."""
-    found: dict[str, int] = {}
-    with ExitStack() as stack:
-        for name in names:
-            while name not in found:
-                port = random.randrange(12_000, 32_000)  # noqa: S311 - a port, no secret
-                with suppress(OSError):
-                    stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                    found[name] = port
-    return found
+def free_ports(names: Collection[str] = PORTS) -> dict[str, int]:
+    return dict(zip(names, ports.free_ports(len(names)), strict=True))
 
 
 @contextmanager

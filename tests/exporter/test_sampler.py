@@ -563,7 +563,7 @@ def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver
     process.wait()
 
     assert first == {}
-    assert beginning.gpu_totals["GPU-0"].unknown == {("memory_returning_bytes", "not_yet"): 1}
+    assert beginning.gpu_totals["GPU-0"].unknown == {("memory_reclaiming_bytes", "not_yet"): 1}
     assert look.sample().returning_bytes == {"GPU-0": 7}
     eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
 

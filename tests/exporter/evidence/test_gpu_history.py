@@ -70,7 +70,7 @@ def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_the
     history.observe(readings, now_s=2.0, returning_unknown={"GPU-0": "not_yet"})
     found = history.observe(readings, now_s=3.0, returning_unknown={})
 
-    figure = "memory_returning_bytes", "not_yet"
+    figure = "memory_reclaiming_bytes", "not_yet"
     assert {uuid: each.unknown for uuid, each in found.items()} == {"GPU-0": {figure: 2}, "GPU-1": {figure: 1}}
 
 
