@@ -142,7 +142,7 @@ def _wedge(scene: Stage, *, silence_s: float) -> _Wedge:
     until(mended, within_s=silence_s + ROUND_S, what=f"job {job_id} is mended and done")
     story = next((each for each in scene.ledger.reports.newest() if each.job_id == job_id), None)
     whole = scene.ledger.reports.get(story.episode_id) if story else None
-    if whole is None or whole.outcome != Outcome.MENDED or not last_beat_at:
+    if whole is None or whole.outcome != Outcome.FIXED or not last_beat_at:
         raise BenchError(f"job {job_id} was done without being mended:\n{scene.chain.log_tail('execute')}")
     first = {f"{entry.act} {entry.what}": entry.at for entry in reversed(whole.entries)}
     progress(f"  {next(entry.message for entry in whole.entries if entry.step == 'begin')}")

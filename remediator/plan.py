@@ -56,7 +56,7 @@ OVER: Final = frozenset({Stage.DONE, Stage.ABANDONED, Stage.WITHDRAWN})
 class Outcome(StrEnum):
     """How an episode ended."""
 
-    MENDED = "mended"
+    FIXED = "mended"
     PARTLY = "partly_mended"
     UNCONFIRMED = "unconfirmed"
     REFUSED = "refused"

@@ -62,7 +62,6 @@ LATER: Final = frozenset(
         "gpuwarden/http",
         "gpuwarden/queue",
         "gpuwarden/worker",
-        "remediator",
         "tests",
         "tests/alerts",
         "tests/bench",

@@ -56,7 +56,7 @@ def _after_alert(facts: Facts, host: HostFacts) -> Step:
     lost = _jobs_in(host, State.HOST_LOST)
     if not lost:
         if host.taken:
-            return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message="no job of the host is lost now")
+            return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message="no job of the host is lost now")
         message = "the alert ended, and no job of the host was marked lost"
         return Close(outcome=Outcome.UNCONFIRMED, reason=Reason.NO_JOBS, message=message)
     return _mark_returned(facts, lost) if host.shows_life else _wait_for_lost(lost)

@@ -162,7 +162,7 @@ def close(free: Intent, settle: Intent | None) -> Step:
     if free.stage is Stage.DONE:
         settled = settle is not None and settle.stage is Stage.DONE
         job = "its job is settled" if settled else "it had no job to settle"
-        return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=f"the container was restarted and {job}")
+        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"the container was restarted and {job}")
     parts = f"restart {free.stage}" + ("" if settle is None else f", settle {settle.stage}")
     return Close(outcome=Outcome.PARTLY, reason=Reason.GIVEN_UP, message=parts)
 

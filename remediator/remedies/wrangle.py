@@ -96,7 +96,7 @@ def _wait_or_close(facts: Facts, found: RunFacts, wait: Wait) -> Step:
     if facts.episode.firing:
         return wait
     if found.done:
-        return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=f"the alert ended: {wait.message}")
+        return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=f"the alert ended: {wait.message}")
     if found.decided:
         message = "the verdict may have been carried out: check `gpuwarden worker list` and `gpuwarden job list`"
         return Close(outcome=Outcome.PARTLY, reason=Reason.NOT_RECORDED, message=f"the alert ended; {message}")

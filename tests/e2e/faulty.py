@@ -326,7 +326,7 @@ class Host(Site):
             (story,) = with_action([each for each in ledger.reports.newest() if each.worker == worker])
             mine = select(INTENTS.c.stage).where(INTENTS.c.episode_id == story.episode_id)
             stages = [row.stage for row in connection.execute(mine)]
-        assert (story.outcome, story.job_id, stages) == (Outcome.MENDED, job_id, ["done", "done"])
+        assert (story.outcome, story.job_id, stages) == (Outcome.FIXED, job_id, ["done", "done"])
 
 
 @contextmanager

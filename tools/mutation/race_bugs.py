@@ -130,7 +130,7 @@ def treat_resolved_as_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def trusting(facts: Facts) -> Step:
         if not facts.episode.firing:
-            return Close(outcome=Outcome.MENDED, reason=Reason.DONE, message="the alert ended")
+            return Close(outcome=Outcome.FIXED, reason=Reason.DONE, message="the alert ended")
         return decide(facts)
 
     remedy = replace(REMEDIES["restart_worker"], decide=trusting)

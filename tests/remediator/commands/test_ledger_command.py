@@ -20,7 +20,7 @@ def filled(ledger: Ledger, **labels: str) -> None:
     ledger.inbox.accept([alert(**labels)], [], now=NOW)  # type: ignore[arg-type]
     ledger.inbox.take_new(HOST, now=NOW)
     ledger.journal.record(1, "did", "stop", "took 1.2 s", now=NOW + 3.25)
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "all is well", now=NOW + 4)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "all is well", now=NOW + 4)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:

@@ -27,7 +27,7 @@ def filled(ledger: Ledger, *, now: float = NOW) -> None:
     ledger.journal.record(2, "did", "stop", "took 1 s", now=now + 2)
     ledger.journal.record(2, "failed", "start", "no", now=now + 3)
     ledger.journal.record(2, "did", "start", "took 1 s", now=now + 4)
-    ledger.episodes.close(2, Outcome.MENDED, Reason.DONE, "all is well", now=now + 5)
+    ledger.episodes.close(2, Outcome.FIXED, Reason.DONE, "all is well", now=now + 5)
     ledger.journal.wait(3, Wait(reason=Reason.COOLDOWN, message="freed 12 s ago"), now=now + 6)
 
 

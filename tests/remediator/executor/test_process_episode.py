@@ -278,7 +278,7 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
     to_the_end(executor(ledger, store, world), ledger)
 
     assert "decided wait: driver_unreachable" in told(ledger), "it was lost when it was to be seen dead"
-    assert story(ledger).outcome == Outcome.MENDED
+    assert story(ledger).outcome == Outcome.FIXED
     assert store.gpu_quarantine.quarantined() == []
 
 
@@ -324,5 +324,5 @@ def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store:
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story(ledger).outcome == Outcome.MENDED
+    assert story(ledger).outcome == Outcome.FIXED
     assert store.job(job_id).state is State.QUEUED

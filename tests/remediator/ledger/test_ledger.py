@@ -433,7 +433,7 @@ def test_what_accused_the_same_attempt_does_not_come_back(ledger: Ledger) -> Non
     first = opened(ledger)
     accept(ledger, alert("second rule"), alert("ended", attempt="2"), alert("ended", attempt="2", firing=False))
 
-    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.FIXED, Reason.DONE, "done", now=NOW)
 
     assert ledger.inbox.take_new(HOST, now=NOW) == 0
     assert ledger.episodes.list_open() == []
@@ -479,7 +479,7 @@ def test_a_container_without_a_job_is_only_freed(ledger: Ledger) -> None:
 def test_one_incarnation_is_freed_once(ledger: Ledger) -> None:
     first, *_ = begun(ledger)
     assert not begins(ledger, first, BEGIN, now=NOW)
-    ledger.episodes.close(first.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(first.episode_id, Outcome.FIXED, Reason.DONE, "done", now=NOW)
     second = opened(ledger)
 
     assert not begins(ledger, second, BEGIN, now=NOW)
@@ -633,7 +633,7 @@ def test_a_dry_run_is_marked_on_its_episode(ledger: Ledger) -> None:
 def test_an_episode_closes_once(ledger: Ledger) -> None:
     episode = opened(ledger)
 
-    ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "done", now=NOW)
+    ledger.episodes.close(episode.episode_id, Outcome.FIXED, Reason.DONE, "done", now=NOW)
     ledger.episodes.close(episode.episode_id, Outcome.PARTLY, Reason.DONE, "late", now=NOW + 1)
 
     assert ledger.episodes.get_open(episode.episode_id) is None

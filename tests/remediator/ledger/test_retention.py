@@ -69,7 +69,7 @@ def mended(ledger: Ledger, *, worker: str = "w1", key: str = KEY, settle_key: st
     for intent in (episode.free, episode.settle):
         its: dict[str, Any] = {"episode_id": episode.episode_id, "act": "did", "step": "s", "message": "b"}
         assert ledger.intents.advance(intent, Stage.DONE, **its, now=at)
-    ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=at)
+    ledger.episodes.close(episode.episode_id, Outcome.FIXED, Reason.DONE, "", now=at)
     return episode.episode_id
 
 
@@ -323,7 +323,7 @@ def test_no_number_is_given_twice(ledger: Ledger) -> None:
 def test_a_bite_is_no_larger_than_it_may_be(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(12):
         accept(ledger, alert())
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW)
     opened(ledger, worker="w2")
     monkeypatch.setattr(retention, "BATCH_ROWS", {CAPTURES: 10, JOURNAL: 5, RUN_DECISIONS: 5, ALERTS: 5})
     sizes, had = list[int](), sum(count(ledger, table) for table in TABLES)

@@ -39,7 +39,7 @@ def figure(ledger: Ledger, series: str, host: str = HOST, **labels: str) -> floa
     return page(ledger, host).get_sample_value(f"gpuwarden_remediator_{series}", labels)
 
 
-def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.MENDED, **labels: Any) -> None:
+def closed(ledger: Ledger, *, received: float, at: float, outcome: Outcome = Outcome.FIXED, **labels: Any) -> None:
     """An episode from its first alert to its end; it was taken from the inbox a while after it came."""
     ledger.inbox.accept([alert(**labels)], [], now=received)
     ledger.inbox.take_new(labels.get("host", HOST), now=received + 0.5)
@@ -71,7 +71,7 @@ def test_later_alerts_of_an_episode_do_not_make_it_younger(ledger: Ledger) -> No
     ledger.inbox.accept([alert("a"), alert("b")], [], now=NOW + 9)
     ledger.inbox.take_new(HOST, now=NOW + 9)
 
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 10)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 10)
 
     assert figure(ledger, f"{TOOK}_sum", outcome="mended") == 10
 
@@ -81,7 +81,7 @@ def test_what_waited_for_the_end_of_an_episode_counts_from_its_own_arrival(ledge
     ledger.inbox.take_new(HOST, now=NOW)
     ledger.inbox.accept([alert(attempt="2")], [], now=NOW + 5)
     ledger.inbox.take_new(HOST, now=NOW + 5)
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 20)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 20)
     ledger.inbox.take_new(HOST, now=NOW + 20)
 
     ledger.episodes.close(2, Outcome.SUPERSEDED, Reason.DONE, "", now=NOW + 21)
@@ -179,7 +179,7 @@ def test_a_quarantine_counts_as_refused_until_the_queue_has_taken_it_or_its_epis
     ledger.journal.record(first.episode_id, "failed", "quarantine", "for another GPU", now=NOW + 3)
     assert refused() == 2
     for episode in (first, second):
-        ledger.episodes.close(episode.episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 4)
+        ledger.episodes.close(episode.episode_id, Outcome.FIXED, Reason.DONE, "", now=NOW + 4)
     assert refused() == 0
 
 
@@ -271,7 +271,7 @@ def test_duplicates_are_the_firing_alerts_that_came_while_their_episode_was_open
     ledger.inbox.accept([], [REFUSAL], now=NOW)
     assert figure(ledger, "alerts_duplicate_total") == 2, "what is over, or refused, duplicates nothing"
 
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 1)
     accept(ledger, alert("a"))
     assert figure(ledger, "alerts_duplicate_total") == 2, "it began an episode of its own"
     assert figure(ledger, "alerts_duplicate_total", host="box2") == 0
@@ -282,7 +282,7 @@ def test_a_duplicate_that_comes_to_begin_an_episode_after_all_takes_nothing_back
     accept(ledger, alert("a", attempt="2"))
     assert figure(ledger, "alerts_duplicate_total") == 1
 
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 1)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 1)
     assert figure(ledger, "alerts_duplicate_total") == 1
     ledger.inbox.take_new(HOST, now=NOW + 2)
     assert len(ledger.episodes.list_open()) == 1
@@ -300,7 +300,7 @@ def history(ledger: Ledger) -> None:
     assert advance(ledger, replace(settle, stage=Stage.FENCED), Stage.DONE)
     accept(ledger, alert("a"), alert("b", attempt="2"))
     ledger.inbox.accept([alert("z", worker="w3", firing=False)], [REFUSAL], now=NOW)
-    ledger.episodes.close(1, Outcome.MENDED, Reason.DONE, "", now=NOW + 40)
+    ledger.episodes.close(1, Outcome.FIXED, Reason.DONE, "", now=NOW + 40)
     ledger.inbox.take_new(HOST, now=NOW + 41)
     second = ledger.episodes.list_open()[-1]
     assert begins(ledger, second, replace(BEGIN, free_key=REBORN, settle_key="7/2"), now=NOW + 42)
@@ -363,7 +363,7 @@ def test_what_ends_at_the_same_time_is_counted_each_time(ledger: Ledger, ledger_
                 for step in ("stop", "start", "fence", "requeue"):
                     own.journal.record(episode_id, "did", step, "", now=NOW)
                 own.inbox.accept([], [REFUSAL], now=NOW)
-                own.episodes.close(episode_id, Outcome.MENDED, Reason.DONE, "", now=NOW + 3)
+                own.episodes.close(episode_id, Outcome.FIXED, Reason.DONE, "", now=NOW + 3)
 
     answers = together(*(partial(works, episodes[n:] + episodes[:n]) for n in range(4)))
 

@@ -115,11 +115,11 @@ ACTS: dict[str, tuple[Facts, Step]] = {
     ),
     "it is back with its jobs": (
         host_facts(RUNS, firing=False, shows_life=True, taken=True),
-        Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=""),
+        Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
     "it stays away, and a person gave its jobs up": (
         host_facts(firing=False, taken=True),
-        Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=""),
+        Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
     "the alert ended before anything was done": (
         host_facts(RUNS, firing=False),

@@ -903,11 +903,11 @@ def test_how_it_comes_back_up(known: Facts, wanted: Step) -> None:
 
 
 CLOSED: dict[str, tuple[Facts, Outcome]] = {
-    "both done": (facts(free(Stage.DONE), settle(Stage.DONE)), Outcome.MENDED),
-    "freed, and there was no job": (facts(free(Stage.DONE), None), Outcome.MENDED),
+    "both done": (facts(free(Stage.DONE), settle(Stage.DONE)), Outcome.FIXED),
+    "freed, and there was no job": (facts(free(Stage.DONE), None), Outcome.FIXED),
     "freed, and the job was settled by somebody else": (
         facts(free(Stage.DONE), settle(Stage.ABANDONED)),
-        Outcome.MENDED,
+        Outcome.FIXED,
     ),
     "given up, and there was no job": (facts(free(Stage.ABANDONED), None), Outcome.PARTLY),
 }

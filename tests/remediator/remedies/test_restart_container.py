@@ -381,6 +381,6 @@ def test_a_freed_server_is_mended_and_one_that_was_given_up_is_not() -> None:
     mended, partly = decide(STEPS["done"][0]), decide(STEPS["abandoned"][0])
 
     assert isinstance(mended, Close)
-    assert mended.outcome is Outcome.MENDED
+    assert mended.outcome is Outcome.FIXED
     assert isinstance(partly, Close)
     assert partly.outcome is Outcome.PARTLY

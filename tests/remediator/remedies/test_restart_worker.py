@@ -540,7 +540,7 @@ ORDER: dict[str, tuple[Facts, Step | type[Step]]] = {
     ),
     "9: and the episode is over": (
         facts(free(Stage.DONE), settle(Stage.DONE)),
-        Close(outcome=Outcome.MENDED, reason=Reason.DONE, message=""),
+        Close(outcome=Outcome.FIXED, reason=Reason.DONE, message=""),
     ),
 }
 

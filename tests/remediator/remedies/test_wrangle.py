@@ -484,7 +484,7 @@ def test_what_an_episode_waits_for(given_facts: Facts, reason: Reason) -> None:
     [
         pytest.param(
             run_facts(NOTHING, firing=False, decided=True, done=True),
-            Outcome.MENDED,
+            Outcome.FIXED,
             Reason.DONE,
             id="something was done",
         ),
