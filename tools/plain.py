@@ -55,7 +55,6 @@ LATER: Final = frozenset(
         "bench/rules",
         "docs",
         "docs/runbooks",
-        "exporter/model",
         "gpuwarden",
         "gpuwarden/cli",
         "gpuwarden/db",

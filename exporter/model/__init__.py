@@ -1,1 +1,1 @@
-"""GPUs, containers, workers, and one snapshot of them. Pure."""
+"""GPUs, containers, workers, snapshots. Pure."""

@@ -1,4 +1,4 @@
-"""Containers, their labels and their measurements. Pure."""
+"""Containers and their measurements. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ EMPTY_MAPPING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A server's probe: `docker`, its health check, or `http`, for `target` at `port` of its address."""
+    """A server's probe: its `docker` health check, or `http`."""
 
     kind: str
     restart_after_s: float
@@ -23,7 +23,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthCheck:
-    """A container's newest Docker health check result, stale after `fresh_s` seconds; `newest` is its id or empty."""
+    """Docker's `newest` health check result (id or empty), stale after `fresh_s`."""
 
     status: str
     failing_streak: int
@@ -34,7 +34,7 @@ class HealthCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A container with a probe label, and how it can be probed."""
+    """A container with a probe label."""
 
     probe: Probe | Unknown
     address: str | None = None
@@ -43,7 +43,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class VramBudget:
-    """A container's VRAM budget for each of its GPUs, bytes, by its labels."""
+    """A container's VRAM budget per GPU, from its labels."""
 
     budget_bytes: int | None = None
     recyclable: bool = False
@@ -55,14 +55,13 @@ class Container:
     """An engine's container, a systemd service, or a worker's process tree.
 
     Attributes:
-        incarnation: changes at every start: full id and StartedAt; pod uid, full id and restart count; unit and
-            invocation id; pid, start ticks and boot id.
+        incarnation: changes at every start.
         pid: 0 if it does not run.
-        gpu_request: as in NVIDIA_VISIBLE_DEVICES: `all`, indexes or UUIDs; also render nodes, `dri` for all of them.
+        gpu_request: as in NVIDIA_VISIBLE_DEVICES; also render nodes, `dri` for all.
         folders: mounted subdirectories of `$GPUWARDEN_RUNTIME_DIR`.
-        managed: whether it opted in to restarts; `None` for services, pods and processes.
-        group: its cgroup directory, if known.
-        listed: whether its engine still lists it.
+        managed: whether it opted in to restarts.
+        group: cgroup directory.
+        listed: whether its engine still does.
     """
 
     kind: str
@@ -87,8 +86,8 @@ class GpuShare(NamedTuple):
     """One container's part of one GPU; `None` is unknown.
 
     Attributes:
-        attributed: whether all of the GPU's work has known owners; `None` if its utilisation is unknown.
-        busiest_ratio: that of the busiest engine, if it differs.
+        attributed: whether all work on the GPU has known owners.
+        busiest_ratio: of the busiest engine.
     """
 
     gpu: str
@@ -109,9 +108,9 @@ class RamUse(NamedTuple):
 
 
 class ContainerEvidence(NamedTuple):
-    """One container's measurements and idle times, seconds; `None` is unknown.
+    """One container's measurements and idle times; `None` is unknown.
 
-    A NamedTuple: creation as a dataclass takes three times as long, for every container and sample.
+    A NamedTuple because a dataclass takes three times as long to create.
     """
 
     container: Container
@@ -130,20 +129,20 @@ class ContainerEvidence(NamedTuple):
     gpu_saturated_s: float | None = None
     """Time with the same GPUs saturated and the others idle."""
     gpu_last_busy_age_s: float | None = None
-    """Time since one of its GPUs was seen busy."""
+    """Time since any was busy."""
     peak_bytes: Mapping[str, int] = EMPTY_MAPPING
-    """Most memory on each GPU."""
+    """Memory maximum by GPU."""
     lost_gpus: tuple[str, ...] = ()
     gpu_lost_s: float | None = None
-    """Time with one GPU lost and the others idle or lost."""
+    """Time with a GPU lost and no other busy."""
     nameless: tuple[str, ...] = ()
-    """Requested names of missing GPUs with an unknown UUID."""
+    """Requested names without a known UUID."""
     pauses: tuple[tuple[float, float], ...] = ()
-    """Start and end of each, CLOCK_BOOTTIME seconds."""
+    """Start and end, CLOCK_BOOTTIME seconds."""
 
     @property
     def ram_bytes(self) -> int | None:
-        """The RAM that it uses, bytes."""
+        """RAM in use, bytes."""
         return self.ram.usage_bytes
 
     @property
@@ -153,7 +152,7 @@ class ContainerEvidence(NamedTuple):
 
     @property
     def no_progress_s(self) -> float | None:
-        """Seconds without progress, though a process may spin (A14b, A19)."""
+        """Seconds without progress (A14b, A19)."""
         return conditions.no_progress_s(
             gpu_saturated_s=self.gpu_saturated_s,
             gpu_last_busy_age_s=self.gpu_last_busy_age_s,
@@ -165,7 +164,7 @@ class ContainerEvidence(NamedTuple):
 
     @property
     def spinning_s(self) -> float | None:
-        """Seconds with a saturated GPU and nothing else active."""
+        """Seconds with only a GPU active, and saturated."""
         return conditions.spinning_s(
             gpu_saturated_s=self.gpu_saturated_s,
             ram_idle_s=self.ram_idle_s,
@@ -176,7 +175,7 @@ class ContainerEvidence(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerEvidence:
-    """One server and its probe results; `workers` counts the workers in its container."""
+    """One server, its probe results, and its number of workers."""
 
     container: Container
     probe: Probe | Unknown

@@ -1,4 +1,4 @@
-"""GPUs: readings, processes, MIG instances, and what is unknown. Pure."""
+"""GPUs: readings, processes, MIG instances. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,17 +8,17 @@ from typing import Final, NamedTuple
 
 
 class GpuProcess(NamedTuple):
-    """One process on a GPU's list, with its host pid."""
+    """A GPU's process, with its host pid."""
 
     pid: int
     utilization_ratio: float | None
     memory_bytes: int | None
     busiest_ratio: float | None = None
-    """That of the engine it uses most, if greater."""
+    """Of its busiest engine, if greater."""
 
 
 RATIO_DIGITS: Final = 9
-"""Binary fractions must not lift 0.90 - 0.85 over 0.05."""
+"""0.90 - 0.85 must not exceed 0.05."""
 
 
 THROTTLE_REASONS: Final = (
@@ -32,22 +32,22 @@ THROTTLE_REASONS: Final = (
     "hw_power_brake_slowdown",
     "display_clock_setting",
 )
-"""The bits of nvmlClocksThrottleReasons, the lowest first."""
+"""Bits of nvmlClocksThrottleReasons, lowest first."""
 
 
 STALL_METRICS: Final = ("gpu", "utilization", "memory", "processes", "process_utilization")
-"""Names in `GpuFigures.unknown` that decide a stall; `gpu` is the whole GPU."""
+"""Metrics that decide a stall."""
 
 
 UNLOGGED_REASONS: Final = frozenset({"hung", "asleep", "not_told"})
-"""Reasons that page `/` omits: hangs are logged, and the others come and go with the work."""
+"""Page `/` omits these: hangs are logged, the others come and go."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuFigures:
-    """A GPU's sensors and error counters. `unknown` has the reason by metric.
+    """Sensors and error counters; `unknown` has the reason by metric.
 
-    ECC errors count since the driver was loaded, or, as `lifetime`, since the GPU was made.
+    ECC errors count since the driver was loaded, unless `lifetime`.
     """
 
     temperature_celsius: float | None = None
@@ -71,7 +71,7 @@ class GpuFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class MigInstance:
-    """An instance of the GPU `parent` (UUID). Compute instances share the memory of their GPU instance."""
+    """An instance of the GPU `parent` (UUID)."""
 
     parent: str
     number: int
@@ -81,20 +81,19 @@ class MigInstance:
 
 
 NO_ATTRIBUTION: Final = "none"
-"""Attribution of a partition or MIG instance without any utilisation."""
+"""Attribution without any utilisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU, or one MIG instance of it, which has the `index` of the GPU.
+    """One GPU, or one MIG instance of it.
 
     Attributes:
         unknown: why it cannot list `processes`.
         memory_free_bytes: less than size - used if the driver reserves memory.
         source: of its readings, if not the common one.
-        node: its render node, such as `renderD128`.
-        other_names: its other names in requests.
-        attribution: `process`, `device` without utilisation by process, `none` without any.
+        node: render node, such as `renderD128`.
+        attribution: of utilisation, to a `process`, the `device` or `none`.
         lost: `None` if unknown.
     """
 
@@ -118,17 +117,17 @@ class Gpu:
 
     @property
     def number(self) -> str:
-        """Its number on this host: `0`, or `0:1` for the second instance of the first GPU."""
+        """`0`, or `0:1` for an instance."""
         return str(self.index) if self.mig is None else f"{self.index}:{self.mig.number}"
 
     @property
     def place(self) -> int:
-        """Its number for the driver: its index, or the minor number of its render node."""
+        """Index or render node's minor number."""
         return self.index if self.node is None else int(self.node.removeprefix("renderD"))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names that a request can use. Drivers before R470 named instances by their numbers."""
+        """Names in requests. Drivers before R470 named instances by numbers."""
         if self.node is not None:
             return self.uuid, self.node, *self.other_names
         if self.mig is None:
@@ -138,12 +137,12 @@ class Gpu:
 
     @property
     def is_hung(self) -> bool:
-        """Whether a driver call about it hangs."""
+        """Whether a driver call hangs."""
         return self.figures.unknown.get("gpu") == "hung"
 
     @property
     def unread_metrics(self) -> Mapping[str, str]:
-        """Why metrics that decide a stall are unknown, by metric; without `UNLOGGED_REASONS`."""
+        """Reasons of unknown `STALL_METRICS`, without `UNLOGGED_REASONS`."""
         unknown = self.figures.unknown
         return {
             each: unknown[each] for each in STALL_METRICS if each in unknown and unknown[each] not in UNLOGGED_REASONS
@@ -151,7 +150,7 @@ class Gpu:
 
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
-        """Its listed processes by pid."""
+        """Processes by pid."""
         listed = self.processes or ()
         found: dict[int, tuple[GpuProcess, ...]] = dict(zip(self.pids, zip(listed, strict=True), strict=True))
         if len(found) < len(listed):  # rare: a pid is listed twice
@@ -162,12 +161,12 @@ class Gpu:
 
     @cached_property
     def pids(self) -> tuple[int, ...]:
-        """The listed pids, in order."""
+        """The listed pids."""
         return tuple([process[0] for process in self.processes or ()])
 
     @cached_property
     def listed_ratio(self) -> float | None:
-        """Utilisation of all listed processes."""
+        """Utilisation of listed processes."""
         known = [process[1] for process in self.processes or ()]
         return None if self.processes is None or None in known else float(sum(filter(None, known)))
 
@@ -182,7 +181,7 @@ class Gpu:
     def hidden_ratio(self) -> float | None:
         """Utilisation that no listed process can have caused.
 
-        Drivers may or may not count copies and video, so each process counts with its busiest engine.
+        Some drivers count copies and video, so each process counts with its busiest engine.
         """
         if (beyond := self.unattributed_ratio) is None:
             return None
@@ -192,13 +191,13 @@ class Gpu:
 
     @cached_property
     def listed_bytes(self) -> int | None:
-        """Memory of all listed processes."""
+        """Memory of listed processes."""
         known = [process.memory_bytes for process in self.processes or ()]
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
 
 
 def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
-    """Positions of the lists that have each pid."""
+    """Positions by pid."""
     found: dict[int, tuple[int, ...]] = {}
     for place, pids in enumerate(listed):
         here = (place,)
@@ -210,15 +209,15 @@ def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
 
 
 UNIDENTIFIED: Final = "unidentified-"
-"""Prefix of the name of a GPU without a UUID; its index follows."""
+"""Name prefix of GPUs without a UUID, before the index."""
 
 
 ALL_NODES: Final = "dri"
-"""Request for every GPU with a render node."""
+"""Requests every render node."""
 
 
 NODE: Final = re.compile(r"renderD[0-9]+")
-"""See Documentation/gpu/drm-uapi.rst of the kernel."""
+"""Documentation/gpu/drm-uapi.rst in the kernel."""
 
 
 NUMBERED: Final = "gpu"
@@ -231,14 +230,14 @@ WITH_NODES: Final = "drm"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReadings:
-    """Every GPU of the host, of one source or several.
+    """Every GPU of the host.
 
     Attributes:
         failed: sources without an answer.
-        gone: render nodes of missing GPUs, with their UUIDs.
-        nvidia_unread: NVIDIA hardware may be present without readings.
-        unlisted: pids with unreadable open files; `None` for too many.
-        dropped: UUIDs that an answering driver no longer lists.
+        gone: UUIDs of missing GPUs by render node.
+        nvidia_unread: NVIDIA hardware may lack readings.
+        unlisted: pids with unreadable files; `None` for too many.
+        dropped: UUIDs that drivers no longer list.
     """
 
     source: str
@@ -251,12 +250,12 @@ class GpuReadings:
 
     @cached_property
     def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
-        """Cache of resolved requests (`exporter.evidence.gpu_attribution`)."""
+        """Cache of resolved requests."""
         return {}
 
     @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:
-        """Positions of GPUs by name."""
+        """Positions by name."""
         found: dict[str, list[int]] = {}
         for place, gpu in enumerate(self.gpus):
             for name in gpu.names:
@@ -265,7 +264,7 @@ class GpuReadings:
 
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
-        """Positions of GPUs by listed pid."""
+        """Positions by pid."""
         return _places(tuple([gpu.pids for gpu in self.gpus]))
 
     @cached_property
@@ -274,18 +273,18 @@ class GpuReadings:
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.lost is False)
 
     def filter_present(self, uuids: tuple[str, ...]) -> tuple[str, ...]:
-        """Return those of these UUIDs that are present."""
+        """Return the UUIDs that are present."""
         present = self.present
         return uuids if present.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in present)
 
     @cached_property
     def hung(self) -> frozenset[str]:
-        """UUIDs of GPUs with hanging driver calls."""
+        """UUIDs of hung GPUs."""
         return frozenset(gpu.uuid for gpu in self.gpus if gpu.is_hung)
 
     @cached_property
     def nodes_are_known(self) -> bool:
-        """Whether a GPU with a render node is or was present."""
+        """Whether any render node is or was present."""
         return bool(self.gone) or WITH_NODES in self.failed or any(gpu.node is not None for gpu in self.gpus)
 
     @cached_property
@@ -296,7 +295,7 @@ class GpuReadings:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTotals:
-    """Busy seconds of one GPU, and its unknown samples by (metric, reason)."""
+    """Busy seconds, and unknown samples by (metric, reason)."""
 
     busy_s: float | None = None
     unknown: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One sample of the whole host. Pure."""
+"""One sample of the host. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from exporter.model.thresholds import Thresholds
 
-if TYPE_CHECKING:  # driver processes load this module and must stay small
+if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, Stamp
 from exporter.model.container import ContainerEvidence, GpuShare, ServerEvidence
 from exporter.model.gpu import GpuReadings, GpuTotals
@@ -16,10 +16,7 @@ from exporter.model.worker import TaskReadings, WorkerReading, WorkerReadings
 
 @dataclass(frozen=True, kw_only=True)
 class DriverHealth:
-    """Driver processes of one source, and NVIDIA's errors (`xids`) by GPU and number.
-
-    `killed` had a call that hung; `abandoned` still hang in it, beyond any signal.
-    """
+    """Driver processes `killed` or, beyond signals, `abandoned` in a call; `xids` by GPU and number."""
 
     killed: int = 0
     abandoned: int = 0
@@ -28,7 +25,7 @@ class DriverHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """When a process was last asked, monotonic seconds, and for how long."""
+    """When a process was last read, monotonic."""
 
     asked_s: float
     took_s: float
@@ -36,7 +33,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceHealth:
-    """Result of one source's last reading. Engines and drivers are read separately; theirs is the last answer."""
+    """Result of one source's last reading."""
 
     source: str
     success: bool
@@ -47,7 +44,7 @@ class SourceHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One immutable sample of the host."""
+    """One sample of the host."""
 
     host: str
     taken: "Stamp"
@@ -59,46 +56,44 @@ class Snapshot:
     ended: tuple[ContainerEvidence, ...] = ()
     """Stopped containers of dead workers."""
     dead_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which each dead worker's lock has been free."""
+    """Seconds since each worker's lock became free."""
     cpu_idle_s: Mapping[int, float] = field(default_factory=dict)
-    """Seconds without CPU time, by pid of each lock holder."""
+    """Seconds without CPU time, by pid."""
     servers: tuple[ServerEvidence, ...] | None = None
-    """Containers with a probe label; `None` if containers cannot be listed."""
+    """`None` if containers cannot be listed."""
     tasks: TaskReadings | None = None
-    """Tasks of other runners; `None` if no folder can be read."""
+    """`None` if no folder can be read."""
     drivers: Mapping[str, DriverHealth] = field(default_factory=dict)
-    """By source."""
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     unplaced: tuple[GpuShare, ...] = ()
-    """Use of each GPU by processes in no container; empty if some are unknown."""
+    """Use outside containers; empty if partly unknown."""
     returning_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Memory of ended processes on each GPU, not freed yet; others are unknown."""
+    """Unfreed memory of ended processes by GPU, if known."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since each GPU was lost, 0 if present; others are unknown."""
+    """0 if present; others are unknown."""
     lost_gpus: tuple[str, ...] = ()
-    """UUIDs of lost GPUs."""
     unseen: tuple[str, ...] = ()
-    """Running containers with a VRAM budget that cannot be inspected."""
+    """Budgeted containers that cannot be inspected."""
     worker_evidence: Mapping[str, ContainerEvidence] = field(default_factory=dict)
-    """Evidence of each worker in a shared container, with RAM without page cache."""
+    """For shared containers; RAM without page cache."""
     unknown: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
     """Unknown samples by (container, field, reason)."""
     took_s: float | None = None
 
     def container_of(self, sighting: WorkerReading) -> ContainerEvidence | None:
-        """The container of a worker, or its process tree; of a dead one, its last."""
+        """The worker's (last) container or process tree."""
         by_id, by_pid = self._places
         if sighting.container_id is not None:
             return by_id.get(sighting.container_id)
         return None if sighting.pid is None else by_pid.get(sighting.pid)
 
     def health_grace_s(self, job: "JobFile") -> float | None:
-        """Seconds after its start before a job's GPU is checked (A7)."""
+        """Seconds until the GPU is checked (A7)."""
         limits = self.thresholds
         return limits.timeouts.health_grace_s(job, grace_s=limits.health_grace_s, window_s=limits.health_window_s)
 
     def cpu_still_of(self, sighting: WorkerReading) -> float | None:
-        """Seconds without CPU time of a worker's process."""
+        """Seconds without CPU time."""
         return None if sighting.pid is None else self.cpu_idle_s.get(sighting.pid)
 
     @cached_property

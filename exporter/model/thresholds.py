@@ -1,7 +1,4 @@
-"""Limits of the exporter, with their defaults. Pure.
-
-Each is a setting of the same name. Those that rules read have a row in `GAUGES`.
-"""
+"""Limits of the exporter, and the gauges of those that rules read. Pure."""
 
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -11,7 +8,7 @@ from exporter.model.timeouts import PhaseTimeouts
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The limits that evidence is judged by. `exporter.settings` describes each."""
+    """Limits for evidence; see `exporter.settings`."""
 
     gpu_idle_ratio: float = 0.05
     gpu_saturated_ratio: float = 0.99
@@ -31,14 +28,12 @@ class Thresholds:
     not_ready_s: float = 1800.0
     server_page_after_ratio: float = 10.0
     slow_ratio: float = 2.0
-    # Errors that only a reset fixes, in order: processing stopped, double-bit ECC, controller halt, rows not remapped,
-    # NVLink, off the bus, uncontained ECC, GSP (two), ECC, initialisation.
-    # https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+    # Only a reset fixes these: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
     xids_fatal: tuple[int, ...] = (46, 48, 62, 64, 74, 79, 95, 119, 120, 140, 143)
 
 
 class Limit(NamedTuple):
-    """The gauge of one field of `Thresholds`, and the option that sets it."""
+    """The gauge and the option of one field."""
 
     name: str
     help_text: str

@@ -1,7 +1,7 @@
 """How long a job may be inactive, by phase. Pure.
 
-The job's `timeout_s` applies if set, with a minimum of 30 s. Otherwise its stall timeout applies. In `load`, `eval`,
-`checkpoint` and `save`, which may wait for a disk, the host's minimum applies if it is longer. `idle` has no limit.
+The job's `timeout_s` applies if set. Otherwise its stall timeout applies, and in phases that may wait for a disk at
+least the host's minimum. `idle` has no limit.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from gpuwarden.job import Phase
 
-if TYPE_CHECKING:  # driver processes load this module and must stay small
+if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, LongStep
 
-MIN_STEPS: Final = 20
-"""The first steps compile and fill caches."""
-
+MIN_STEPS: Final = 20  # the first ones compile
 MIN_PHASE_VISITS: Final = 3
-"""The first visit compiles, and two prove little."""
-
 MIN_TIMEOUT_S: Final = 30.0
-"""Lower bound of `timeout_s`, seconds: a live process can look idle for this long (`--dead-after-s`)."""
+"""A live process can look idle for this long (`--dead-after-s`)."""
 
 ACTIVITY_LAG_S: Final = 20.0
-"""How late inactivity shows, seconds: rates are averages over 10 s or more."""
+"""How late inactivity shows: rates are averages over 10 s or more."""
 
 Pauses = Sequence[tuple[float, float]]
 """Start and end of each pause, CLOCK_BOOTTIME seconds."""
@@ -31,15 +27,10 @@ Pauses = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTimeouts:
-    """Limits of this host, seconds.
+    """Minimums of this host by phase (A2) and for stuck jobs (A14b, A19), seconds.
 
     Args:
-        load_s: minimum in the phase `load` (A2).
-        eval_s: minimum in `eval`.
-        checkpoint_s: minimum in `checkpoint`.
-        save_s: minimum in `save`.
-        stuck_min_s: minimum for a stuck job (A14b, A19).
-        stuck_factor: multiple of its longest step or phase visit; 0 is off.
+        stuck_factor: multiple of the longest step or phase visit; 0 is off.
     """
 
     load_s: float = 300.0
@@ -50,11 +41,11 @@ class PhaseTimeouts:
     stuck_factor: float = 20.0
 
     def stall_after_s(self, job: "JobFile") -> float:
-        """Seconds of inactivity until a job stalls (A2, A6); 0 is never."""
+        """Seconds until a job stalls (A2, A6); 0 is never."""
         return self._limit_s(job) if job.stall_timeout_s and job.phase is not Phase.IDLE else 0.0
 
     def health_window_s(self, job: "JobFile", window_s: float) -> float | None:
-        """Seconds for which its GPU may be idle (A7); `None` if not checked."""
+        """Seconds for which its GPU may be idle (A7), if checked."""
         if not job.job_class.uses_gpu or job.phase is Phase.IDLE:
             return None
         return max(window_s, self._limit_s(job))
@@ -62,8 +53,7 @@ class PhaseTimeouts:
     def health_grace_s(self, job: "JobFile", *, grace_s: float, window_s: float) -> float | None:
         """Seconds after its start at which that window may begin (A7).
 
-        The first step may compile for minutes. Until it is done, the window begins after the grace. Later the window
-        ends after it.
+        Until the first step, which may compile, the window begins after the grace. Later it ends after it.
         """
         if not job.job_class.uses_gpu:
             return None
@@ -72,28 +62,28 @@ class PhaseTimeouts:
         return max(0.0, grace_s - (self.health_window_s(job, window_s) or 0.0))
 
     def stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """Seconds without a step beat, outside of pauses, until a job is stuck even on a busy GPU (A14b, A19).
+        """Unpaused seconds without a step beat until a job is stuck even on a busy GPU (A14b, A19).
 
-        `None` for ranks of a gang: a healthy rank spins while another one evaluates.
+        `None` for ranks: a healthy rank spins while another one evaluates.
         """
         return self._stuck_after_s(job, pauses) if job.ranks <= 1 else None
 
     def stuck_inactive_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """Seconds without other activity that it needs as well."""
+        """Seconds without other activity that it also needs."""
         after_s = self.stuck_after_s(job, pauses)
         return None if after_s is None else self._inactive_s(job, after_s)
 
     def gang_stuck_after_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """Like `stuck_after_s`, for a rank whose gang is all stuck (A14b)."""
+        """`stuck_after_s` of a rank whose gang is all stuck (A14b)."""
         return self._stuck_after_s(job, pauses) if is_gang_rank(job) else None
 
     def gang_stuck_inactive_s(self, job: "JobFile", pauses: Pauses = ()) -> float | None:
-        """Like `stuck_inactive_s`, for a rank."""
+        """`stuck_inactive_s` of a rank."""
         after_s = self.gang_stuck_after_s(job, pauses)
         return None if after_s is None else self._inactive_s(job, after_s)
 
     def gang_activity_lag_s(self, job: "JobFile", pauses: Pauses = ()) -> float:
-        """How late the inactivity of a rank may show, seconds: at most half of its limit."""
+        """How late a rank's inactivity may show: at most half of its limit."""
         after_s = self.gang_stuck_after_s(job, pauses)
         return ACTIVITY_LAG_S if after_s is None else after_s - self._inactive_s(job, after_s)
 
@@ -122,14 +112,14 @@ class PhaseTimeouts:
 
 
 def is_gang_rank(job: "JobFile") -> bool:
-    """Whether it is a rank of a named gang. Older workers do not name it."""
+    """Whether it is a rank of a named gang."""
     return job.ranks > 1 and job.gang is not None
 
 
 def _first_step_done(job: "JobFile") -> bool:
-    # The load may warm up with steps that look the same.
     if job.phase is not Phase.STEP:
         return job.step > 0
+    # The load may warm up with steps.
     return job.step > 0 and job.beat is not None and job.beat.boottime_s > job.phase_started.boottime_s
 
 
@@ -142,7 +132,7 @@ def _longest_step_s(job: "JobFile", pauses: Pauses) -> float | None:
 
 
 def _longest_visit_s(job: "JobFile", pauses: Pauses) -> float | None:
-    # A job that beats in this phase may have begun to step.
+    # A beat in this phase may be a step.
     if len(job.stays) < MIN_PHASE_VISITS:
         return None
     visit_s = _longest_unpaused_s(job.stays, pauses)
@@ -153,7 +143,7 @@ def _longest_visit_s(job: "JobFile", pauses: Pauses) -> float | None:
 
 
 def _longest_unpaused_s(durations: Sequence["LongStep"], pauses: Pauses) -> float:
-    # The state file lists only the longest. Any other is at most as long as the shortest of these.
+    # Any other is at most as long as the shortest of these.
     return max(min(each.took_s for each in durations), *(_unpaused_s(each, pauses) for each in durations))
 
 

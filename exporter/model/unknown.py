@@ -1,11 +1,11 @@
-"""An unknown value and why."""
+"""Unknown values."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """Why a value is unknown: a label value and a sentence."""
+    """Why a value is unknown: label value and sentence."""
 
     reason: str
     because: str

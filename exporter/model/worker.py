@@ -1,10 +1,10 @@
-"""Workers, their processes, and tasks of other runners, as last read. Pure."""
+"""Workers and tasks of other runners, as last read. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # driver processes load this module and must stay small
+if TYPE_CHECKING:  # keeps driver processes small
     from gpuwarden.state_file import JobFile, TaskFile, WorkerFile
 
 
@@ -13,10 +13,9 @@ class WorkerReading:
     """One worker's files and lock.
 
     Attributes:
-        alive: whether the lock is held; `None` if unknown.
+        alive: whether the lock is held, if known.
         pid: the lock holder's host pid.
-        container_id: its container, or its last one.
-        folder: the subdirectory of its files.
+        container_id: also of its last container.
     """
 
     worker: "WorkerFile"
@@ -29,10 +28,7 @@ class WorkerReading:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUse:
-    """CPU time of all threads of one process, clock ticks.
-
-    `uninterruptible` is state D of its main thread, as in a wait for storage.
-    """
+    """CPU time of one process, clock ticks; `uninterruptible` is state D."""
 
     start_ticks: int
     used_ticks: int
@@ -40,7 +36,7 @@ class CpuUse:
 
 
 class ProcessWork(NamedTuple):
-    """Totals of one process and the children it waited for. `io_bytes` includes the page cache."""
+    """Totals of one process and its reaped children. `io_bytes` includes the page cache."""
 
     start_ticks: int
     io_bytes: int | None
@@ -50,13 +46,7 @@ class ProcessWork(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReadings:
-    """Every worker of the host, and unreadable files.
-
-    Attributes:
-        errors: count by reason.
-        first_errors: one file and its fault, by reason.
-        unread: folders with workers that are missing here.
-    """
+    """Workers of the host, unreadable files by reason, and `unread` folders with missing workers."""
 
     workers: tuple[WorkerReading, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +57,7 @@ class WorkerReadings:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReading:
-    """One task of another runner; `alive` is `None` if unknown."""
+    """One task of another runner."""
 
     task: "TaskFile"
     alive: bool | None
@@ -75,7 +65,7 @@ class TaskReading:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReadings:
-    """Every task of other runners, and unreadable files as for workers."""
+    """Tasks of other runners, and unreadable files."""
 
     tasks: tuple[TaskReading, ...]
     errors: Mapping[str, int] = field(default_factory=dict)
