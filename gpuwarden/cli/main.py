@@ -20,7 +20,7 @@ GROUP: Final = "gpuwarden.commands"
 _OWN: Final[Mapping[str, str]] = {
     "worker": "gpuwarden.cli.worker:command",
     "job": "gpuwarden.cli.job:command",
-    "run": "gpuwarden.cli.run:command",
+    "runs": "gpuwarden.cli.runs:command",
     "queue": "gpuwarden.cli.queue:command",
     "events": "gpuwarden.cli.events:command",
     "gpu": "gpuwarden.cli.gpu:command",
@@ -39,7 +39,7 @@ _HELP: Final[Mapping[str, str]] = {
     "breaker": "close the circuit breaker",
     "gpu": "take a GPU out of use, put it back, list those out of use",
     "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",
-    "run": "submit jobs that wait for one another, from a file; list, show, end runs",
+    "runs": "submit jobs that wait for one another, from a file; list, show, end runs",
     "wrangle": "is it the worker that is faulty, or the job? what failed items tell of both",
     "queue": "what there is in each queue, and what is set for it",
     "events": "print what has ended, once for each consumer",

@@ -53,7 +53,7 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
     rules, run_id = _rules(arguments), arguments.run
     run = store.item_failures.tally(run_id, now=store.now())
     if run is None:
-        raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden run list`")
+        raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden runs list`")
     verdict = classify(run, rules)
     if isinstance(verdict, NoAction | Wait):
         print(f"gpuwarden wrangle: no action: {plain(verdict.message)}", file=sys.stderr)
@@ -67,7 +67,7 @@ def _do(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _set_wrangled(store: JobStore, arguments: argparse.Namespace) -> int:
     if not store.item_failures.ask_wrangling(arguments.run, wrangled=arguments.wrangled):
-        raise GpuwardenError(f"no run {arguments.run!r} in the queue: see `gpuwarden run list`")
+        raise GpuwardenError(f"no run {arguments.run!r} in the queue: see `gpuwarden runs list`")
     return 0
 
 

@@ -75,7 +75,7 @@ class Farm:
         self.store.items.add(run_id, items, now=self.store.now())
         subprocess.run(
             [
-                *(sys.executable, "-m", "gpuwarden", "run", "submit", "-", *options),
+                *(sys.executable, "-m", "gpuwarden", "runs", "submit", "-", *options),
                 *("--queue-db", self.chain.queue_url),
             ],
             input=json.dumps({"run": run_id, "jobs": its}),

@@ -37,7 +37,7 @@ def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[st
 
     assert (code, out) == (2, "")
     assert "commands:" in err
-    for command in ("worker", "job", "run", "queue", "events", "gpu"):
+    for command in ("worker", "job", "runs", "queue", "events", "gpu"):
         assert f"\n  {command} " in err
 
 

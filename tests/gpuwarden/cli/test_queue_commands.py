@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.cli.main import main
-from gpuwarden.cli.run import parse
+from gpuwarden.cli.runs import parse
 from gpuwarden.db.migrate import OlderTablesError
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import JobClass, JobId, State
@@ -52,8 +52,8 @@ ASKS = (
     ["job", "list"],
     ["job", "show", "1"],
     ["job", "wait", "1"],
-    ["run", "list"],
-    ["run", "show", "r"],
+    ["runs", "list"],
+    ["runs", "show", "r"],
     ["queue", "list"],
     ["worker", "list"],
     ["worker", "dead"],
@@ -80,7 +80,7 @@ CHANGES = (
     ["job", "requeue", "1"],
     ["job", "block", "1"],
     ["job", "unblock", "1"],
-    ["run", "cancel", "r"],
+    ["runs", "cancel", "r"],
     ["queue", "unset", "gpu"],
     ["worker", "lock", "w", "--host", HOST],
     ["worker", "unlock", "w", "--host", HOST],
@@ -353,30 +353,30 @@ def written(tmp_path: Path, whole: object) -> str:
 
 
 def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore, cli: Cli, tmp_path: Path) -> None:
-    code, out, _ = cli("run", "submit", written(tmp_path, DIAMOND))
+    code, out, _ = cli("runs", "submit", written(tmp_path, DIAMOND))
     ids = {line.split()[1]: int(line.split()[0]) for line in out.splitlines()}
 
     assert (code, list(ids)) == (0, ["post", "load", "left", "right"])
     assert store.job(ids["left"]).job_class is JobClass.GPU_VIDEO
     assert store.job(ids["right"]).budget_s == 60
     assert store.runs.needs(ids["post"]) == sorted([ids["left"], ids["right"]])
-    listed = cli("run", "list")[1].splitlines()[1]
+    listed = cli("runs", "list")[1].splitlines()[1]
     assert listed.split()[:5] == ["render-7", "running", "0", "of", "4"]
     assert listed.endswith("3 waiting, 1 queued")
-    page = cli("run", "show", "render-7")[1]
+    page = cli("runs", "show", "render-7")[1]
     assert f"  {ids['post']:>6} waiting    cpu        needs 2 more\n" in page
 
     for queue in ("gpu", "gpu", "gpu", "cpu"):
         complete(store, claim(store, queue))
 
-    (run,) = parsed(cli("run", "list", "--json")[1])
+    (run,) = parsed(cli("runs", "list", "--json")[1])
     assert (run["state"], run["jobs"]) == ("completed", {"completed": 4})
-    assert cli("run", "list", "--state", "running") == (0, "", "")
-    first, second = cli("run", "show", "render-7")[1].splitlines()
+    assert cli("runs", "list", "--state", "running") == (0, "", "")
+    first, second = cli("runs", "show", "render-7")[1].splitlines()
     assert first.startswith("run render-7: completed, submitted ")
     assert second == "  4 of 4 jobs are over: 4 completed"
-    assert len(cli("run", "show", "render-7", "--all")[1].splitlines()) == 6
-    shown = json.loads(cli("run", "show", "render-7", "--json")[1])
+    assert len(cli("runs", "show", "render-7", "--all")[1].splitlines()) == 6
+    shown = json.loads(cli("runs", "show", "render-7", "--json")[1])
     assert {each["job_id"]: each["needs_jobs"] for each in shown["all"]}[ids["left"]] == [ids["load"]]
 
 
@@ -412,14 +412,14 @@ def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: Jo
 
 
 def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
-    cli("run", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
+    cli("runs", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
 
-    assert cli("run", "cancel", "other", "--reason", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
+    assert cli("runs", "cancel", "other", "--reason", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
     assert (store.job(1).because or "").endswith(": wrong scene")
-    assert cli("run", "cancel", "other")[::2] == (1, "gpuwarden run: run 'other' has ended: it is cancelled\n")
+    assert cli("runs", "cancel", "other")[::2] == (1, "gpuwarden runs: run 'other' has ended: it is cancelled\n")
     for act in ("show", "cancel"):
         assert cli("run", act, "none")[::2] == (
-            1, "gpuwarden run: the queue has no run 'none': `gpuwarden run list` names them\n",
+            1, "gpuwarden runs: the queue has no run 'none': `gpuwarden runs list` names them\n",
         )  # fmt: skip
 
 
@@ -435,10 +435,10 @@ def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cl
             store.items.fail(job.job_id, **how, item=item, because="no such texture", tries_max=1)
     store.items.finish(job.job_id, **how, item="b")
 
-    out = cli("run", "show", "r1")[1]
+    out = cli("runs", "show", "r1")[1]
 
     assert out.endswith("  3 items: 1 pending, 1 done, 1 failed\n  a failed on w-gpu: no such texture\n")
-    (listed,) = parsed(cli("run", "show", "r1", "--json")[1])
+    (listed,) = parsed(cli("runs", "show", "r1", "--json")[1])
     assert [item["state"] for item in listed["items"]] == ["failed", "done", "pending"]
 
 
@@ -446,9 +446,9 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
     for n in range(3):
         store.runs.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)
 
-    assert [each["run_id"] for each in parsed(cli("run", "list", "--limit", "2", "--json")[1])] == ["r1", "r2"]
-    assert "these are the newest 2" in cli("run", "list", "--limit", "2")[2]
-    assert len(parsed(cli("run", "list", "--limit", "0", "--json")[1])) == 3
+    assert [each["run_id"] for each in parsed(cli("runs", "list", "--limit", "2", "--json")[1])] == ["r1", "r2"]
+    assert "these are the newest 2" in cli("runs", "list", "--limit", "2")[2]
+    assert len(parsed(cli("runs", "list", "--limit", "0", "--json")[1])) == 3
 
 
 @pytest.mark.parametrize(
@@ -482,7 +482,7 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
     ],
 )
 def test_a_bad_run_file_is_refused_whole(store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str) -> None:
-    code, out, err = cli("run", "submit", written(tmp_path, whole))
+    code, out, err = cli("runs", "submit", written(tmp_path, whole))
 
     assert (code, out) == (1, "")
     assert says in err

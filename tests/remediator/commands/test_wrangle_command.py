@@ -131,7 +131,7 @@ def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypa
     monkeypatch.setattr(JobStore, "now", lambda its: now(its) + taken)
     assert missing(cli("wrangle", "forgive", "r1")[1], "r1: 1 jobs unblocked") == []
     assert re.match(r"forgiven by ann@[^ ,]+, \d{4}-.* UTC$", store.job(job.job_id).because or "")
-    assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("run", "show", "r1")[1])
+    assert re.search(r"\n  forgiven \d{4}-.* by ann@", cli("runs", "show", "r1")[1])
     assert claim(store, "w1").job_id == job.job_id
 
 
@@ -172,7 +172,7 @@ def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[
     assert cli("wrangle", *argv) == (
         1,
         "",
-        "gpuwarden wrangle: no run 'r9' in the queue: see `gpuwarden run list`\n",
+        "gpuwarden wrangle: no run 'r9' in the queue: see `gpuwarden runs list`\n",
     )
 
 
@@ -213,7 +213,7 @@ def test_a_run_asks_as_it_is_submitted(
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
 
-    assert cli("run", "submit", str(file), *said)[0] == 0
+    assert cli("runs", "submit", str(file), *said)[0] == 0
 
     assert (store.item_failures.wrangled_runs() == ["r1"]) is wrangled
 
@@ -223,10 +223,10 @@ def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, mo
     file = tmp_path / "run.json"
     file.write_text('{"run": "r1", "jobs": {"a": {}}}')
 
-    assert cli("run", "submit", str(file)) == (
+    assert cli("runs", "submit", str(file)) == (
         1,
         "",
-        "gpuwarden run: $GPUWARDEN_WRANGLE_RUNS is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
+        "gpuwarden runs: $GPUWARDEN_WRANGLE_RUNS is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
     )
     assert store.runs.get("r1") is None
 

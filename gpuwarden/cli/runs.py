@@ -1,4 +1,4 @@
-"""`gpuwarden run`: jobs that belong together, submitted from a file, and what becomes of them as a whole.
+"""`gpuwarden runs`: jobs that belong together, submitted from a file, and what becomes of them as a whole.
 
 The file is a JSON object, in UTF-8:
 
@@ -56,7 +56,7 @@ class RunFileError(GpuwardenError):
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden run`."""
+    """`gpuwarden runs`."""
     arguments = _parser().parse_args(argv)
     act: _Act = arguments.act
     return act(arguments)
@@ -167,7 +167,7 @@ def _list(arguments: argparse.Namespace) -> int:
             f"{ago(ended_at - run.submitted_at):12} {_jobs(run)}"
         )
     if len(runs) == arguments.limit and not arguments.json:
-        print(f"gpuwarden run: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
+        print(f"gpuwarden runs: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
     return 0
 
 
@@ -216,7 +216,7 @@ def _cancel(arguments: argparse.Namespace) -> int:
 def _known(store: JobStore, run_id: str) -> Run:
     run = store.runs.get(run_id)
     if run is None:
-        raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden run list` names them")
+        raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden runs list` names them")
     return run
 
 
@@ -229,7 +229,7 @@ def _jobs(run: Run) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden run", description="Jobs that belong together.")
+    parser = argparse.ArgumentParser(prog="gpuwarden runs", description="Jobs that belong together.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
     submit = add_act(acts, "submit", _submit, "submit a run from a file: all of it, or nothing; prints each job's id")
