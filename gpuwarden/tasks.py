@@ -15,7 +15,7 @@
 
     paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() gives the result
 
-and `gpuwarden worker tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
+and `gpuwarden worker run tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
 what it does could be written by hand against that. A job may be run twice (its worker may die at any instruction), so a
 function must be able to write its output again.
 """

@@ -364,7 +364,7 @@ def _on_this_host(
 
 def _worker_command(worker: str, *, queue: str, store: str, options: WorkerOptions) -> list[str]:
     return [
-        *("-m", "gpuwarden", "worker", "--name", worker, "--queue", queue, "--body", BODY),
+        *("-m", "gpuwarden", "worker", "run", "--name", worker, "--queue", queue, "--handler", BODY),
         *("--queue-db", store, "--heartbeat-s", str(options.heartbeat_s), "--lease-s", str(options.lease_s)),
     ]
 

@@ -115,7 +115,17 @@ class _Player:
         host = folder / "run"
         host.mkdir()
         (host / "host").write_text("chaos\n", encoding="ascii")
-        worker = [sys.executable, "-m", "gpuwarden", "worker", "--body", "bench.chaos.body:load", "--queue", QUEUE]
+        worker = [
+            sys.executable,
+            "-m",
+            "gpuwarden",
+            "worker",
+            "run",
+            "--handler",
+            "bench.chaos.body:load",
+            "--queue",
+            QUEUE,
+        ]
         worker += ["--queue-db", url, "--runtime-dir", str(host), "--log-level", "warning"]
         worker += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_S)]
         names = [f"w{number}" for number in range(WORKERS)]

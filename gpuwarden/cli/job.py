@@ -217,7 +217,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
         return _refuse(
-            "say where its worker keeps logs: --logs DIR or $GPUWARDEN_JOB_LOG_DIR, as `gpuwarden worker` was told"
+            "say where its worker keeps logs: --logs DIR or $GPUWARDEN_JOB_LOG_DIR, as `gpuwarden worker run` was told"
         )
     job = store.job(arguments.job)
     path = job_logs.newest(arguments.logs, job.job_id, arguments.attempt)

@@ -43,7 +43,7 @@ _HELP: Final[Mapping[str, str]] = {
     "wrangle": "is it the worker that is faulty, or the job? what failed items tell of both",
     "queue": "what there is in each queue, and what is set for it",
     "events": "print what has ended, once for each consumer",
-    "worker": "claim jobs and run them; or list, lock, unlock, drain workers",
+    "worker": "run a worker; list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }

@@ -1,4 +1,4 @@
-"""`gpuwarden worker list|lock|unlock|drain|dead`: who serves the queues, and a person's hand on them."""
+"""`gpuwarden worker run|list|lock|unlock|drain`: run a worker; list, lock, unlock or drain workers."""
 
 import argparse
 import json
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
-from typing import Final
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.format import ago, plain, who
@@ -14,19 +13,17 @@ from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
 
-ACTS: Final = ("list", "lock", "unlock", "drain", "dead")
-
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker list|lock|unlock|drain|dead`; with anything else, `gpuwarden worker` runs one."""
-    if not argv or argv[0] not in ACTS:
-        from gpuwarden.worker import main  # noqa: PLC0415 - what only asks needs no worker
+    """`gpuwarden worker`. `run` has a parser of its own."""
+    if argv[:1] == ["run"]:
+        from gpuwarden.worker import main  # noqa: PLC0415 - the other commands need no worker
 
-        return main.command(argv)
+        return main.command(argv[1:])
     arguments = _parser().parse_args(argv)
-    asks = arguments.act in (_list, _dead)
+    asks = arguments.act is _list
     with closing((existing if asks else current)(arguments.queue_db)) as store:
         act: _Act = arguments.act
         return act(store, arguments)
@@ -34,7 +31,13 @@ def command(argv: list[str]) -> int:
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
-    found = [each for each in store.admin.workers(now=now) if arguments.host in (None, each.host)]
+    if arguments.dead:
+        return _list_dead(store, arguments)
+    found = [
+        each
+        for each in store.admin.workers(now=now)
+        if arguments.host in (None, each.host) and arguments.queue in (None, each.queue)
+    ]
     if not arguments.json and found:
         print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':11} {'MODEL':16} GPUS")
     for each in found:
@@ -89,7 +92,7 @@ def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
     return 0 if store.admin.drain(host=host, worker=arguments.worker) else _unknown(arguments.worker, host)
 
 
-def _dead(store: JobStore, arguments: argparse.Namespace) -> int:
+def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
     for each in store.fencing.dead_workers(now=now, host=arguments.host, queue=arguments.queue):
         if arguments.json:
@@ -116,8 +119,11 @@ def _unknown(worker: str, host: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden worker", description="Who serves the queues, and a hand on them.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
-    listing = add_act(acts, "list", _list, "every worker, what it runs, and whether it is there")
-    listing.add_argument("--host", help="this host's only")
+    acts.add_parser("run", add_help=False, help="claim jobs and run them, one at a time; `run --help` has its options")
+    listing = add_act(acts, "list", _list, "list workers, what they run, and whether they are alive")
+    listing.add_argument("--host", help="only workers of this host")
+    listing.add_argument("--queue", help="only workers of this queue")
+    listing.add_argument("--dead", action="store_true", help="only workers that were found dead and have not come back")
     add_json(listing)
     mine = "the worker's host; this one when not given"
     lock = add_act(acts, "lock", _lock, "have a worker claim nothing until it is unlocked")
@@ -130,8 +136,4 @@ def _parser() -> argparse.ArgumentParser:
     drain = add_act(acts, "drain", _drain, "have a worker end once it has finished what it runs")
     drain.add_argument("--host", help=mine)
     drain.add_argument("worker", metavar="WORKER")
-    dead = add_act(acts, "dead", _dead, "the workers that were found dead and have not come back")
-    dead.add_argument("--host", help="this host's only")
-    dead.add_argument("--queue", help="this queue's only")
-    add_json(dead)
     return parser

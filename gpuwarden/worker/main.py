@@ -1,4 +1,4 @@
-"""`gpuwarden worker`: its options, and the worker that they ask for."""
+"""`gpuwarden worker run`: its options, and the worker that they ask for."""
 
 import argparse
 import importlib
@@ -38,16 +38,16 @@ class BodyError(GpuwardenError):
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker`: run one.
+    """`gpuwarden worker run`: run one.
 
     Returns:
         The exit code (A18).
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
-    arguments.body = arguments.body or arguments.named_body
-    if arguments.body is None:
-        parser.error("say what runs a job: gpuwarden worker MODULE:FUNCTION")
+    arguments.handler = arguments.handler or arguments.named_handler
+    if arguments.handler is None:
+        parser.error("missing HANDLER: gpuwarden worker run MODULE:FUNCTION")
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
         parser.error(
             f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and that above 0, or a lease ends "
@@ -80,7 +80,7 @@ def command(argv: list[str]) -> int:
 
 
 def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
-    body = find_body(arguments.body)
+    body = find_body(arguments.handler)
     directory = arguments.runtime_dir or _own_directory()
     if arguments.queue_db is None:
         arguments.queue_db = body.url if isinstance(body, Queue) else default_store()
@@ -114,7 +114,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
 def _parser() -> argparse.ArgumentParser:
     env = os.environ
     parser = argparse.ArgumentParser(
-        prog="gpuwarden worker",
+        prog="gpuwarden worker run",
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=Help,
         epilog="Exit codes: 0 told to stop; 1 could not start, or the queue would not take a result; "
@@ -122,10 +122,10 @@ def _parser() -> argparse.ArgumentParser:
         f"{Condition.BUDGET.exit_code} it was taken for its budget, {Condition.STALL.exit_code} for a stall, "
         f"{Condition.HEALTH.exit_code} for its GPU's health (A18).",
     )
-    parser.add_argument("body", metavar="BODY", nargs="?",
+    parser.add_argument("handler", metavar="HANDLER", nargs="?",
                         help="module:function that loads a job and returns its work, or module:queue, or the module "
                              "alone where it has one gpuwarden.Queue")  # fmt: skip
-    parser.add_argument("--body", dest="named_body", metavar="BODY", help="the same, by name")
+    parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="the same, by name")
     parser.add_argument("--name", default="worker-0", help="this slot's name, unique on the host; it names the state "
                         "files")  # fmt: skip
     parser.add_argument("--queue", help="the queue to serve; that of the gpuwarden.Queue, else gpu")
@@ -213,7 +213,7 @@ def find_body(target: str) -> Body:
         body: Body = getattr(found, name) if name else _only_queue(found)
     except (ImportError, AttributeError, ValueError) as error:
         raise BodyError(
-            f"no job body at {target!r} ({error}): give module:function, importable from here or PYTHONPATH"
+            f"no handler at {target!r} ({error}): give module:function, importable from here or PYTHONPATH"
         ) from None
     if not callable(body):
         raise BodyError(f"{target!r} is {type(body).__name__}, not a function that loads a job and returns its work")

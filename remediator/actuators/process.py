@@ -3,7 +3,7 @@
 The file is TOML. A worker opts in by being listed:
 
     [worker.trainer-0]
-    argv = ["/opt/venv/bin/gpuwarden", "worker", "--name", "trainer-0", "--body", "train:load"]
+    argv = ["/opt/venv/bin/gpuwarden", "worker", "run", "--name", "trainer-0", "--handler", "train:load"]
     env = { GPUWARDEN_QUEUE_DB = "sqlite:////var/lib/gpuwarden/queue.db" }   # added to the remediator's environment
     pid_file = "/run/gpuwarden/trainer-0.pid"                             # written here
     log_file = "/var/log/gpuwarden/trainer-0.log"

@@ -252,8 +252,8 @@ class ExecuteSettings(_Common):
     )
     job_logs: Path | None = Field(
         default=None,
-        description="folder of the job logs (`gpuwarden worker --logs`), whose last lines a capture saves; without it, "
-        "those of the container's log",
+        description="folder of the job logs (`gpuwarden worker run --logs`), whose last lines a capture saves; without "
+        "it, those of the container's log",
     )
 
     cooldown_s: float = Field(

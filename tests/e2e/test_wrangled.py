@@ -90,7 +90,7 @@ class Farm:
         with (self.folder / f"{name}.log").open("wb") as log:
             self.workers[name] = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name),
+                    *(sys.executable, "-m", "gpuwarden", "worker", "run", "tasks", "--name", name),
                     *("--runtime-dir", str(self.chain.directory), "--queue-db", self.chain.queue_url),
                 ],
                 cwd=self.folder,

@@ -56,7 +56,7 @@ ASKS = (
     ["runs", "show", "r"],
     ["queue", "list"],
     ["worker", "list"],
-    ["worker", "dead"],
+    ["worker", "list", "--dead"],
     ["gpu", "list"],
     ["events", "c"],
 )

@@ -305,8 +305,8 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
 
     store.fencing.fence(1, attempt=1, incarnation="i-busy", condition=Condition.DEAD_WORKER, now=store.now())
-    assert "busy on box1, queue gpu: dead for" in cli("worker", "dead")[1]
-    assert json.loads(cli("worker", "dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
+    assert "busy on box1, queue gpu: dead for" in cli("worker", "list", "--dead")[1]
+    assert json.loads(cli("worker", "list", "--dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
 
 
 def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
@@ -328,9 +328,10 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
         "-m",
         "gpuwarden",
         "worker",
+        "run",
         "--name",
         "w1",
-        "--body",
+        "--handler",
         "bodies:load",
         "--queue-db",
         url,

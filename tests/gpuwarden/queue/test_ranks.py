@@ -251,8 +251,8 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def start(name: str) -> subprocess.Popen[str]:
-        told = ["--queue-db", url, "--runtime-dir", str(host_dir), "--body", "bodies:load", "--name", name]
-        return spawn("-m", "gpuwarden", "worker", *told, stderr=tmp_path / f"{name}.log")
+        told = ["--queue-db", url, "--runtime-dir", str(host_dir), "--handler", "bodies:load", "--name", name]
+        return spawn("-m", "gpuwarden", "worker", "run", *told, stderr=tmp_path / f"{name}.log")
 
     workers = {name: start(name) for name in ("a", "b")}
     first = store.runs.submit(Submission(queue="gpu", ranks=2, payload={"room": str(tmp_path)}), now=store.now())

@@ -64,8 +64,8 @@ def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> 
     def run(
         *more: str, body: str = "bodies:load", store: str = url, says: str = "worker ready"
     ) -> subprocess.Popen[str]:
-        options = ["--name", "w1", "--body", body, "--queue-db", store, "--runtime-dir", str(host_dir)]
-        arguments = ["-m", "gpuwarden", "worker", *options, "--heartbeat-s", "0.2", *more]
+        options = ["--name", "w1", "--handler", body, "--queue-db", store, "--runtime-dir", str(host_dir)]
+        arguments = ["-m", "gpuwarden", "worker", "run", *options, "--heartbeat-s", "0.2", *more]
         process = spawn(*arguments, stderr=log, PYTHONPATH=str(tmp_path))
         eventually(lambda: says in log.read_text(), "the worker is ready", log=log.read_text)
         return process

@@ -28,10 +28,15 @@ def refused(
     monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
 
     def run(**changed: str) -> tuple[int, str]:
-        good = {"name": "w1", "body": "bodies:load", "queue_db": f"sqlite:///{database}", "runtime_dir": str(host_dir)}
+        good = {
+            "name": "w1",
+            "handler": "bodies:load",
+            "queue_db": f"sqlite:///{database}",
+            "runtime_dir": str(host_dir),
+        }
         options = [f"--{name.replace('_', '-')}={value}" for name, value in {**good, **changed}.items()]
         try:
-            code = main(["worker", *options])
+            code = main(["worker", "run", *options])
         except SystemExit as ended:
             code = int(ended.code or 0)
         return code, capsys.readouterr().err
@@ -43,10 +48,10 @@ def refused(
     ("changed", "says"),
     [
         pytest.param({"runtime_dir": "/no/such"}, "no host key at /no/such/host", id="no host file"),
-        pytest.param({"body": "bodies"}, "no job body at 'bodies'", id="no function named"),
-        pytest.param({"body": "bodies:nothing"}, "no job body at 'bodies:nothing'", id="no such function"),
-        pytest.param({"body": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
-        pytest.param({"body": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
+        pytest.param({"handler": "bodies"}, "no handler at 'bodies'", id="no function named"),
+        pytest.param({"handler": "bodies:nothing"}, "no handler at 'bodies:nothing'", id="no such function"),
+        pytest.param({"handler": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
+        pytest.param({"handler": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
         pytest.param({"queue_db": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
         pytest.param({"queue_db": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
         pytest.param({"name": "a/b"}, "worker name 'a/b' will not do", id="bad name"),
@@ -67,9 +72,11 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
     start: Callable[..., Any], spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path
 ) -> None:
     first = start()
-    options = ["--name=w1", "--body=bodies:load", f"--queue-db=sqlite:///{database}", f"--runtime-dir={host_dir}"]
+    options = ["--name=w1", "--handler=bodies:load", f"--queue-db=sqlite:///{database}", f"--runtime-dir={host_dir}"]
 
-    second = spawn("-m", "gpuwarden", "worker", *options, stderr=tmp_path / "second.log", PYTHONPATH=str(tmp_path))
+    second = spawn(
+        "-m", "gpuwarden", "worker", "run", *options, stderr=tmp_path / "second.log", PYTHONPATH=str(tmp_path)
+    )
     second.communicate()
 
     assert second.returncode == 1
@@ -117,7 +124,7 @@ def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str
     shown = " ".join(capsys.readouterr().out.split())
     for option in (
         "--name",
-        "--body",
+        "--handler",
         "--queue",
         "--queue-db",
         "--runtime-dir",

@@ -111,11 +111,11 @@ def tasks(tmp_path: Path, url: str, host_dir: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def work(tmp_path: Path, spawn: Start, tasks: ModuleType) -> Start:
-    """Start `gpuwarden worker tasks`."""
+    """Start `gpuwarden worker run tasks`."""
     assert tasks
 
     def start(*options: str) -> subprocess.Popen[str]:
-        return spawn("-m", "gpuwarden", "worker", "tasks", *options, stderr=tmp_path / "worker.log")
+        return spawn("-m", "gpuwarden", "worker", "run", "tasks", *options, stderr=tmp_path / "worker.log")
 
     return start
 
@@ -310,7 +310,17 @@ def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypa
     handle = tasks.sketch.submit()
     monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR")
     log = tmp_path / "worker.log"
-    spawn("-m", "gpuwarden", "worker", "tasks", "--jobs-max", "1", stderr=log, XDG_RUNTIME_DIR=str(tmp_path / "own"))
+    spawn(
+        "-m",
+        "gpuwarden",
+        "worker",
+        "run",
+        "tasks",
+        "--jobs-max",
+        "1",
+        stderr=log,
+        XDG_RUNTIME_DIR=str(tmp_path / "own"),
+    )
 
     assert handle.wait(timeout_s=30) == "flux pipeline"
     assert "this host is not set up" in log.read_text()
@@ -402,7 +412,7 @@ def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
     tasks.paint.submit(prompt="a")
     (tmp_path / "file").touch()
 
-    assert main(["worker", "tasks", "--logs", str(tmp_path / "file" / "logs")]) == 1
+    assert main(["worker", "run", "tasks", "--logs", str(tmp_path / "file" / "logs")]) == 1
     assert "name another with --logs" in capsys.readouterr().err
     assert tasks.queue.store.job(1).state is State.QUEUED
 

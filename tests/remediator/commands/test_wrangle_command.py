@@ -295,7 +295,7 @@ def render():
 
 @pytest.fixture
 def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
-    """Start `gpuwarden worker tasks` of a name and a nature; whatever still runs at the end is killed."""
+    """Start `gpuwarden worker run tasks` of a name and a nature; whatever still runs at the end is killed."""
     folder, started = tmp_path / "run", list[subprocess.Popen[bytes]]()
     folder.mkdir()
     (folder / "host").write_text("box1\n")
@@ -304,7 +304,18 @@ def worker(tmp_path: Path, queue_url: str) -> Iterator[Worker]:
     def start_one(name: str, nature: str) -> subprocess.Popen[bytes]:
         with (tmp_path / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuwarden", "worker", "tasks", "--name", name, "--runtime-dir", str(folder)],
+                [
+                    sys.executable,
+                    "-m",
+                    "gpuwarden",
+                    "worker",
+                    "run",
+                    "tasks",
+                    "--name",
+                    name,
+                    "--runtime-dir",
+                    str(folder),
+                ],
                 cwd=tmp_path,
                 stdout=log,
                 stderr=log,
