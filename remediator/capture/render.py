@@ -36,7 +36,7 @@ def in_short(saved: SavedCapture, *, since: float) -> Iterator[str]:
         within = " < ".join(_frame(frame | {"file": frame["file"].rpartition("/")[2]}) for frame in frames)
         yield f"    {process['pid']} {plain(process['name'])}: {_thread(thread)}" + (within and f": {within}")
     if len(threads) > THREADS_SHOWN:
-        yield f"    {len(threads) - THREADS_SHOWN} more threads: see `gpuwarden ledger evidence`"
+        yield f"    {len(threads) - THREADS_SHOWN} more threads: see `gpuwarden ledger capture`"
     yield from (f"    {line}" for line in _curves(document["curves"], since=since, columns=CURVE_COLUMNS))
     yield from (f"    {line}" for line in _missing(document))
 

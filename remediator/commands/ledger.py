@@ -75,7 +75,7 @@ def _show(ledger: Ledger, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _evidence(ledger: Ledger, arguments: argparse.Namespace) -> int:
+def _capture(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """Print the captures of an episode in full."""
     history = _read_history(ledger, arguments.episode)
     captures = ledger.captures.of_episode(arguments.episode)
@@ -128,7 +128,7 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
+def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """Print orders of operators and openings of the circuit breaker."""
     for order in ledger.orders.given_since(since=time.time() - arguments.since):
         if arguments.json:
@@ -141,7 +141,7 @@ def _orders(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 
 _ACTS: Final = {
-    "list": _list, "show": _show, "evidence": _evidence, "refused": _refused, "summary": _summary, "orders": _orders,
+    "list": _list, "show": _show, "capture": _capture, "refused": _refused, "summary": _summary, "audit": _audit,
     "export": export,
 }  # fmt: skip
 
@@ -149,20 +149,20 @@ _ACTS: Final = {
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="Show what was observed, decided and done.")
     add_ledger(parser)
-    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|evidence|refused|summary|orders|export")
+    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|capture|refused|summary|audit|export")
     for name, help_text in (
         ("list", "list the newest episodes"),
         ("show", "show one episode"),
-        ("evidence", "show stacks and logs saved before a stop"),
+        ("capture", "show stacks and logs saved before a stop"),
         ("refused", "list refused alerts"),
         ("summary", "count actions, and list what a dry run would have done"),
-        ("orders", "list orders of operators, and openings of the circuit breaker"),
+        ("audit", "list orders of operators, and openings of the circuit breaker"),
     ):
         each = what.add_parser(name, help=help_text, description=help_text)
         each.add_argument("--json", action="store_true", help="print JSON lines")
-        if name in ("show", "evidence"):
+        if name in ("show", "capture"):
             each.add_argument("episode", type=int, help="number from `gpuwarden ledger list`")
-        elif name in ("summary", "orders"):
+        elif name in ("summary", "audit"):
             default = "24h" if name == "summary" else "30d"
             help_since = f"time range: 12h, 7d (default: {default})"
             each.add_argument("--since", type=duration_s, default=duration_s(default), help=help_since)

@@ -1,7 +1,7 @@
 """`gpuwarden wrangle`: find faulty workers and jobs from failed items, and act on them by command.
 
-`list` shows what an armed executor would do (`remediator.remedies.wrangle`). `do` does it for one run. The transaction
-that acts decides again, in the operator's name.
+`list` shows what an armed executor would do (`remediator.remedies.wrangle`). `apply` does it for one run. The
+transaction that acts decides again, in the operator's name.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _do(store: JobStore, arguments: argparse.Namespace) -> int:
+def _apply(store: JobStore, arguments: argparse.Namespace) -> int:
     rules, run_id = _rules(arguments), arguments.run
     run = store.item_failures.tally(run_id, now=store.now())
     if run is None:
@@ -114,11 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     acts = parser.add_subparsers(required=True, metavar="ACT")
     listing = add_act(acts, "list", _list, "list the verdict for each wrangled run")
     add_json(listing, "print JSON lines, with the counts")
-    do = add_act(acts, "do", _do, "apply the verdict for one run, if it still holds")
-    for each in (listing, do):
+    apply = add_act(acts, "apply", _apply, "apply the verdict for one run, if it still holds")
+    for each in (listing, apply):
         _add_rules(each)
-    do.add_argument("run", metavar="RUN")
-    for name, wrangled, what in (("on", True, "wrangle a run"), ("off", False, "stop wrangling a run")):
+    apply.add_argument("run", metavar="RUN")
+    for name, wrangled, what in (("enable", True, "wrangle a run"), ("disable", False, "stop wrangling a run")):
         asking = add_act(acts, name, _set_wrangled, what)
         asking.set_defaults(wrangled=wrangled)
         asking.add_argument("run", metavar="RUN")

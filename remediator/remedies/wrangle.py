@@ -151,7 +151,7 @@ def classify(run: RunTally, rules: Rules, *, host: str | None = None) -> Verdict
 
 def _reason_to_skip(run: RunTally) -> str | None:
     if not run.asked:
-        return f"wrangling is off: `gpuwarden wrangle on {run.run_id}` starts it"
+        return f"wrangling is off: `gpuwarden wrangle enable {run.run_id}` starts it"
     if run.over:
         return "it has ended"
     if run.ranked:

@@ -6,7 +6,7 @@ import pytest
 
 from gpuwarden.cli.main import main
 
-COMMANDS = ("exporter", "remediator serve", "remediator execute", "worker")
+COMMANDS = ("exporter", "remediator serve", "remediator execute", "worker run")
 
 
 def told(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:

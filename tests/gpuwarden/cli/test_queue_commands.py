@@ -87,9 +87,9 @@ CHANGES = (
     ["worker", "drain", "w", "--host", HOST],
     ["gpu", "quarantine", "GPU-1", "--host", HOST],
     ["gpu", "release", "GPU-1"],
-    ["wrangle", "do", "r"],
-    ["wrangle", "on", "r"],
-    ["wrangle", "off", "r"],
+    ["wrangle", "apply", "r"],
+    ["wrangle", "enable", "r"],
+    ["wrangle", "disable", "r"],
     ["wrangle", "forgive", "r"],
 )
 

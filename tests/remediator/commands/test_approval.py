@@ -236,6 +236,6 @@ def test_the_audit_tells_of_answers(
     ledger.episodes.close(1, Outcome.SUPERSEDED, Reason.DONE, "closed", now=time.time())
     capsys.readouterr()
 
-    assert cli("ledger", "orders") == 0
+    assert cli("ledger", "audit") == 0
 
     assert "approve    episode 1 on box1 until " in capsys.readouterr().out.splitlines()[-1]

@@ -199,14 +199,14 @@ def test_show_is_short_for_many_threads(ledger: Ledger, ledger_url: str, capsys:
     told = said(capsys, "--ledger", ledger_url, "show", "1")[3:]
 
     assert missing(told[0], "dry run") == []
-    assert missing(told[-1], "24 more threads", "`gpuwarden ledger evidence`") == []
+    assert missing(told[-1], "24 more threads", "`gpuwarden ledger capture`") == []
     assert len(told) == 18
 
 
 def test_evidence_prints_all_of_it(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger, cut_short="cut short after 5 s", left_out_bytes=7)
 
-    heading, *told = said(capsys, "--ledger", ledger_url, "evidence", "1")
+    heading, *told = said(capsys, "--ledger", ledger_url, "capture", "1")
 
     assert heading.startswith("captured before the stop at 20")
     assert heading.endswith(f" on {HOST}, in 0.2 s")
@@ -257,7 +257,7 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
     assert told[2].endswith("0 processes, 0 threads, 0 Python stacks, 5 curves; took 0.2 s")
     assert told[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
 
-    full = said(capsys, "--ledger", ledger_url, "evidence", "1")
+    full = said(capsys, "--ledger", ledger_url, "capture", "1")
     heading = f"  {when(NOW - 240)} to {when(NOW)}, step 60 s:"
     assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
 
@@ -268,7 +268,7 @@ def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys:
 
     short, full = (
         next(line.split("|")[1] for line in said(capsys, "--ledger", ledger_url, what, "1") if "beat age" in line)
-        for what in ("show", "evidence")
+        for what in ("show", "capture")
     )
 
     assert (len(short), len(full)) == (60, 121)
@@ -279,7 +279,7 @@ def test_a_dense_curve_shows_its_maxima(ledger: Ledger, ledger_url: str, capsys:
 def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured(ledger)
 
-    (line,) = said(capsys, "--ledger", ledger_url, "evidence", "1", "--json")
+    (line,) = said(capsys, "--ledger", ledger_url, "capture", "1", "--json")
 
     told = json.loads(line)
     assert (told["at"], told["host"]) == (NOW + 3.25, HOST)
@@ -289,11 +289,11 @@ def test_evidence_as_json_is_what_was_kept(ledger: Ledger, ledger_url: str, caps
 def test_an_episode_without_a_capture(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     filled(ledger)
 
-    assert main(["ledger", "--ledger", ledger_url, "evidence", "1"]) == 0
+    assert main(["ledger", "--ledger", ledger_url, "capture", "1"]) == 0
 
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "no capture of episode 1\n")
-    assert main(["ledger", "--ledger", ledger_url, "evidence", "9"]) == 1
+    assert main(["ledger", "--ledger", ledger_url, "capture", "9"]) == 1
 
 
 def test_a_process_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,7 +314,7 @@ def test_a_process_cannot_steer_a_terminal(ledger: Ledger, ledger_url: str, caps
         curves=[drawn(hostile, 1.0, gpu=hostile)],
     )
 
-    for what, count in (("show", 9), ("evidence", 12)):
+    for what, count in (("show", 9), ("capture", 12)):
         lines = said(capsys, "--ledger", ledger_url, what, "1")
 
         assert all(line.isprintable() for line in lines)

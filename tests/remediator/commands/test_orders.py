@@ -164,9 +164,9 @@ def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: p
     cli("disarm")
     capsys.readouterr()
 
-    assert cli("ledger", "orders") == 0
+    assert cli("ledger", "audit") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert cli("ledger", "orders", "--json") == 0
+    assert cli("ledger", "audit", "--json") == 0
     parsed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert [line.split()[2] for line in lines] == ["arm", "pause", "disarm"]

@@ -90,7 +90,7 @@ def test_windows_end_by_number(ledger: Ledger, cli: Callable[..., int], capsys: 
     assert left(ledger) == [3, 1]
     assert cli("resume", "2") == 1
     assert missing(capsys.readouterr().err, "pause 2:", "`gpuwarden status`") == []
-    cli("ledger", "orders")
+    cli("ledger", "audit")
     audit = capsys.readouterr().out.splitlines()
     assert "  resume     pause 2 on box1 until " in audit[-1]
     assert audit[-1].endswith(": postponed")

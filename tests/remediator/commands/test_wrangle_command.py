@@ -93,7 +93,7 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     end(store, claim(store, "bad"), failed=6)
     end(store, claim(store, "good"), done=1)
 
-    code, out, _ = cli("wrangle", "do", "r1")
+    code, out, _ = cli("wrangle", "apply", "r1")
 
     assert code == 0
     assert missing(out, "r1: ", "locked", "bad on box1", "failed 6") == []
@@ -102,7 +102,7 @@ def test_what_is_found_is_done_in_the_name_of_who_said_so(store: JobStore, cli: 
     assert row.locked_by.startswith("ann@")
     assert row.locked_because is not None
     assert missing(row.locked_because, "run r1", "bad on box1", "failed 6") == []
-    code, out, err = cli("wrangle", "do", "r1")
+    code, out, err = cli("wrangle", "apply", "r1")
     assert (code, out) == (1, "")
     assert missing(err, "gpuwarden wrangle: ", "more than 5") == []
 
@@ -111,13 +111,13 @@ def test_a_run_is_moved_blocked_and_forgiven(store: JobStore, cli: Cli, monkeypa
     start(store, jobs=1)
     job = claim(store, "w1")
     end(store, job, failed=6)
-    assert missing(cli("wrangle", "do", "r1")[1], "r1: moved", "w1 on box1") == []
+    assert missing(cli("wrangle", "apply", "r1")[1], "r1: moved", "w1 on box1") == []
     assert re.match(r"r1: waits: 1 of its jobs are fenced.*known$", cli("wrangle", "list")[1])
     assert missing(cli("wrangle", "list", "--migrations-max", "1")[1], "1 of 1 times", "blocked") == []
     store.sweeps.reclaim_expired(now=store.now() + HAND_OVER_S + 1)
     end(store, claim(store, "w2"), failed=6)
 
-    code, out, _ = cli("wrangle", "do", "r1", "--migrations-max", "1")
+    code, out, _ = cli("wrangle", "apply", "r1", "--migrations-max", "1")
 
     assert (code, missing(out, "r1: blocked", "failed 6", "1 moves of at most 1", "submitter")) == (0, [])
     blocked = store.job(job.job_id)
@@ -142,7 +142,7 @@ def test_what_would_fail_for_being_taken_is_told_and_not_done(store: JobStore, c
     end(store, job, failed=6)
 
     listed = cli("wrangle", "list")[1]
-    code, out, err = cli("wrangle", "do", "r1")
+    code, out, err = cli("wrangle", "apply", "r1")
 
     assert (code, out) == (1, "")
     figures = ("w1 on box1", "failed 6", "move 1 of 3", f"job {job.job_id} ", "attempt 1 of 1", "reclaimed 0 times")
@@ -155,13 +155,13 @@ def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli
     start(store, wrangled=False)
     end(store, claim(store, "bad"), failed=6)
 
-    code, _, err = cli("wrangle", "do", "r1")
+    code, _, err = cli("wrangle", "apply", "r1")
 
     assert code == 1
-    assert missing(err, "gpuwarden wrangle: ", "`gpuwarden wrangle on r1`") == []
-    assert cli("wrangle", "on", "r1") == (0, "", "")
-    assert cli("wrangle", "do", "r1")[0] == 0
-    assert cli("wrangle", "off", "r1") == (0, "", "")
+    assert missing(err, "gpuwarden wrangle: ", "`gpuwarden wrangle enable r1`") == []
+    assert cli("wrangle", "enable", "r1") == (0, "", "")
+    assert cli("wrangle", "apply", "r1")[0] == 0
+    assert cli("wrangle", "disable", "r1") == (0, "", "")
     assert cli("wrangle", "list") == (0, "", "")
 
 
@@ -356,7 +356,7 @@ def test_a_bad_job_is_tried_four_times_and_blocked(store: JobStore, cli: Cli, wo
         its = worker(f"w{number}", "bad")
         found(store, BlockRun if number == 4 else Migrate, tmp_path)
         assert store.job(job.job_id).worker == f"w{number}", "those that were tried are there, and do not get it back"
-        assert cli("wrangle", "do", "r1")[0] == 0
+        assert cli("wrangle", "apply", "r1")[0] == 0
         assert its.wait(30) == 77
         worker(f"w{number}", "bad")  # as its supervisor does
         give_back(store)
