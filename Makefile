@@ -88,7 +88,7 @@ bench: .venv/.ready  ## measure: medians and ratios, in one run
 	@$(BIN)/python -m bench
 
 up: .venv/.ready  ## the whole chain on this host, in dry run, until Ctrl-C; UP_ARGS="--help" says more
-	@$(BIN)/python -m deploy.standalone.up --data .work/up $(UP_ARGS)
+	@$(BIN)/python -m deploy.standalone.up --data-dir .work/up $(UP_ARGS)
 
 lock: .venv/.ready  ## make requirements.lock anew from pyproject.toml
 	@$(BIN)/pip-compile --quiet --upgrade --generate-hashes --all-extras --strip-extras --allow-unsafe --no-header \

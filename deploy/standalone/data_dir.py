@@ -77,7 +77,7 @@ def lock_data_dir(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
         lock = os.open(data / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise DataDirError(
-            f"{data} cannot be used ({error.strerror}): run as its owner, or choose another --data"
+            f"{data} cannot be used ({error.strerror}): run as its owner, or choose another --data-dir"
         ) from None
     try:
         try:
@@ -85,7 +85,7 @@ def lock_data_dir(data: Path, *, say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             pid = os.pread(lock, 20, 0).decode().strip() or "unknown"
             raise DataDirError(
-                f"another `gpuwarden up` (pid {pid}) runs on {data}: stop it first, or choose another --data"
+                f"another `gpuwarden up` (pid {pid}) runs on {data}: stop it first, or choose another --data-dir"
             ) from None
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
@@ -104,10 +104,10 @@ def _create(data: Path) -> None:
     if (data / "lock").exists():
         return
     if {path.name for path in data.iterdir()} - _OURS:
-        raise DataDirError(f"{data} holds other files: choose another --data")
+        raise DataDirError(f"{data} holds other files: choose another --data-dir")
     if data.stat().st_mode & 0o077:
         raise DataDirError(
-            f"other users may enter {data}, which holds secrets: run chmod 700 on it, or choose another --data"
+            f"other users may enter {data}, which holds secrets: run chmod 700 on it, or choose another --data-dir"
         )
 
 

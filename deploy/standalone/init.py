@@ -34,7 +34,8 @@ WATCHDOG_URL: Final = ".watchdog-url"
 KEPT_RUNBOOKS_URL: Final = ".runbooks-url"
 KEPT_OPTIONS: Final = ".options"
 _OPTIONS: Final = (
-    "command", "etc", "state", "run", "podman", "docker", "systemd_unit", *(f"{part}_port" for part in PORTS)
+    "command", "config_dir", "data_dir", "runtime_dir", "podman", "docker", "systemd_unit",
+    *(f"{part}_port" for part in PORTS),
 )  # fmt: skip
 _PRIVATE: Final = frozenset({"alertmanager.yml"})
 """Files with mode 0600: they may hold the watchdog URL."""
@@ -61,9 +62,9 @@ class Site:
 
     host: str
     command: str
-    etc: str
-    state: str
-    run: str
+    config_dir: str
+    data_dir: str
+    runtime_dir: str
     docker: str
     podman: str
     systemd_unit: str
@@ -85,12 +86,17 @@ def files(site: Site) -> dict[str, str]:
         InitError: a path would need quoting.
         OSError: the installation is incomplete.
     """
-    for what, path in (("etc", site.etc), ("state", site.state), ("run", site.run), ("command", site.command)):
+    for what, path in (
+        ("config-dir", site.config_dir),
+        ("data-dir", site.data_dir),
+        ("runtime-dir", site.runtime_dir),
+        ("command", site.command),
+    ):
         if not _PLAIN.fullmatch(path):
             raise InitError(f"invalid {what} {path!r}: use an absolute path of letters, digits and ._/@+-")
     if site.systemd_unit and not _PLAIN_UNITS.fullmatch(site.systemd_unit):
         raise InitError(f"invalid systemd-unit {site.systemd_unit!r}: use letters, digits and :_.@*?[!]-")
-    etc = Path(site.etc)
+    etc = Path(site.config_dir)
     prometheus = prometheus_config(
         host=site.host,
         exporter=f"127.0.0.1:{site.exporter_port}",
@@ -177,7 +183,7 @@ def command(argv: list[str]) -> int:
     site = Site(
         host=check_name(arguments.host or (_read(kept) if kept.is_file() else socket.gethostname()), what="host"),
         command=arguments.command or _own_command(),
-        **{name: getattr(arguments, name) for name in ("etc", "state", "run", "podman")},
+        **{name: getattr(arguments, name) for name in ("config_dir", "data_dir", "runtime_dir", "podman")},
         docker=docker,
         watched_docker="auto" if away else None,  # it may be down now
         systemd_unit=",".join(arguments.systemd_unit),
@@ -295,9 +301,9 @@ def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     parser.add_argument("--host", help="host key (default: the one in DIR, otherwise the machine's name)")
     parser.add_argument("--command", help="absolute path of gpuwarden in the units (default: this installation's)")
     for name, default, what in (
-        ("etc", "/etc/gpuwarden", "folder for settings, rules and token"),
-        ("state", str(data_dir.SYSTEM_DATA), "folder for ledger and queue"),
-        ("run", str(data_dir.SYSTEM_DIRECTORY), "$GPUWARDEN_RUNTIME_DIR, the state folder of workers"),
+        ("config-dir", "/etc/gpuwarden", "folder for settings, rules and token"),
+        ("data-dir", str(data_dir.SYSTEM_DATA), "folder for ledger and queue"),
+        ("runtime-dir", str(data_dir.SYSTEM_DIRECTORY), "$GPUWARDEN_RUNTIME_DIR, the state folder of workers"),
         ("podman", "none", "Podman socket, for example unix:///run/podman/podman.sock, or 'none'"),
     ):
         parser.add_argument(f"--{name}", default=default, help=f"{what} (default: %(default)s)")

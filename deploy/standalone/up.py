@@ -106,9 +106,9 @@ def command(argv: list[str] | None = None) -> int:
     """Run `gpuwarden up`."""
     arguments = _parser().parse_args(argv)
     stop = _StopSignal()
-    output = _Output(arguments.data)
+    output = _Output(arguments.data_dir)
     try:
-        with data_dir.lock_data_dir(arguments.data, say=output):
+        with data_dir.lock_data_dir(arguments.data_dir, say=output):
             try:
                 _run(arguments, stop, output)
             except (debian_packages.PartMissing, ChainError, GpuwardenError, OSError) as error:
@@ -162,8 +162,8 @@ def _use_docker(chain: Chain, output: _Output) -> None:
 
 
 def _plan(arguments: argparse.Namespace, engine: Engine | NoEngine) -> Plan:
-    data: Path = arguments.data.resolve()
-    directory: Path = (arguments.runtime_dir or data_dir.default_directory(arguments.data)).resolve()
+    data: Path = arguments.data_dir.resolve()
+    directory: Path = (arguments.runtime_dir or data_dir.default_directory(arguments.data_dir)).resolve()
     return Plan(
         work=data,
         directory=directory,
@@ -245,12 +245,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     data = data_dir.default_data(os.environ, euid=os.geteuid())
-    parser.add_argument("--data", type=Path, default=data, help="data directory (default: %(default)s)")
+    parser.add_argument("--data-dir", type=Path, default=data, help="data directory (default: %(default)s)")
     parser.add_argument(
         "--runtime-dir",
         type=Path,
         help=f"$GPUWARDEN_RUNTIME_DIR, the state folder of workers (default: {data_dir.SYSTEM_DIRECTORY} for "
-        f"--data {data_dir.SYSTEM_DATA}, otherwise DATA/run)",
+        f"--data-dir {data_dir.SYSTEM_DATA}, otherwise DATA_DIR/run)",
     )
     parser.add_argument("--host", help="host key (default: the last one, otherwise the machine's name)")
     parser.add_argument(

@@ -17,7 +17,8 @@ from remediator.settings.settings import ExecuteSettings
 from testbed.check_release import run_part
 
 SITE = Site(
-    host="box1", command="/usr/bin/gpuwarden", etc="/etc/gpuwarden", state="/var/lib/gpuwarden", run="/run/gpuwarden",
+    host="box1", command="/usr/bin/gpuwarden", config_dir="/etc/gpuwarden",
+    data_dir="/var/lib/gpuwarden", runtime_dir="/run/gpuwarden",
     docker="none", podman="none", systemd_unit="",
     exporter_port=1, remediator_port=2, prometheus_port=3, alertmanager_port=4,
 )  # fmt: skip
@@ -94,7 +95,8 @@ def test_the_runbooks_are_written_and_each_page_that_they_link(tmp_path: Path) -
 def test_a_second_run_keeps_every_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     podman = "--podman=unix:///run/podman/podman.sock"
     options = [
-        "--command=/opt/gpuwarden/bin/gpuwarden", "--etc=/etc/warden", "--state=/srv/warden", "--run=/run/warden",
+        "--command=/opt/gpuwarden/bin/gpuwarden", "--config-dir=/etc/warden",
+        "--data-dir=/srv/warden", "--runtime-dir=/run/warden",
         podman, "--docker=unix:///srv/docker.sock", "--systemd-unit=gpu-worker@*.service,b.service",
         "--exporter-port=71", "--remediator-port=72", "--alertmanager-port=73", "--prometheus-port=74",
     ]  # fmt: skip
@@ -241,7 +243,7 @@ def test_files_that_somebody_else_put_there_are_not_overwritten(tmp_path: Path) 
 @pytest.mark.parametrize("path", ["etc/gpuwarden", "/etc/gpu warden", "/etc/%h", "/etc/$x", "/a\n/b"])
 def test_a_path_that_systemd_would_read_otherwise_is_refused(tmp_path: Path, path: str) -> None:
     with pytest.raises(InitError, match="invalid "):
-        init.command([str(tmp_path), "--etc", path])
+        init.command([str(tmp_path), "--config-dir", path])
 
 
 def test_a_host_key_that_cannot_be_a_label_is_refused(tmp_path: Path) -> None:
@@ -299,10 +301,12 @@ def test_a_pattern_that_a_file_of_settings_would_read_otherwise_is_refused(tmp_p
 
 @pytest.mark.needs_parts
 def test_promtool_and_amtool_accept_what_it_writes(tmp_path: Path) -> None:
-    options = [word for name in ("etc", "state", "run") for word in (f"--{name}", str(tmp_path / name))]
-    written(tmp_path / "etc", *options)
-    (tmp_path / "etc" / "gpuwarden").rename(tmp_path / "gpuwarden")
-    written(tmp_path / "out", "--etc", str(tmp_path / "gpuwarden"))
+    options = [
+        word for name in ("config-dir", "data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))
+    ]
+    written(tmp_path / "config-dir", *options)
+    (tmp_path / "config-dir" / "gpuwarden").rename(tmp_path / "gpuwarden")
+    written(tmp_path / "out", "--config-dir", str(tmp_path / "gpuwarden"))
 
     assert run_part("promtool", "check", "config", str(tmp_path / "out" / "prometheus.yml")) == []
     assert run_part("amtool", "check-config", str(tmp_path / "out" / "alertmanager.yml")) == []

@@ -119,7 +119,7 @@ def up(
     """Start it, and kill it where it still runs in the end; its parts end with it."""
     log, data = folder / "up.log", data or folder / "data"
     listening = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
-    argv = [sys.executable, *command, "--data", str(data), "--docker", docker]
+    argv = [sys.executable, *command, "--data-dir", str(data), "--docker", docker]
     with log.open("wb") as file:
         process = subprocess.Popen([*argv, *listening, *options], cwd=cwd, env=env, stdout=file, stderr=file)
     try:

@@ -24,8 +24,8 @@ SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
 def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
     ports, folder = free_ports(), tmp_path / "files"
     options = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
-    lies = [word for name in ("state", "run") for word in (f"--{name}", str(tmp_path / name))]
-    lies += ["--etc", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
+    lies = [word for name in ("data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))]
+    lies += ["--config-dir", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
     assert init.command([str(folder), "--host", "box1", *options, *lies]) == 0
     make(folder / "tmpfiles.d" / "gpuwarden.conf")
 

@@ -80,7 +80,7 @@ def test_a_pattern_of_all_services_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["59", "86401", "nan", "soon"])
 def test_a_bad_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        command(["--data", str(tmp_path / "data"), "--restart-timeout-s", given])
+        command(["--data-dir", str(tmp_path / "data"), "--restart-timeout-s", given])
 
     assert ended.value.code == 2
     assert f"--restart-timeout-s: invalid time '{given}': expected 60 to 86400 seconds" in capsys.readouterr().err
