@@ -165,7 +165,7 @@ def test_nothing_is_done_about_a_run_that_asked_for_nothing(store: JobStore, cli
     assert cli("wrangle", "list") == (0, "", "")
 
 
-@pytest.mark.parametrize("argv", [("on", "r9"), ("off", "r9"), ("do", "r9")])
+@pytest.mark.parametrize("argv", [("enable", "r9"), ("disable", "r9"), ("apply", "r9")])
 def test_a_run_that_is_not_there_is_told(store: JobStore, cli: Cli, argv: tuple[str, ...]) -> None:
     assert store.item_failures.wrangled_runs() == []
 
