@@ -1,4 +1,4 @@
-"""Values with sane defaults: a test says only what it is about."""
+"""Values with defaults, so that a test names only what matters to it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ RAM = RamUse(usage_bytes=2048 * MIB, anon_bytes=1024 * MIB, working_set_bytes=15
 
 
 def ago(seconds: float, *, boot_id: str = BOOT, now_s: float = NOW_S) -> Stamp:
-    """A stamp that many seconds before the frozen present."""
+    """A stamp so many seconds before the fixed present."""
     at_s = now_s - seconds
     return Stamp(boottime_s=at_s, boot_id=boot_id, unix_s=UNIX_AT_BOOT_S + at_s)
 
@@ -100,7 +100,7 @@ def process(pid: int = 4001, utilization_ratio: float | None = 0.0, memory_bytes
 
 
 def gpu(index: int = 0, *processes: GpuProcess, **changes: Any) -> Gpu:
-    """A GPU of which nothing is unattributed, unless said otherwise."""
+    """A GPU without unattributed use by default."""
     given: dict[str, Any] = {
         "uuid": f"GPU-{index}",
         "index": index,
@@ -162,7 +162,7 @@ def server_evidence(**changes: Any) -> ServerEvidence:
 
 
 def snapshot(*sightings: WorkerReading, **changes: Any) -> Snapshot:
-    """No GPU's memory is on its way back, unless said otherwise."""
+    """By default no GPU memory is on its way back."""
     given: dict[str, Any] = {
         "host": "box-1",
         "taken": ago(0),

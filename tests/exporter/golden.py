@@ -1,6 +1,6 @@
-"""The golden scrape: one literal snapshot, and the text that is published of it.
+"""The golden scrape: one literal snapshot and its page.
 
-`python -m tests.exporter.golden` writes golden.prom anew; look at the difference before it is committed.
+`python -m tests.exporter.golden` rewrites golden.prom. Read the difference before you commit it.
 """
 
 import sys
@@ -53,7 +53,7 @@ FIGURES = GpuFigures(
 
 
 def with_all_figures(use: RamUse) -> RamUse:
-    """Each figure that has no value gets one, so that a new figure has a sample at once."""
+    """Give each field without a value one, so that a new metric has a sample at once."""
     missing: dict[str, Any] = {name: 7 for name in use._fields if name != "unknown" and getattr(use, name) is None}
     return use._replace(**missing)
 
@@ -66,15 +66,15 @@ SNAPSHOT = build.snapshot(
                   lost=True),
         build.gpu(2, uuid="MIG-2", utilization_ratio=None, memory_used_bytes=512 * build.MIB, attribution="none",
                   mig=MigInstance(parent="GPU-2", number=0, gpu_instance=1, compute_instance=0)),
-        # Who computes on it is known, and not how much.
+        # Its processes are known, their use is not.
         build.gpu(0, build.process(4002, None, 3 * build.MIB), uuid="GPU-amd", name="navi31", utilization_ratio=0.9,
                   source="amdgpu", node="renderD128", attribution="device"),
     ),
     workers=WorkerReadings(
         workers=(
-            # Armed and silent, with a measured idle of 0 s: suspected.
+            # Silent with a measured idle time of 0 s: not stalled, with a reason.
             build.sighting(job=build.job_file(beat=build.ago(130), step=24, items_done=2, items_failed=1)),
-            # A video job, not armed and not policed, on a GPU that is lost.
+            # A video job without a step beat, without stall checks, on a lost GPU.
             build.sighting(
                 worker=build.worker_file(worker="w1", incarnation="inc-w1"),
                 job=build.job_file(
@@ -85,7 +85,7 @@ SNAPSHOT = build.snapshot(
                 pid=4002,
                 container_id=OTHER_ID,
             ),
-            # A rank of a gang, in its steps.
+            # A rank of a gang in its steps.
             build.sighting(
                 worker=build.worker_file(worker="w4", incarnation="inc-w4"),
                 job=build.job_file(
@@ -93,7 +93,7 @@ SNAPSHOT = build.snapshot(
                 ),
                 pid=4004,
             ),
-            # Rank 0 of another, that spins.
+            # Rank 0 of another gang: it spins.
             build.sighting(
                 worker=build.worker_file(worker="w5", incarnation="inc-w5"),
                 job=build.job_file(
@@ -103,7 +103,7 @@ SNAPSHOT = build.snapshot(
                 pid=4005,
                 container_id=SPINNING_ID,
             ),
-            # Died with its job, and its container with it.
+            # Died with its job and its container.
             build.sighting(
                 worker=build.worker_file(worker="w2", incarnation="inc-w2"),
                 job=build.job_file(job_id=9, worker="w2", incarnation="inc-w2"),
@@ -111,7 +111,7 @@ SNAPSHOT = build.snapshot(
                 pid=None,
                 container_id=ENDED_ID,
             ),
-            # In no container, without a job, last seen before a reboot; its lock cannot be tested.
+            # No container and no job, last seen before a reboot; its lock cannot be tested.
             build.sighting(
                 worker=build.worker_file(
                     worker="w3", incarnation="inc-w3", queue='odd "queue"\\', heartbeat=build.ago(5, boot_id="before")
@@ -132,7 +132,7 @@ SNAPSHOT = build.snapshot(
             ),
             ram=with_all_figures(build.RAM._replace(oom_kills=1)),
             shares=(
-                # It decodes, and runs no kernel.
+                # It decodes and runs no kernel.
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=2048 * build.MIB, attributed=True,
                          busiest_ratio=0.4),
             ),
@@ -143,7 +143,7 @@ SNAPSHOT = build.snapshot(
             peak_bytes={"GPU-0": 2060 * build.MIB},
         ),
         build.evidence(
-            # What its label says of a budget cannot be read.
+            # Its budget label is invalid.
             container=build.container(id=OTHER_ID, name="worker-1", managed=False,
                                       incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z",
                                       vram_budget=VramBudget(invalid=Unknown(reason="bad_budget", because="3 GB"))),
@@ -161,7 +161,7 @@ SNAPSHOT = build.snapshot(
             ram_idle_s=0.0,
         ),
         build.evidence(
-            # A pod's, with a GPU that it shares and nothing else to tell.
+            # A pod with a shared GPU and no other values.
             container=build.container(
                 kind="kubernetes", id="12" * 32, name="ml/llm-0/server", incarnation=f"uid@{'12' * 32}@3",
                 namespace="ml", pod="llm-0", image="llm:1", vram_budget=VramBudget(budget_bytes=3000 * build.MIB),
@@ -198,9 +198,9 @@ SNAPSHOT = build.snapshot(
     ),
     dead_s={"w2": 12.5},
     servers=(
-        # Armed and silent.
+        # Armed and without an answer.
         build.server_evidence(container=build.container(name="llm"), unanswered_s=130.5),
-        # Paused, and never seen to answer.
+        # Paused, never answered.
         build.server_evidence(
             container=build.container(id=OTHER_ID, name="asr", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
             probe=build.probe(kind="docker", restart_after_s=60.0),
@@ -218,14 +218,14 @@ SNAPSHOT = build.snapshot(
     sources=(
         SourceHealth(source="workers", success=True, duration_s=0.002, succeeded_unix_s=1_700_010_000.0),
         SourceHealth(source="gpu", success=True, duration_s=0.001, succeeded_unix_s=1_700_010_000.0),
-        # It answered a quarter of an hour ago.
+        # Answered 15 minutes ago.
         SourceHealth(source="docker", success=False, duration_s=5.0, succeeded_unix_s=1_700_009_100.0),
     ),
     tasks=TaskReadings(
         tasks=(
             build.task(),
             build.task(task=TaskFile(task_id=124, pid=4568, pgid=4568, started_unix_s=1_700_000_000.5), alive=False),
-            # Whether its process is there cannot be told.
+            # Unknown whether its process lives.
             build.task(task=TaskFile(task_id=125, pid=4569, pgid=4569, started_unix_s=1_700_000_001.0), alive=None),
         ),
         errors={"not_json": 1},
@@ -242,14 +242,14 @@ SNAPSHOT = build.snapshot(
     },
     unplaced=(
         GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0),
-        # A process in no container, of which it is not known what it computes.
+        # A process in no container, with unknown GPU use.
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
     returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
     cpu_idle_s={4001: 44.5, 4002: 0.0},
     worker_evidence={
         "w0": build.evidence(gpu_idle_s=130.5, ram_idle_s=140.0, io_idle_s=120.0),
-        # Of its GPU and its I/O nothing is known.
+        # Its GPU and I/O are unknown.
         "w1": build.evidence(gpu_idle_s=None, ram_idle_s=0.0, io_idle_s=None),
     },
     unknown={("worker-1", "gpu", "not_listed"): 12, ("w3", "ram", "unreadable"): 3},
@@ -258,7 +258,7 @@ SNAPSHOT = build.snapshot(
 
 
 def scraped(snapshot: Snapshot | None, *, now: Stamp | None = None) -> str:
-    """The text of one scrape, its clocks stopped at `now`, or at half a second after the snapshot."""
+    """The page of one scrape at `now`, by default half a second after the snapshot."""
     frozen = now or build.ago(-0.5)
     registry = CollectorRegistry()
     with (

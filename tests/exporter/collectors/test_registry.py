@@ -1,4 +1,4 @@
-"""What Prometheus is given: the golden scrape, what is absent, and collectors that fail alone."""
+"""The published series: the golden scrape, absent values, and failing collectors."""
 
 import math
 import subprocess
@@ -34,18 +34,18 @@ Series = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def series(text: str) -> Series:
-    """Every sample by its name and labels; a series that is there twice is a defect."""
+    """Every sample by its name and labels. A duplicate fails."""
     found: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
-            assert key not in found, f"{key} is there twice"
+            assert key not in found, f"{key} is duplicated"
             found[key] = sample.value
     return found
 
 
 def values(text: str, name: str, **labels: str) -> list[float]:
-    """The values of a series whose labels include these."""
+    """The values of a series with these labels."""
     return [
         value
         for (found, given), value in series(text).items()
@@ -53,8 +53,8 @@ def values(text: str, name: str, **labels: str) -> list[float]:
     ]
 
 
-def told(text: str, name: str, **labels: str) -> list[float | None]:
-    """The same; `None` is one that is NaN."""
+def values_or_none(text: str, name: str, **labels: str) -> list[float | None]:
+    """The same values; NaN becomes `None`."""
     return [None if math.isnan(value) else value for value in values(text, name, **labels)]
 
 
@@ -62,7 +62,7 @@ FATAL: Final = Thresholds().xids_fatal
 
 
 def hot(text: str) -> set[str]:
-    """The names of the series about workers, jobs, containers and GPUs, but for what is set."""
+    """The names of the series about workers, jobs, containers and GPUs, without settings."""
     about = ("gpuwarden_worker", "gpuwarden_job", "gpuwarden_container", "gpuwarden_gpu_")
     named = {name for name, _ in series(text) if name.startswith(about) and "threshold" not in name}
     return named - {"gpuwarden_gpu_xid_fatal_info"}
@@ -71,12 +71,12 @@ def hot(text: str) -> set[str]:
 # Golden
 
 
-def test_the_scrape_is_the_golden_one() -> None:
-    """After a change that is meant: `python -m tests.exporter.golden`, and read the difference."""
+def test_scrape_equals_the_golden_one() -> None:
+    """After an intended change run `python -m tests.exporter.golden` and read the difference."""
     assert golden.scraped(golden.SNAPSHOT) == golden.PATH.read_text(encoding="utf-8")
 
 
-def test_the_golden_scrape_holds_every_family_with_a_sample() -> None:
+def test_golden_scrape_has_a_sample_of_every_family() -> None:
     families = {family.name: family for family in text_string_to_metric_families(golden.PATH.read_text())}
     published = {family.name for collect in COLLECTORS.values() for family in collect(golden.SNAPSHOT)}
 
@@ -84,17 +84,17 @@ def test_the_golden_scrape_holds_every_family_with_a_sample() -> None:
     assert [name for name, family in families.items() if not family.samples] == []
 
 
-def test_every_xid_that_is_fatal_unless_set_otherwise_is_told_from_the_first_look_on() -> None:
+def test_every_fatal_xid_is_published_from_the_first_sample() -> None:
     text = golden.PATH.read_text(encoding="utf-8")
 
-    told = {xid: values(text, "gpuwarden_gpu_xid_errors_total", gpu="GPU-0", xid=str(xid)) for xid in FATAL}
+    published = {xid: values(text, "gpuwarden_gpu_xid_errors_total", gpu="GPU-0", xid=str(xid)) for xid in FATAL}
 
-    assert told == {xid: [0.0] for xid in FATAL}
+    assert published == {xid: [0.0] for xid in FATAL}
     assert len(FATAL) > 1
 
 
 @pytest.mark.needs_parts
-def test_promtool_finds_nothing_to_say_about_the_golden_scrape() -> None:
+def test_promtool_accepts_the_golden_scrape() -> None:
     promtool = debian_packages.find("promtool")
 
     checked = subprocess.run(
@@ -110,7 +110,7 @@ def test_promtool_finds_nothing_to_say_about_the_golden_scrape() -> None:
 
 
 @pytest.mark.needs_parts
-def test_promtool_would_complain_of_a_counter_by_a_wrong_name() -> None:
+def test_promtool_rejects_a_wrong_counter_name() -> None:
     checked = subprocess.run(
         [debian_packages.find("promtool"), "check", "metrics"],
         input="# HELP wrong_things A counter.\n# TYPE wrong_things counter\nwrong_things 1\n",
@@ -123,15 +123,15 @@ def test_promtool_would_complain_of_a_counter_by_a_wrong_name() -> None:
     assert checked.returncode != 0
 
 
-def test_no_sample_carries_a_timestamp() -> None:
+def test_no_sample_has_a_timestamp() -> None:
     for line in golden.PATH.read_text().splitlines():
         assert line.startswith("#") or len(line.rpartition("}")[2].split()) <= 2
 
 
-# Absent, zero, there
+# Absent, zero, present
 
 
-def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
+def test_unknown_is_absent_and_measured_zero_is_zero() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_container_gpu_idle_seconds", container="worker-0") == [0.0]
@@ -147,15 +147,15 @@ def test_unknown_is_absent_and_a_measured_nothing_is_zero() -> None:
 NOTHING: Final = dict.fromkeys(
     ("gpu_idle_s", "ram_idle_s", "io_idle_s", "page_fault_idle_s", "cpu_idle_s", "gpu_last_busy_age_s"), None
 )
-"""What is told of a container of which nothing is known."""
+"""A container without any known value."""
 
 
 def not_numbers(snapshot: Snapshot) -> set[str]:
-    """The names of the series that are NaN."""
+    """The names of the series with NaN."""
     return {name for (name, _), value in series(golden.scraped(snapshot)).items() if math.isnan(value)}
 
 
-def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of_what() -> None:
+def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
     unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", because=""), **NOTHING)
     gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
     server = build.server_evidence(answered=None, unanswered_s=None)
@@ -188,20 +188,22 @@ def test_what_rules_compare_is_nan_while_it_is_unknown_and_the_reference_says_of
 @pytest.mark.parametrize(
     ("place", "idle", "lost"),
     [
-        pytest.param({}, [500.0], [], id="each GPU is measured: none is lost"),
+        pytest.param({}, [500.0], [], id="each GPU measured"),
         pytest.param(
-            {"gpu_idle_s": None, "gpu_unknown": "gpu_missing", "gpu_lost_s": 7.0}, [None], [7.0], id="one is lost"
+            {"gpu_idle_s": None, "gpu_unknown": "gpu_missing", "gpu_lost_s": 7.0}, [None], [7.0], id="one GPU lost"
         ),
-        pytest.param({"gpu_idle_s": None, "gpu_unknown": "source_failed"}, [None], [None], id="nobody knows"),
-        pytest.param({"gpu_idle_s": None, "gpu_unknown": NO_GPU}, [], [], id="it was given none"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": "source_failed"}, [None], [None], id="source failed"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": NO_GPU}, [], [], id="no GPU assigned"),
     ],
 )
-def test_gpus_are_absent_or_nan(place: dict[str, Any], idle: list[float | None], lost: list[float | None]) -> None:
+def test_gpu_durations_are_absent_or_nan(
+    place: dict[str, Any], idle: list[float | None], lost: list[float | None]
+) -> None:
     reason = place.pop("gpu_unknown", None)
     unknown = Unknown(reason=reason, because="") if reason else None
     text = golden.scraped(build.snapshot(containers=(build.evidence(gpu_unknown=unknown, **place),)))
 
-    found = [told(text, f"gpuwarden_container_gpu_{name}_seconds") for name in ("idle", "lost")]
+    found = [values_or_none(text, f"gpuwarden_container_gpu_{name}_seconds") for name in ("idle", "lost")]
 
     assert found == [idle, lost]
 
@@ -209,9 +211,9 @@ def test_gpus_are_absent_or_nan(place: dict[str, Any], idle: list[float | None],
 @pytest.mark.parametrize(
     ("held_bytes", "budget_bytes", "over"),
     [(1001, 1000, [1.0]), (1000, 1000, []), (0, 1000, []), (None, 1000, []), (1001, None, [])],
-    ids=["over", "at it", "within it", "unknown what it holds", "no budget"],
+    ids=["over", "equal", "within", "memory unknown", "no budget"],
 )
-def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int | None, over: list[float]) -> None:
+def test_memory_over_budget(held_bytes: int | None, budget_bytes: int | None, over: list[float]) -> None:
     shares = tuple(
         GpuShare(gpu=gpu, utilization_ratio=None, memory_bytes=size)
         for gpu, size in (("GPU-0", held_bytes), ("GPU-1", 7))
@@ -224,10 +226,10 @@ def test_a_container_over_its_budget(held_bytes: int | None, budget_bytes: int |
     assert values(text, "gpuwarden_container_gpu_memory_over_budget_bytes", gpu="GPU-1") == []
 
 
-def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:
+def test_step_beat_has_no_age_and_no_time_before_the_first() -> None:
     def beats(sighting: WorkerReading) -> list[list[float | None]]:
         text = golden.scraped(build.snapshot(sighting))
-        return [told(text, f"gpuwarden_job_step_beat_{name}_seconds") for name in ("age", "timestamp")]
+        return [values_or_none(text, f"gpuwarden_job_step_beat_{name}_seconds") for name in ("age", "timestamp")]
 
     armed = build.ago(3)
 
@@ -235,42 +237,44 @@ def test_a_beat_has_no_age_and_no_time_until_the_job_is_armed() -> None:
     assert beats(build.sighting(job=build.job_file(beat=armed))) == [[3.0], [armed.unix_s]]
 
 
-def test_a_beat_of_before_the_reboot_has_a_time_and_no_age() -> None:
+def test_step_beat_from_before_a_reboot_has_a_time_and_no_age() -> None:
     beaten = build.sighting(job=build.job_file(beat=build.ago(3, boot_id="before")))
 
     text = golden.scraped(build.snapshot(beaten))
 
-    assert told(text, "gpuwarden_job_step_beat_age_seconds") == [None]
+    assert values_or_none(text, "gpuwarden_job_step_beat_age_seconds") == [None]
     assert len(values(text, "gpuwarden_job_step_beat_timestamp_seconds")) == 1
 
 
-def test_a_job_that_is_not_policed_has_no_stall_timeout_and_is_never_suspected() -> None:
+def test_job_without_stall_checks_has_no_timeout_and_no_suspicion() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_job_budget_seconds", worker="w1") == [1800.0]
-    assert told(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == [None]
+    assert values_or_none(text, "gpuwarden_job_stall_timeout_seconds", worker="w1") == [None]
     assert values(text, "gpuwarden_job_stall_suspected", worker="w1") == []
 
 
 @pytest.mark.parametrize(
     ("changes", "silence_s", "window_s"),
     [
-        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, [900.0], [900.0], id="as it asks in its phase"),
-        pytest.param({"stall_timeout_s": 700.0}, [700.0], [700.0], id="as its owner allows"),
-        pytest.param({"phase": Phase.IDLE}, [None], [None], id="not at all while it is idle"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, [900.0], [900.0], id="timeout of the phase"),
+        pytest.param({"stall_timeout_s": 700.0}, [700.0], [700.0], id="the job's stall timeout"),
+        pytest.param({"phase": Phase.IDLE}, [None], [None], id="idle: not checked"),
     ],
 )
-def test_a_job_is_policed(changes: dict[str, Any], silence_s: list[float | None], window_s: list[float | None]) -> None:
+def test_job_limits_are_published(
+    changes: dict[str, Any], silence_s: list[float | None], window_s: list[float | None]
+) -> None:
     job = build.job_file(beat=build.ago(9999), **changes)
 
     text = golden.scraped(build.snapshot(build.sighting(job=job)))
 
-    assert told(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
-    assert told(text, "gpuwarden_job_health_window_seconds") == window_s
+    assert values_or_none(text, "gpuwarden_job_stall_timeout_seconds") == silence_s
+    assert values_or_none(text, "gpuwarden_job_health_window_seconds") == window_s
     assert values(text, "gpuwarden_job_stall_suspected") == [1.0 for each in silence_s if each]
 
 
-def test_the_time_for_which_its_container_was_paused_makes_no_job_stuck_later() -> None:
+def test_pauses_do_not_count_in_stuck_limits() -> None:
     longest = (LongStep(took_s=305.0, began_s=9000.0), LongStep(took_s=5.0, began_s=9310.0))
     seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
     places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
@@ -298,15 +302,15 @@ SPINS: dict[str, Any] = {
 }
 
 
-def of_a_rank(place: dict[str, Any], alive: bool | None = True, **job: Any) -> dict[str, list[float | None]]:
-    """What is told of a rank that spins, but for these."""
+def rank_series(place: dict[str, Any], alive: bool | None = True, **job: Any) -> dict[str, list[float | None]]:
+    """The series of a spinning rank."""
     seen = build.sighting(job=build.job_file(**(RANK | job)), alive=alive)
     text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**(SPINS | place)),)))
-    return {name.removeprefix("gpuwarden_gang_"): told(text, name) for name in GANG_SERIES}
+    return {name.removeprefix("gpuwarden_gang_"): values_or_none(text, name) for name in GANG_SERIES}
 
 
-def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_may_be() -> None:
-    assert of_a_rank({}, attempt=3) == {
+def test_rank_publishes_its_spinning_time_and_limit() -> None:
+    assert rank_series({}, attempt=3) == {
         "rank_attempt": [3.0],
         "rank_overdue_attempt": [3.0],
         "overdue_ranks": [4.0],
@@ -319,41 +323,39 @@ def test_a_rank_is_told_with_its_gang_for_how_long_it_spins_and_how_long_that_ma
     assert values(text, "gpuwarden_gang_rank_overdue_attempt", gang="7/night", rank="2", **job) == [1.0]
     assert values(text, "gpuwarden_gang_overdue_ranks", gang="7/night") == [4.0]
     assert values(text, "gpuwarden_gang_rank_attempt", gang="7/night", rank="2") == [1.0]
-    assert told(text, "gpuwarden_job_stuck_after_seconds") == [None]
+    assert values_or_none(text, "gpuwarden_job_stuck_after_seconds") == [None]
 
 
 @pytest.mark.parametrize(
     ("place", "job", "spinning_s"),
     [
-        pytest.param({"io_idle_s": 300.0}, {}, [320.0], id="as long as the least, and as late as that may show"),
+        pytest.param({"io_idle_s": 300.0}, {}, [320.0], id="the least of its parts plus the lag"),
         pytest.param({"ram_idle_s": 300.0}, {}, [320.0], id="RAM"),
         pytest.param({"page_fault_idle_s": 300.0}, {}, [320.0], id="page faults"),
-        pytest.param({"gpu_saturated_s": 300.0}, {}, [320.0], id="its GPU"),
-        pytest.param({}, {"beat": build.ago(100)}, [100.0], id="no longer than since its beat"),
-        pytest.param({"gpu_saturated_s": 0.0}, {}, [0.0], id="not at all while its GPU is not pegged"),
-        pytest.param({"gpu_saturated_s": 0.0, "gpu_last_busy_age_s": 900.0}, {}, [0.0], id="nor while that idles"),
-        pytest.param(
-            {"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, {}, [None], id="unknown where its GPU is"
-        ),
-        pytest.param({"ram_idle_s": None}, {}, [None], id="or its RAM"),
-        pytest.param({"io_idle_s": None}, {}, [None], id="or its I/O"),
-        pytest.param({"page_fault_idle_s": None}, {}, [None], id="or its page faults"),
-        pytest.param({}, {"beat": None}, [None], id="or it has never beaten"),
+        pytest.param({"gpu_saturated_s": 300.0}, {}, [320.0], id="GPU"),
+        pytest.param({}, {"beat": build.ago(100)}, [100.0], id="at most the time since its step beat"),
+        pytest.param({"gpu_saturated_s": 0.0}, {}, [0.0], id="GPU not saturated"),
+        pytest.param({"gpu_saturated_s": 0.0, "gpu_last_busy_age_s": 900.0}, {}, [0.0], id="GPU idle"),
+        pytest.param({"gpu_saturated_s": None, "gpu_last_busy_age_s": 900.0}, {}, [None], id="GPU unknown"),
+        pytest.param({"ram_idle_s": None}, {}, [None], id="RAM unknown"),
+        pytest.param({"io_idle_s": None}, {}, [None], id="I/O unknown"),
+        pytest.param({"page_fault_idle_s": None}, {}, [None], id="page faults unknown"),
+        pytest.param({}, {"beat": None}, [None], id="no step beat"),
     ],
 )
-def test_a_rank_has_been_spinning(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float | None]) -> None:
-    found = of_a_rank(place, **job)
+def test_spinning_time_of_a_rank(place: dict[str, Any], job: dict[str, Any], spinning_s: list[float | None]) -> None:
+    found = rank_series(place, **job)
 
     assert found["rank_spinning_seconds"] == spinning_s
-    assert found["rank_attempt"] == [1.0], "it is known all the same"
+    assert found["rank_attempt"] == [1.0], "the rank is known"
     assert (found["rank_overdue_attempt"], found["overdue_ranks"]) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("floor_s", "spinning_s"), [(600.0, 120.0), (30.0, 115.0)], ids=["by 20 s", "by half of what it is held to"]
+    ("floor_s", "spinning_s"), [(600.0, 120.0), (30.0, 115.0)], ids=["by 20 s", "by half of its limit"]
 )
-def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: float) -> None:
-    """As late as of a job that is alone, which has to be still for half of its limit at least."""
+def test_spinning_time_allows_for_the_activity_lag(floor_s: float, spinning_s: float) -> None:
+    """As late as for a single job, whose inactive time is at least half of its limit."""
     seen = build.sighting(job=build.job_file(**RANK | {"stall_timeout_s": 5.0, "step_max_s": 0.1}))
     place = build.evidence(**SPINS | {"gpu_saturated_s": 100.0})
     timeouts = PhaseTimeouts(stuck_min_s=floor_s)
@@ -364,19 +366,19 @@ def test_how_late_it_may_show_that_a_rank_spins(floor_s: float, spinning_s: floa
     assert values(text, "gpuwarden_gang_rank_spinning_seconds") == [spinning_s]
 
 
-def test_of_the_rank_of_a_dead_worker_nothing_is_told_for_another_may_run_it_by_now() -> None:
-    told = of_a_rank({}, alive=False)
+def test_rank_of_a_dead_worker_is_absent() -> None:
+    published = rank_series({}, alive=False)
 
-    assert set(map(tuple, told.values())) == {()}
-    assert of_a_rank({}, alive=None)["rank_attempt"] == [1.0], "one of which it is not known lives on"
-
-
-@pytest.mark.parametrize("job", [{"ranks": 1, "gang": None}, {"gang": None}], ids=["alone", "an older worker's"])
-def test_of_a_job_that_is_of_no_gang_nothing_is_told_as_of_a_rank(job: dict[str, Any]) -> None:
-    assert set(map(tuple, of_a_rank({}, **job).values())) == {()}
+    assert set(map(tuple, published.values())) == {()}
+    assert rank_series({}, alive=None)["rank_attempt"] == [1.0], "an unknown worker counts as alive"
 
 
-def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is_not() -> None:
+@pytest.mark.parametrize("job", [{"ranks": 1, "gang": None}, {"gang": None}], ids=["alone", "older worker"])
+def test_job_without_a_gang_has_no_rank_series(job: dict[str, Any]) -> None:
+    assert set(map(tuple, rank_series({}, **job).values())) == {()}
+
+
+def test_silent_job_with_activity_is_suspected_and_a_stalled_one_is_not() -> None:
     silent = build.sighting(job=build.job_file(beat=build.ago(130)))
 
     def suspected(idle_s: float) -> list[float]:
@@ -386,15 +388,15 @@ def test_a_silent_job_with_a_sign_of_life_is_suspected_and_one_that_is_wedged_is
     assert (suspected(5.0), suspected(500.0)) == ([1.0], [0.0])
 
 
-QUIET_JOB = {"beat": build.ago(600), "phase_started": build.ago(700)}
+INACTIVE_JOB = {"beat": build.ago(600), "phase_started": build.ago(700)}
 
 
-def quiet_of(place: dict[str, Any], its: dict[str, Any] | None = None, **worker: Any) -> list[list[float | None]]:
-    """For how long a job of w0 was quiet, and with a GPU lost; a list is empty where that is not told."""
-    seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
+def inactive_times(place: dict[str, Any], its: dict[str, Any] | None = None, **worker: Any) -> list[list[float | None]]:
+    """Seconds without activity of the job of w0, and with a GPU lost; an empty list is absent."""
+    seen = build.sighting(**{"job": build.job_file(**INACTIVE_JOB | (its or {})), **worker})
     text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**place),)))
     return [
-        told(text, f"gpuwarden_job_inactive{what}_seconds", worker="w0", container="worker-0")
+        values_or_none(text, f"gpuwarden_job_inactive{what}_seconds", worker="w0", container="worker-0")
         for what in ("", "_gpu_lost")
     ]
 
@@ -405,40 +407,46 @@ UNREAD = Unknown(reason="not_listed", because="GPU is lost")
 @pytest.mark.parametrize(
     ("place", "found"),
     [
-        pytest.param({"gpu_idle_s": 400.0}, [[400.0], []], id="its GPU is measured, so that none is lost"),
-        pytest.param({"gpu_idle_s": 0.0}, [[0.0], []], id="a measured nothing is 0"),
-        pytest.param({"gpu_idle_s": 900.0, "ram_idle_s": 900.0}, [[600.0], []], id="no longer than since its beat"),
+        pytest.param({"gpu_idle_s": 400.0}, [[400.0], []], id="GPU measured: no loss"),
+        pytest.param({"gpu_idle_s": 0.0}, [[0.0], []], id="measured 0"),
+        pytest.param({"gpu_idle_s": 900.0, "ram_idle_s": 900.0}, [[600.0], []],
+                     id="at most the time since its step beat"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, [[None], [400.0]],
-                     id="its GPU is lost"),
-        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD}, [[None], [None]], id="it is unknown"),
+                     id="GPU lost"),
+        pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD}, [[None], [None]], id="GPU unknown"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0, "ram_idle_s": None},
-                     [[None], [None]], id="its GPU is lost and its RAM unknown"),
+                     [[None], [None]], id="GPU lost, RAM unknown"),
         pytest.param({"gpu_idle_s": None, "gpu_unknown": Unknown(reason=NO_GPU, because="")}, [[None], [None]],
-                     id="it has no GPU by now, though it may have lost one"),
+                     id="no GPU now, it may have lost one"),
     ],
 )  # fmt: skip
-def test_a_jobs_quiet_time_is_published_or_nan(place: dict[str, Any], found: list[list[float | None]]) -> None:
-    assert quiet_of({"ram_idle_s": 500.0, **place}) == found
+def test_inactive_time_is_published_or_nan(place: dict[str, Any], found: list[list[float | None]]) -> None:
+    assert inactive_times({"ram_idle_s": 500.0, **place}) == found
 
 
-def test_of_a_job_that_needs_no_gpu_it_is_not_told_that_one_is_lost() -> None:
+def test_job_without_a_gpu_has_no_gpu_lost_time() -> None:
     lost = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}
 
-    assert quiet_of(lost, {"job_class": JobClass.CPU}) == [[None], []]
+    assert inactive_times(lost, {"job_class": JobClass.CPU}) == [[None], []]
 
 
-def test_no_quiet_from_before_stands_for_a_worker_that_is_dead_or_waits_for_a_job() -> None:
+def test_dead_or_jobless_worker_has_no_old_inactive_time() -> None:
     lost = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}
 
-    assert [quiet_of({}, alive=alive) for alive in (True, None, False)] == [[[500.0], []], [[500.0], []], [[None], []]]
-    assert quiet_of(lost, alive=False) == [[None], [None]]
-    assert quiet_of({}, job=None) == [[None], []]
+    assert [inactive_times({}, alive=alive) for alive in (True, None, False)] == [
+        [[500.0], []],
+        [[500.0], []],
+        [[None], []],
+    ]
+    assert inactive_times(lost, alive=False) == [[None], [None]]
+    assert inactive_times({}, job=None) == [[None], []]
 
 
-def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None:
-    one = build.sighting(job=build.job_file(**QUIET_JOB))
+def test_each_worker_of_a_container_has_its_own_step_beat_and_phase() -> None:
+    one = build.sighting(job=build.job_file(**INACTIVE_JOB))
     two = build.sighting(
-        worker=build.worker_file(worker="w1"), job=build.job_file(**QUIET_JOB | {"worker": "w1", "beat": build.ago(5)})
+        worker=build.worker_file(worker="w1"),
+        job=build.job_file(**INACTIVE_JOB | {"worker": "w1", "beat": build.ago(5)}),
     )
     text = golden.scraped(build.snapshot(one, two, containers=(build.evidence(gpu_idle_s=400.0),)))
 
@@ -446,19 +454,21 @@ def test_each_worker_of_a_container_is_quiet_by_its_own_beat_and_phase() -> None
     assert values(text, "gpuwarden_job_inactive_seconds", worker="w1") == [5.0]
 
 
-def quiet_apart_of(own: dict[str, Any] | None, its: dict[str, Any] | None = None, **worker: Any) -> list[float | None]:
-    """For how long a job of w0 was quiet itself, in a container that is not; empty where that is not told.
+def own_inactive_times(
+    own: dict[str, Any] | None, its: dict[str, Any] | None = None, **worker: Any
+) -> list[float | None]:
+    """Seconds without own activity of the job of w0, in an active container; an empty list is absent.
 
-    `own` is what its worker alone has done; `None` where no other shares its container.
+    `own` is the work of its worker alone; `None` if no other worker shares its container.
     """
-    seen = build.sighting(**{"job": build.job_file(**QUIET_JOB | (its or {})), **worker})
+    seen = build.sighting(**{"job": build.job_file(**INACTIVE_JOB | (its or {})), **worker})
     busy = build.evidence(gpu_idle_s=0.0, ram_idle_s=0.0, io_idle_s=0.0, page_fault_idle_s=0.0, cpu_idle_s=0.0)
-    apart = {} if own is None else {"w0": build.evidence(**OWN_QUIET | own)}
-    text = golden.scraped(build.snapshot(seen, containers=(busy,), worker_evidence=apart))
-    return told(text, "gpuwarden_job_inactive_in_shared_container_seconds", worker="w0", container="worker-0")
+    own_series = {} if own is None else {"w0": build.evidence(**OWN_IDLE | own)}
+    text = golden.scraped(build.snapshot(seen, containers=(busy,), worker_evidence=own_series))
+    return values_or_none(text, "gpuwarden_job_inactive_in_shared_container_seconds", worker="w0", container="worker-0")
 
 
-OWN_QUIET = {
+OWN_IDLE = {
     "gpu_idle_s": 400.0,
     "ram_idle_s": 510.0,
     "io_idle_s": 520.0,
@@ -470,61 +480,63 @@ OWN_QUIET = {
 @pytest.mark.parametrize(
     ("own", "its", "found"),
     [
-        pytest.param({}, {}, [400.0], id="whatever its container does"),
-        pytest.param({"gpu_idle_s": 0.0}, {}, [0.0], id="a measured nothing is 0"),
-        pytest.param({"io_idle_s": 5.0}, {}, [5.0], id="it reads or writes"),
-        pytest.param({"cpu_idle_s": 5.0}, {}, [400.0], id="it computes in its steps"),
-        pytest.param({"cpu_idle_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="it computes in an evaluation"),
-        pytest.param({}, {"beat": build.ago(7)}, [7.0], id="it beats"),
-        pytest.param({"io_idle_s": None}, {}, [None], id="its I/O is unknown"),
+        pytest.param({}, {}, [400.0], id="active container"),
+        pytest.param({"gpu_idle_s": 0.0}, {}, [0.0], id="measured 0"),
+        pytest.param({"io_idle_s": 5.0}, {}, [5.0], id="reads or writes"),
+        pytest.param({"cpu_idle_s": 5.0}, {}, [400.0], id="computes in a step"),
+        pytest.param({"cpu_idle_s": 5.0}, {"phase": Phase.EVAL}, [5.0], id="computes in eval"),
+        pytest.param({}, {"beat": build.ago(7)}, [7.0], id="step beat"),
+        pytest.param({"io_idle_s": None}, {}, [None], id="I/O unknown"),
         pytest.param(
             {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 400.0}, {}, [None],
-            id="a lost GPU is none that it has left idle",
+            id="lost GPU does not count as idle",
         ),
-        pytest.param(None, {}, [], id="it shares its container with nobody"),
+        pytest.param(None, {}, [], id="no shared container"),
     ],
 )  # fmt: skip
-def test_a_workers_own_quiet_time(own: dict[str, Any] | None, its: dict[str, Any], found: list[float | None]) -> None:
-    assert quiet_apart_of(own, its) == found
+def test_own_inactive_time_of_a_worker(
+    own: dict[str, Any] | None, its: dict[str, Any], found: list[float | None]
+) -> None:
+    assert own_inactive_times(own, its) == found
 
 
 @pytest.mark.parametrize(
     ("its", "own", "worker", "quiet"),
     [
-        pytest.param({"beat": build.ago(7)}, {}, {}, 7.0, id="steps"),
+        pytest.param({"beat": build.ago(7)}, {}, {}, 7.0, id="has a step beat"),
         pytest.param({}, {"io_idle_s": 9.0}, {}, 9.0, id="reads or writes"),
-        pytest.param({}, {"io_idle_s": None}, {}, None, id="does what nobody knows"),
-        pytest.param({}, {}, {}, 300.0, id="has been quiet for longer"),
+        pytest.param({}, {"io_idle_s": None}, {}, None, id="has unknown I/O"),
+        pytest.param({}, {}, {}, 300.0, id="is inactive for longer"),
         pytest.param({}, {"io_idle_s": 9.0}, {"job": None}, 300.0, id="waits for a job"),
         pytest.param({"beat": build.ago(7)}, {}, {"alive": False}, 300.0, id="is dead"),
     ],
 )
-@pytest.mark.parametrize("lost", [False, True], ids=["its GPUs idle", "one of them lost"])
-def test_nobody_is_quiet_while_another_worker_of_its_container(
+@pytest.mark.parametrize("lost", [False, True], ids=["GPUs idle", "one GPU lost"])
+def test_inactive_time_is_limited_by_another_worker_that(
     its: dict[str, Any], own: dict[str, Any], worker: dict[str, Any], quiet: float | None, lost: bool
 ) -> None:
-    """What acts on quiet frees the container, and would end the other's work."""
-    one = build.sighting(job=build.job_file(**QUIET_JOB))
+    """A restart of the container would end the other worker's job."""
+    one = build.sighting(job=build.job_file(**INACTIVE_JOB))
     other = build.sighting(
         **{
             "worker": build.worker_file(worker="w1"),
-            "job": build.job_file(**QUIET_JOB | {"worker": "w1"} | its),
+            "job": build.job_file(**INACTIVE_JOB | {"worker": "w1"} | its),
             **worker,
         }
     )
     gpu = {"gpu_idle_s": None, "gpu_unknown": UNREAD, "gpu_lost_s": 300.0} if lost else {"gpu_idle_s": 300.0}
-    apart = {"w0": build.evidence(**OWN_QUIET), "w1": build.evidence(**OWN_QUIET | own)}
+    own_series = {"w0": build.evidence(**OWN_IDLE), "w1": build.evidence(**OWN_IDLE | own)}
     text = golden.scraped(
-        build.snapshot(one, other, containers=(build.evidence(ram_idle_s=510.0, **gpu),), worker_evidence=apart)
+        build.snapshot(one, other, containers=(build.evidence(ram_idle_s=510.0, **gpu),), worker_evidence=own_series)
     )
 
     series_of = f"gpuwarden_job_inactive{'_gpu_lost' if lost else ''}_seconds"
-    assert told(text, series_of, worker="w0", container="worker-0") == [quiet]
+    assert values_or_none(text, series_of, worker="w0", container="worker-0") == [quiet]
 
 
-def test_no_quiet_of_its_own_from_before_stands_for_one_of_several_that_is_dead_or_waits_for_a_job() -> None:
-    assert [quiet_apart_of({}, alive=alive) for alive in (True, None, False)] == [[400.0], [400.0], [None]]
-    assert (quiet_apart_of({}, job=None), quiet_apart_of(None, job=None)) == ([None], [])
+def test_dead_or_jobless_worker_has_no_old_own_inactive_time() -> None:
+    assert [own_inactive_times({}, alive=alive) for alive in (True, None, False)] == [[400.0], [400.0], [None]]
+    assert (own_inactive_times({}, job=None), own_inactive_times(None, job=None)) == ([None], [])
 
 
 UNBEATEN = {"beat": None, "started": build.ago(900), "phase_started": build.ago(900)}
@@ -538,7 +550,7 @@ def overdue(
     place: dict[str, Any] | None = None,
     **snapshot: Any,
 ) -> list[float]:
-    """The job of w0, number 7, where it is told as one of which a rule may say something."""
+    """The job of w0, number 7, if it is published as overdue."""
     seen = build.sighting(job=build.job_file(**its or {}), worker=build.worker_file(**worker or {}))
     text = golden.scraped(build.snapshot(seen, containers=(build.evidence(**place or {}),), **snapshot))
     named = {"worker": "w0", "container": "worker-0", "attempt": "1", "incarnation": "inc-w0"}
@@ -552,12 +564,12 @@ def overdue(
         pytest.param({"its": {"beat": build.ago(120)}}, {"its": {"beat": build.ago(119.5)}}, id="silent"),
         pytest.param(
             {"its": UNBEATEN, "place": {"gpu_idle_s": 300.0}}, {"its": UNBEATEN, "place": {"gpu_idle_s": 299.5}},
-            id="quiet, having never beaten",
+            id="inactive without a step beat",
         ),
         pytest.param(
             {"its": UNBEATEN, "place": LOST | {"gpu_lost_s": 300.0}},
             {"its": UNBEATEN, "place": LOST | {"gpu_lost_s": 299.5}},
-            id="quiet with a GPU lost",
+            id="inactive with a GPU lost",
         ),
         pytest.param(
             {"worker": {"heartbeat": build.ago(30)}}, {"worker": {"heartbeat": build.ago(29.5)}},
@@ -566,11 +578,11 @@ def overdue(
         pytest.param({"dead_s": {"w0": 30.0}}, {"dead_s": {"w0": 29.5}}, id="without its process"),
     ],
 )  # fmt: skip
-def test_a_job_is_overdue_at_its_bound(at: dict[str, Any], before: dict[str, Any]) -> None:
+def test_job_is_overdue_at_its_limit(at: dict[str, Any], before: dict[str, Any]) -> None:
     assert (overdue(**at), overdue(**before)) == ([7.0], [])
 
 
-def test_what_judges_nobody_makes_nobody_overdue() -> None:
+def test_job_without_limits_is_never_overdue() -> None:
     unpoliced = {"budget_s": None, "stall_timeout_s": 0.0, "beat": build.ago(7000), "job_class": JobClass.INGEST}
     other_boot = build.ago(7000, boot_id="another")
 
@@ -579,19 +591,19 @@ def test_what_judges_nobody_makes_nobody_overdue() -> None:
     assert overdue(its={"started": other_boot, "beat": other_boot}, worker={"heartbeat": other_boot}) == []
 
 
-def test_a_dead_worker_is_published_with_its_job_and_where_it_was_and_without_the_limits_of_the_living() -> None:
+def test_dead_worker_keeps_its_job_and_container_and_has_no_limits() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     assert values(text, "gpuwarden_worker_alive", worker="w2", container="worker-2") == [0.0]
     assert values(text, "gpuwarden_worker_dead_seconds", worker="w2", container="worker-2") == [12.5]
     assert values(text, "gpuwarden_job_id", worker="w2", container="worker-2") == [9.0]
     for limit in ("budget", "stall_timeout", "health_window", "health_grace"):
-        assert not any(told(text, f"gpuwarden_job_{limit}_seconds", worker="w2"))
-        assert any(told(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
+        assert not any(values_or_none(text, f"gpuwarden_job_{limit}_seconds", worker="w2"))
+        assert any(values_or_none(text, f"gpuwarden_job_{limit}_seconds", worker="w0")) is True
     assert values(text, "gpuwarden_container_info", container="worker-2") == []
 
 
-def test_a_dead_worker_whose_container_is_unknown_is_published_without_one() -> None:
+def test_dead_worker_in_an_unknown_container_is_published_without_one() -> None:
     dead = build.sighting(alive=False, pid=None, container_id=None)
 
     text = golden.scraped(build.snapshot(dead, dead_s={"w0": 3.0}))
@@ -600,39 +612,39 @@ def test_a_dead_worker_whose_container_is_unknown_is_published_without_one() -> 
 
 
 @pytest.mark.parametrize(("job_class", "watched"), [(each, each.value.startswith("gpu")) for each in JobClass])
-def test_gpu_health_watches_jobs_that_use_a_gpu(job_class: JobClass, watched: bool) -> None:
+def test_gpu_health_is_checked_for_jobs_with_a_gpu(job_class: JobClass, watched: bool) -> None:
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(job_class=job_class))))
 
-    assert told(text, "gpuwarden_job_health_window_seconds") == [300.0 if watched else None]
+    assert values_or_none(text, "gpuwarden_job_health_window_seconds") == [300.0 if watched else None]
     assert values(text, "gpuwarden_job_health_grace_seconds") == [60.0] * watched
 
 
-def test_a_budget_of_nothing_is_none() -> None:
+def test_budget_of_zero_is_absent() -> None:
     text = golden.scraped(build.snapshot(build.sighting(job=build.job_file(budget_s=0.0))))
 
-    assert told(text, "gpuwarden_job_budget_seconds") == [None]
+    assert values_or_none(text, "gpuwarden_job_budget_seconds") == [None]
 
 
-def test_work_is_still_for_as_long_as_the_busiest_of_its_signs_and_unknown_with_any() -> None:
+def test_work_idle_time_is_the_least_of_its_parts_or_unknown() -> None:
     def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return told(text, "gpuwarden_container_work_idle_seconds")
+        return values_or_none(text, "gpuwarden_container_work_idle_seconds")
 
     assert published() == [200.0]
     assert published(io_idle_s=1.0) == [1.0]
     assert published(io_idle_s=None) == published(page_fault_idle_s=None) == published(cpu_idle_s=None) == [None]
 
 
-def test_for_how_long_nothing_moved_is_told_and_nan_while_it_is_unknown() -> None:
+def test_no_progress_time_is_published_or_nan() -> None:
     def published(**changes: float | None) -> list[float | None]:
         text = golden.scraped(build.snapshot(containers=(build.evidence(**changes),)))
-        return told(text, "gpuwarden_container_no_progress_seconds")
+        return values_or_none(text, "gpuwarden_container_no_progress_seconds")
 
     assert published(gpu_saturated_s=250.0) == [250.0]
     assert published() == [None]
 
 
-def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
+def test_series_of_an_ended_job_and_container_are_removed_at_once() -> None:
     running = build.snapshot(build.sighting(), unknown={("worker-0", "gpu", "not_listed"): 1})
     idle = build.snapshot(build.sighting(job=None))
     empty = build.snapshot(containers=())
@@ -643,7 +655,7 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
         for (name, _), value in series(golden.scraped(idle)).items()
         if "gpuwarden_job_" in name and "_threshold_" not in name
     }
-    assert all(math.isnan(value) for value in of_jobs.values()), "for which no older one is to be taken"
+    assert all(math.isnan(value) for value in of_jobs.values()), "so that Prometheus uses no older value"
     assert {name.removeprefix("gpuwarden_job_") for name in of_jobs} == {
         "budget_seconds", "stall_timeout_seconds", "stuck_after_seconds", "stuck_idle_seconds",
         "health_window_seconds", "inactive_seconds",
@@ -654,7 +666,7 @@ def test_the_series_of_an_ended_job_and_container_vanish_at_once() -> None:
     }
 
 
-def test_what_changes_with_a_life_stands_on_info_series_and_with_ids_and_a_jobs_id_on_overdue_gangs_alone() -> None:
+def test_changing_ids_are_labels_of_info_series_and_overdue_gangs_only() -> None:
     churning = {"job_id", "attempt", "incarnation", "container_id", "container_incarnation"}
     ids = {"gpuwarden_job_id", "gpuwarden_job_overdue_id", "gpuwarden_gang_rank_overdue_attempt"}
 
@@ -663,7 +675,7 @@ def test_what_changes_with_a_life_stands_on_info_series_and_with_ids_and_a_jobs_
         assert name == "gpuwarden_gang_rank_overdue_attempt" or "job_id" not in dict(labels)
 
 
-def test_gpu_memory_adds_up_from_its_parts() -> None:
+def test_gpu_memory_is_the_sum_of_its_parts() -> None:
     text = golden.scraped(golden.SNAPSHOT)
 
     attributed = sum(values(text, "gpuwarden_container_gpu_memory_bytes", gpu="GPU-0"))
@@ -675,7 +687,7 @@ def test_gpu_memory_adds_up_from_its_parts() -> None:
     assert [attributed + sum(rest)] == values(text, "gpuwarden_gpu_memory_used_bytes", gpu="GPU-0")
 
 
-def test_what_is_in_no_container_is_absent_where_it_is_not_known() -> None:
+def test_unknown_use_outside_containers_is_absent() -> None:
     names = ("gpuwarden_gpu_uncontained_memory_bytes", "gpuwarden_gpu_uncontained_utilization_ratio")
 
     assert hot(golden.scraped(golden.SNAPSHOT)) >= set(names)
@@ -687,14 +699,16 @@ def test_what_is_in_no_container_is_absent_where_it_is_not_known() -> None:
 
 @pytest.fixture
 def scrape_logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What a scrape logs."""
+    """The log of a scrape."""
     capture = LogCapture()
     monkeypatch.setattr(scrape, "log", structlog.wrap_logger(None, processors=[capture]))
     return capture
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
-def test_a_failing_collector_fails_alone(name: str, monkeypatch: pytest.MonkeyPatch, scrape_logged: LogCapture) -> None:
+def test_failing_collector_does_not_affect_others(
+    name: str, monkeypatch: pytest.MonkeyPatch, scrape_logged: LogCapture
+) -> None:
     def fail(_: Snapshot) -> Iterable[Metric]:
         raise RuntimeError("a defect")
         yield
@@ -714,7 +728,7 @@ def test_a_failing_collector_fails_alone(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("scrape_logged")
-def test_a_collector_that_fails_half_way_publishes_no_half() -> None:
+def test_collector_that_fails_half_way_publishes_nothing() -> None:
     sightings = (build.sighting(), build.sighting(worker=None))
     broken = replace(golden.SNAPSHOT, workers=WorkerReadings(workers=sightings))
 
@@ -725,7 +739,7 @@ def test_a_collector_that_fails_half_way_publishes_no_half() -> None:
     assert values(text, "gpuwarden_collector_success", collector="containers") == [1.0]
 
 
-def test_a_failed_source_is_published_by_name() -> None:
+def test_failed_source_is_published_by_name() -> None:
     sources = (SourceHealth(source="docker", success=False, duration_s=5.0),)
 
     text = golden.scraped(build.snapshot(sources=sources))
@@ -734,7 +748,7 @@ def test_a_failed_source_is_published_by_name() -> None:
     assert values(text, "gpuwarden_collector_duration_seconds", collector="source_docker") == [5.0]
 
 
-def test_how_long_the_newest_look_took_stands_beside_how_long_each_source_did() -> None:
+def test_duration_of_the_sample_is_published_with_those_of_sources() -> None:
     text = golden.scraped(build.snapshot(took_s=0.25))
 
     assert values(text, "gpuwarden_collector_duration_seconds", collector="sampler") == [0.25]
@@ -745,7 +759,7 @@ def last_success(text: str, collector: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("scrape_logged")
-def test_when_a_collector_last_did_its_work_outlives_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_success_stays_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     stamp, broken = clock.stamp(), False
 
     def families(_: Snapshot) -> Iterable[Metric]:
@@ -770,7 +784,7 @@ def test_when_a_collector_last_did_its_work_outlives_its_failure(monkeypatch: py
 
 
 @pytest.mark.usefixtures("scrape_logged")
-def test_a_collector_that_never_did_its_work_has_no_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collector_without_a_success_has_no_time_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "COLLECTORS", {"fragile": lambda _: 1 / 0})
 
     text = golden.scraped(golden.SNAPSHOT)
@@ -781,14 +795,14 @@ def test_a_collector_that_never_did_its_work_has_no_time_of_it(monkeypatch: pyte
     )
 
 
-def test_without_workers_there_are_no_worker_and_job_series() -> None:
+def test_no_worker_and_job_series_without_workers() -> None:
     text = golden.scraped(build.snapshot(workers=None))
 
     assert {name for name in hot(text) if not name.startswith(("gpuwarden_gpu_", "gpuwarden_container_"))} == set()
     assert list(jobs.families(build.snapshot(workers=None))) == []
 
 
-def test_without_gpu_readings_there_are_no_gpu_series() -> None:
+def test_no_gpu_series_without_gpu_readings() -> None:
     text = golden.scraped(build.snapshot(gpus=None))
 
     assert {name for name in hot(text) if name.startswith("gpuwarden_gpu_")} == set()
@@ -797,12 +811,12 @@ def test_without_gpu_readings_there_are_no_gpu_series() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "age_s", "published"),
     [
-        pytest.param(golden.SNAPSHOT, 5.0, True, id="at the bound it is fresh"),
-        pytest.param(golden.SNAPSHOT, 5.01, False, id="past it it is stale"),
-        pytest.param(None, 0.0, False, id="before the first look"),
+        pytest.param(golden.SNAPSHOT, 5.0, True, id="at the limit"),
+        pytest.param(golden.SNAPSHOT, 5.01, False, id="past the limit"),
+        pytest.param(None, 0.0, False, id="before the first sample"),
     ],
 )
-def test_only_a_fresh_snapshot_is_published(snapshot: Snapshot | None, age_s: float, published: bool) -> None:
+def test_only_a_recent_snapshot_is_published(snapshot: Snapshot | None, age_s: float, published: bool) -> None:
     text = golden.scraped(snapshot, now=build.ago(-age_s))
 
     assert bool(hot(text)) == published
@@ -811,7 +825,7 @@ def test_only_a_fresh_snapshot_is_published(snapshot: Snapshot | None, age_s: fl
     assert values(text, "gpuwarden_exporter_info", nodename="box-1") == [1.0]
 
 
-def test_registering_takes_no_look() -> None:
+def test_registration_takes_no_sample() -> None:
     assert (
         list(scrape.SnapshotCollector(lambda: pytest.fail("asked"), host="", thresholds=Thresholds()).describe()) == []
     )

@@ -1,4 +1,4 @@
-"""From samples to durations: what is idle, what is still, and for how long that is known."""
+"""From samples to durations: idle times, and since when they are known."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ from tests.exporter.evidence.values import OTHER_PID, OWN, THRESHOLDS, ram, use
 pytestmark = pytest.mark.pure
 
 Sample = tuple[float, float | None, int | None]
-"""Seconds since the sample before, GPU utilisation, RAM."""
+"""Seconds since the previous sample, GPU utilisation, RAM."""
 
 
 def observed(*samples: Sample, thresholds: Thresholds = THRESHOLDS) -> ContainerEvidence:
@@ -40,24 +40,24 @@ def observed(*samples: Sample, thresholds: Thresholds = THRESHOLDS) -> Container
 @pytest.mark.parametrize(
     ("samples", "idle_s"),
     [
-        pytest.param([(0, 0.0, 1)], 0.0, id="the first idle sample starts it: nothing is known of the time before"),
-        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (2, 0.05, 1)], 3.0, id="at the idle ratio is idle"),
-        pytest.param([(0, 0.0, 1), (1, 0.051, 1)], 0.0, id="over the idle ratio is busy"),
-        pytest.param([(0, 0.9, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="it starts at the first idle sample after busy"),
+        pytest.param([(0, 0.0, 1)], 0.0, id="first idle sample starts it"),
+        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (2, 0.05, 1)], 3.0, id="at the idle ratio"),
+        pytest.param([(0, 0.0, 1), (1, 0.051, 1)], 0.0, id="above the idle ratio"),
+        pytest.param([(0, 0.9, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="first idle sample after a busy one starts it"),
         pytest.param([(0, 0.0, 1), (9 / 2, 0.0, 1), (1, 0.9, 1), (1, 0.0, 1)], 0.0, id="one busy sample resets it"),
-        pytest.param([(0, 0.0, 1), (1, None, 1)], None, id="while unknown it does not exist"),
-        pytest.param([(0, 0.0, 1), (1, None, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="after unknown it starts anew"),
-        pytest.param([(0, 0.0, 1), (5, 0.0, 1)], 5.0, id="a gap of the greatest length is no gap"),
-        pytest.param([(0, 0.0, 1), (5.01, 0.0, 1), (1, 0.0, 1)], 1.0, id="a longer gap starts it anew"),
-        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (8 * 3600, 0.0, 1)], 0.0, id="a night's suspension is no idleness"),
-        pytest.param([(0, 0.0, 1), (-1, 0.0, 1)], 0.0, id="a clock that runs backwards proves nothing"),
+        pytest.param([(0, 0.0, 1), (1, None, 1)], None, id="unknown has no duration"),
+        pytest.param([(0, 0.0, 1), (1, None, 1), (1, 0.0, 1), (1, 0.0, 1)], 1.0, id="unknown restarts it"),
+        pytest.param([(0, 0.0, 1), (5, 0.0, 1)], 5.0, id="longest allowed gap"),
+        pytest.param([(0, 0.0, 1), (5.01, 0.0, 1), (1, 0.0, 1)], 1.0, id="a longer gap restarts it"),
+        pytest.param([(0, 0.0, 1), (1, 0.0, 1), (8 * 3600, 0.0, 1)], 0.0, id="suspended for a night"),
+        pytest.param([(0, 0.0, 1), (-1, 0.0, 1)], 0.0, id="clock runs backwards"),
     ],
 )
-def test_a_gpu_is_idle_for_as_long_as_it_was_seen_idle(samples: list[Sample], idle_s: float | None) -> None:
+def test_gpu_idle_time_covers_the_idle_samples(samples: list[Sample], idle_s: float | None) -> None:
     assert observed(*samples).gpu_idle_s == idle_s
 
 
-samples_of_a_life = st.lists(
+sample_lists = st.lists(
     st.tuples(
         st.sampled_from([0.5, 1.0, 1.0, 1.0, 5.0, 5.25, 3600.0]),
         st.sampled_from([0.0, 0.0, 0.0, 0.05, 0.5, None]),
@@ -73,8 +73,8 @@ def continuous_tail(samples: list[Sample]) -> int:
     return max((i for i in range(1, len(samples)) if samples[i][0] > THRESHOLDS.gap_max_s), default=0)
 
 
-@given(samples_of_a_life)
-def test_the_idle_duration_is_the_time_back_to_the_first_of_the_unbroken_idle_samples(samples: list[Sample]) -> None:
+@given(sample_lists)
+def test_gpu_idle_time_starts_at_the_first_of_the_unbroken_idle_samples(samples: list[Sample]) -> None:
     first = len(samples)
     while first > continuous_tail(samples) and (ratio := samples[first - 1][1]) is not None and ratio <= 0.05:
         first -= 1
@@ -84,8 +84,8 @@ def test_the_idle_duration_is_the_time_back_to_the_first_of_the_unbroken_idle_sa
     assert observed(*samples).gpu_idle_s == expected
 
 
-@given(samples_of_a_life)
-def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(samples: list[Sample]) -> None:
+@given(sample_lists)
+def test_ram_idle_time_is_the_longest_window_within_the_delta(samples: list[Sample]) -> None:
     values = [value for _, _, value in samples]
     first = len(samples)
     while first > continuous_tail(samples) and (value := values[first - 1]) is not None:
@@ -105,19 +105,19 @@ def test_the_still_duration_is_the_longest_window_up_to_now_within_the_delta(sam
     ("values", "still_s"),
     [
         pytest.param([0, 0, 0, 0], 3, id="static"),
-        pytest.param([0, 100, 0, 100], 3, id="moving by the delta exactly is still"),
-        pytest.param([0, 50, 101], 1, id="greatest less least over the whole window, not from one look to the next"),
-        pytest.param([300, 250, 200, 150], 2, id="falling counts as moving"),
-        pytest.param([0, 0, 500, 500, 500], 2, id="a jump starts it anew"),
-        pytest.param([0, 500, 0], 0, id="a peak that has gone still moved it"),
-        pytest.param([0, 500, 0, 0, 0], 2, id="once the peak is out of the window it is still again"),
+        pytest.param([0, 100, 0, 100], 3, id="changes by exactly the delta"),
+        pytest.param([0, 50, 101], 1, id="range over the whole window, not between two samples"),
+        pytest.param([300, 250, 200, 150], 2, id="falling counts as a change"),
+        pytest.param([0, 0, 500, 500, 500], 2, id="a jump restarts it"),
+        pytest.param([0, 500, 0], 0, id="a past peak in the window counts"),
+        pytest.param([0, 500, 0, 0, 0], 2, id="a peak out of the window does not count"),
     ],
 )
-def test_ram_is_still_for_as_long_as_greatest_less_least_is_within_the_delta(values: list[int], still_s: int) -> None:
+def test_ram_is_idle_while_its_range_is_within_the_delta(values: list[int], still_s: int) -> None:
     assert observed(*((1.0, 0.0, value) for value in values)).ram_idle_s == still_s
 
 
-def test_creeping_ram_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slowly_growing_ram_needs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "EXTREMES_MAX", 10)
     rising = [(1.0, 0.0, value) for value in range(100)]
     falling = [(1.0, 0.0, value) for value in reversed(range(100))]
@@ -125,21 +125,21 @@ def test_creeping_ram_costs_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> N
     assert observed(*rising).ram_idle_s == observed(*falling).ram_idle_s == 9.0
 
 
-def test_an_unknown_ram_figure_starts_the_stillness_anew() -> None:
+def test_unknown_ram_restarts_its_idle_time() -> None:
     samples: list[Sample] = [(0, 0.0, 1), (1, 0.0, 1), (1, 0.0, None), (1, 0.0, 1), (1, 0.0, 1)]
 
     assert observed(*samples[:3]).ram_idle_s is None
     assert observed(*samples).ram_idle_s == 1.0
 
 
-# From look to look
+# From sample to sample
 
 
 REST = build.gpus(build.gpu(0, build.process(4001, 0.0)), build.gpu(1))
 
 
-@pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen there", "never there"])
-def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(there: frozenset[str]) -> None:
+@pytest.mark.parametrize("there", [frozenset({"GPU-1"}), frozenset[str]()], ids=["seen present", "never present"])
+def test_earlier_gpu_that_is_lost_counts_in_attribution(there: frozenset[str]) -> None:
     history, given = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
     lost = replace(REST, gpus=REST.gpus[:1], dropped=("GPU-1",))
     before = history.attribute(given, OWN, lost)
@@ -156,7 +156,7 @@ def test_a_gpu_that_a_container_had_counts_in_what_it_uses_of_the_same_readings(
 # Busy counters
 
 
-def test_busy_time_adds_up_measured_samples_from_an_explicit_zero() -> None:
+def test_busy_time_adds_up_measured_samples_from_zero() -> None:
     assert observed((0, 0.9, 1)).busy_s == {"GPU-0": 0.0}
     assert observed((0, 0.9, 1), (1, 0.5, 1), (2, 0.25, 1)).busy_s == {"GPU-0": 1.0}
 
@@ -164,16 +164,16 @@ def test_busy_time_adds_up_measured_samples_from_an_explicit_zero() -> None:
 @pytest.mark.parametrize(
     "samples",
     [
-        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (1, None, 1)], id="an unknown sample"),
-        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (3600, 0.5, 1)], id="a gap"),
+        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (1, None, 1)], id="unknown sample"),
+        pytest.param([(0, 0.5, 1), (1, 0.5, 1), (3600, 0.5, 1)], id="gap"),
     ],
 )
-def test_busy_time_does_not_grow_over(samples: list[Sample]) -> None:
+def test_busy_time_does_not_grow(samples: list[Sample]) -> None:
     assert observed(*samples).busy_s == {"GPU-0": 0.5}
 
 
-@given(samples_of_a_life)
-def test_a_busy_counter_never_falls_and_never_outruns_the_clock(samples: list[Sample]) -> None:
+@given(sample_lists)
+def test_busy_time_never_falls_and_never_exceeds_the_clock(samples: list[Sample]) -> None:
     before = 0.0
     for count in range(1, len(samples) + 1):
         busy_s = observed(*samples[:count]).busy_s.get("GPU-0", 0.0)
@@ -181,11 +181,11 @@ def test_a_busy_counter_never_falls_and_never_outruns_the_clock(samples: list[Sa
         before = busy_s
 
 
-# Busy but stuck: A14b and A19, where the GPU is pegged or unknown
+# Busy but stuck, A14b and A19: the GPU is saturated or unknown
 
 
 def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuAttribution:
-    """One moment of a container's GPUs: its share of each."""
+    """The GPU shares of a container in one sample."""
     shares = tuple(
         GpuShare(gpu=f"GPU-{number}", utilization_ratio=ratio, memory_bytes=None) for number, ratio in enumerate(ratios)
     )
@@ -199,92 +199,98 @@ def gpus_at(*ratios: float | None, unknown: Unknown | None = None) -> GpuAttribu
 
 
 NOT_MEASURED = Unknown(reason="not_measured", because="the driver does not say")
-NOBODY_ASKED = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
+NO_SOURCE = gpus_at(unknown=Unknown(reason="source_failed", because="no GPU source answers"))
 ON_HUNG = gpus_at(None)._replace(left_out=True)
 WITHOUT_GPU = Unknown(reason=NO_GPU, because="no GPU is assigned")
 OUTAGE = int(OUTAGE_S)
-ON_WHICH = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
+MAY_USE_GPU = gpus_at(unknown=WITHOUT_GPU)._replace(may_be_elsewhere=True)
 
 
-def proved(*looks: tuple[float, GpuAttribution], paused_last: bool = False) -> tuple[float | None, float | None]:
-    """For how long its GPUs were pegged, and not seen busy, after the last of some looks."""
+def gpu_times(*samples: tuple[float, GpuAttribution], paused_last: bool = False) -> tuple[float | None, float | None]:
+    """Seconds for which its GPUs were saturated, and since they were seen busy, after the last sample."""
     history, now_s = ContainerHistory(THRESHOLDS), 1000.0
-    for number, (gap_s, found) in enumerate(looks, 1):
+    for number, (gap_s, found) in enumerate(samples, 1):
         now_s += gap_s
-        container = build.container(paused=paused_last and number == len(looks))
+        container = build.container(paused=paused_last and number == len(samples))
         last = history.observe(container, found, ram(1), now_s=now_s)
     return last.gpu_saturated_s, last.gpu_last_busy_age_s
 
 
 @pytest.mark.parametrize(
-    ("looks", "saturated_s", "last_busy_age_s"),
+    ("samples", "saturated_s", "last_busy_age_s"),
     [
-        pytest.param([(0, gpus_at(1.0))], 0, 0, id="nothing at the first look"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="pegged throughout"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.98)), (1, gpus_at(1.0))], 0, 0, id="a pause starts it anew"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.0)), (1, gpus_at(1.0))], 0, 0, id="so does one that is idle"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4, gpus_at(1.0))], 5, 0, id="not one unknown look"),
-        pytest.param([(0, gpus_at(1.0)), (1, NOBODY_ASKED), (4, gpus_at(1.0))], 5, 0, id="nor one nobody could ask"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4.1, gpus_at(1.0))], 0, 0, id="but unknown past a gap"),
+        pytest.param([(0, gpus_at(1.0))], 0, 0, id="first sample"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.99)), (2, gpus_at(1.0))], 3, 0, id="saturated throughout"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.98)), (1, gpus_at(1.0))], 0, 0, id="a pause restarts it"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(0.0)), (1, gpus_at(1.0))], 0, 0, id="an idle sample restarts it"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4, gpus_at(1.0))], 5, 0,
+                     id="one unknown sample does not restart it"),
+        pytest.param([(0, gpus_at(1.0)), (1, NO_SOURCE), (4, gpus_at(1.0))], 5, 0,
+                     id="one sample without an answer does not restart it"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None)), (4.1, gpus_at(1.0))], 0, 0,
+                     id="unknown for longer than a gap restarts it"),
         pytest.param([(0, gpus_at(1.0)), (3, gpus_at(None)), (1, gpus_at(None)), (1, gpus_at(1.0)), (3, gpus_at(None)),
-                      (2, gpus_at(1.0))], 10, 0, id="each time it is seen pegged it is told anew how long that holds"),
-        pytest.param([(0, gpus_at(1.0)), *[(1, gpus_at(None)), (1, gpus_at(1.0))] * 20], 40, 0, id="known in half"),
+                      (2, gpus_at(1.0))], 10, 0, id="each saturated sample extends the limit"),
+        pytest.param([(0, gpus_at(1.0)), *[(1, gpus_at(None)), (1, gpus_at(1.0))] * 20], 40, 0,
+                     id="half of the samples unknown"),
         pytest.param([(0, gpus_at(1.0)), *[*[(1, gpus_at(None))] * 3, (1, gpus_at(1.0))] * 9], 4, 0,
-                     id="of which most looks tell nothing is not pegged for long"),
-        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not pegged, and not seen busy"),
+                     id="most samples unknown"),
+        pytest.param([(0, gpus_at(1.0)), (1, gpus_at(None))], None, 1, id="unknown is not saturated and not busy"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 0.5)), (1, gpus_at(1.0, 0.0))], 0, 0,
-                     id="another works where its own is unknown"),
+                     id="another GPU works while the saturated one is unknown"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(0.0, None)), (1, gpus_at(1.0, 0.0))], 0, 0,
-                     id="it idles where another is unknown"),
+                     id="the saturated GPU idles while another is unknown"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(None, 1.0)), (1, gpus_at(1.0, 0.0))], 0, 0,
-                     id="in turns, where its own is unknown"),
+                     id="alternating GPUs, one unknown"),
         pytest.param([(0, gpus_at(1.0, 0.0)), (1, gpus_at(1.0, None)), (1, gpus_at(1.0, 0.0))], 2, 0,
-                     id="as before where the idle one is unknown"),
+                     id="the idle GPU is unknown"),
         pytest.param([(0, gpus_at(1.0, 1.0)), (1, gpus_at(1.0))], 0, 0, id="another set of GPUs"),
-        pytest.param([(0, gpus_at(1.0, 0.05)), (2, gpus_at(1.0, 0.0))], 2, 0, id="the others idle"),
-        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(1.0, 0.06))], 0, 0, id="another one works"),
-        pytest.param([(0, gpus_at(1.0, 0.5)), (2, gpus_at(1.0, 0.5))], 0, 0, id="another one works throughout"),
+        pytest.param([(0, gpus_at(1.0, 0.05)), (2, gpus_at(1.0, 0.0))], 2, 0, id="the others are idle"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(1.0, 0.06))], 0, 0, id="another GPU works"),
+        pytest.param([(0, gpus_at(1.0, 0.5)), (2, gpus_at(1.0, 0.5))], 0, 0, id="another GPU works throughout"),
         pytest.param([(0, gpus_at(1.0, None)), (1, gpus_at(1.0, None)._replace(unknown=None))], None, 0,
-                     id="unknown without a word"),
-        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(0.0, 1.0))], 0, 0, id="in turns is no stillness"),
-        pytest.param([(0, gpus_at(1.0, 1.0)), (2, gpus_at(1.0, 1.0))], 2, 0, id="both pegged"),
-        pytest.param([(0, gpus_at(1.0)), (5.1, gpus_at(1.0))], 0, 0, id="a gap starts it anew"),
-        pytest.param([(0, gpus_at(0.0)), (2, gpus_at(0.05))], 0, 2, id="idle is not pegged, and not seen busy"),
+                     id="unknown, no reason given"),
+        pytest.param([(0, gpus_at(1.0, 0.0)), (2, gpus_at(0.0, 1.0))], 0, 0, id="alternating GPUs"),
+        pytest.param([(0, gpus_at(1.0, 1.0)), (2, gpus_at(1.0, 1.0))], 2, 0, id="both saturated"),
+        pytest.param([(0, gpus_at(1.0)), (5.1, gpus_at(1.0))], 0, 0, id="a gap restarts it"),
+        pytest.param([(0, gpus_at(0.0)), (2, gpus_at(0.05))], 0, 2, id="idle is not saturated and not busy"),
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None))], None, 3, id="unknown throughout"),
         pytest.param([(0, gpus_at(None)), (3, gpus_at(None, 0.06))], None, 0, id="one of two seen busy"),
-        pytest.param([(0, gpus_at(None)), (5.1, gpus_at(None))], None, 0, id="a gap starts that anew too"),
-        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED)], None, None, id="whom nobody could ask was not seen idle"),
-        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew"),
-        pytest.param([(0, gpus_at(0.0)), (1, NOBODY_ASKED), (4, gpus_at(0.0))], 0, 5, id="but for a few seconds"),
-        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG)], None, None, id="nor at whom nobody looks, as its GPU hangs"),
-        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4.1, gpus_at(0.0))], 0, 0, id="which starts it anew, too"),
-        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4, gpus_at(0.0))], 0, 5, id="and for a few seconds does not"),
+        pytest.param([(0, gpus_at(None)), (5.1, gpus_at(None))], None, 0, id="a gap restarts the time since busy"),
+        pytest.param([(0, gpus_at(0.0)), (1, NO_SOURCE)], None, None, id="no source answers"),
+        pytest.param([(0, gpus_at(0.0)), (1, NO_SOURCE), (4.1, gpus_at(0.0))], 0, 0,
+                     id="no answer for longer than a gap"),
+        pytest.param([(0, gpus_at(0.0)), (1, NO_SOURCE), (4, gpus_at(0.0))], 0, 5, id="no answer for a few seconds"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG)], None, None, id="GPU hangs"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4.1, gpus_at(0.0))], 0, 0,
+                     id="GPU hangs for longer than a gap"),
+        pytest.param([(0, gpus_at(0.0)), (1, ON_HUNG), (4, gpus_at(0.0))], 0, 5, id="GPU hangs for a few seconds"),
         pytest.param([(0, gpus_at(0.0)), (1, gpus_at(None, 0.9)._replace(left_out=True)), (1, gpus_at(0.0))], 0, 0,
-                     id="unless another was busy meanwhile"),
-        pytest.param([(0, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1200], None, None, id="a short outage"),
-        pytest.param([(0, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1201], None, 1200, id="a long one, since it began"),
-        pytest.param([*[(1, NOBODY_ASKED)] * 1202], None, 1201, id="and of who was never seen, likewise"),
-        pytest.param([(0, gpus_at(0.0)), *[(1, ON_HUNG)] * 1201], None, 1200, id="and whose GPU hangs"),
-        pytest.param([*[(1, NOBODY_ASKED)] * 10, *[(1, ON_HUNG)] * 1191], None, 1200, id="as one outage, as it begins"),
+                     id="GPU hangs while another is busy"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1200], None, None, id="short outage"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1201], None, 1200, id="long outage counts from its start"),
+        pytest.param([*[(1, NO_SOURCE)] * 1202], None, 1201, id="long outage from the first sample"),
+        pytest.param([(0, gpus_at(0.0)), *[(1, ON_HUNG)] * 1201], None, 1200, id="long outage, GPU hangs"),
+        pytest.param([*[(1, NO_SOURCE)] * 10, *[(1, ON_HUNG)] * 1191], None, 1200, id="outage with two causes"),
         pytest.param([*[(1, ON_HUNG)] * 700, (1, gpus_at(None, 0.9)._replace(left_out=True)), *[(1, ON_HUNG)] * 700],
-                     None, 700, id="but from when another was seen busy in it"),
-        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (1, gpus_at(0.0))], 0, 0, id="and anew as somebody answers"),
-        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (1, gpus_at(0.0)), *[(1, NOBODY_ASKED)] * 1200], None, None,
-                     id="which ends the outage"),
-        pytest.param([*[(1, NOBODY_ASKED)] * 1300, (5.1, NOBODY_ASKED)], None, None, id="and so does a gap"),
-        pytest.param([*[(1, ON_WHICH)] * 1300], None, None, id="not of who was given none: it may be on one"),
+                     None, 700, id="outage counts from the last busy sample of another GPU"),
+        pytest.param([*[(1, NO_SOURCE)] * 1300, (1, gpus_at(0.0))], 0, 0, id="an answer ends the outage"),
+        pytest.param([*[(1, NO_SOURCE)] * 1300, (1, gpus_at(0.0)), *[(1, NO_SOURCE)] * 1200], None, None,
+                     id="the next outage starts from zero"),
+        pytest.param([*[(1, NO_SOURCE)] * 1300, (5.1, NO_SOURCE)], None, None, id="a gap ends the outage"),
+        pytest.param([*[(1, MAY_USE_GPU)] * 1300], None, None, id="no GPU assigned, and it may use one"),
         pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, gpus_at(unknown=WITHOUT_GPU))], None, 1, id="no GPU"),
-        pytest.param([(0, ON_WHICH), (1, ON_WHICH)], None, None, id="no GPU, and it may be on one all the same"),
-        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, ON_WHICH), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
-                     id="which starts that anew"),
+        pytest.param([(0, MAY_USE_GPU), (1, MAY_USE_GPU)], None, None, id="no GPU assigned, may use one, for a second"),
+        pytest.param([(0, gpus_at(unknown=WITHOUT_GPU)), (1, MAY_USE_GPU), (1, gpus_at(unknown=WITHOUT_GPU))], None, 0,
+                     id="may use a GPU: restarts the time"),
         pytest.param([(0, gpus_at(0.0, unknown=WITHOUT_GPU)), (1, gpus_at(0.0, unknown=WITHOUT_GPU))], None, 1,
-                     id="on a GPU that it was not given"),
+                     id="use of a GPU that was not assigned"),
     ],
 )  # fmt: skip
-def test_what_its_gpus_prove_of_a_container(
-    looks: list[tuple[float, GpuAttribution]], saturated_s: float | None, last_busy_age_s: float | None
+def test_saturated_time_and_time_since_busy(
+    samples: list[tuple[float, GpuAttribution]], saturated_s: float | None, last_busy_age_s: float | None
 ) -> None:
-    assert proved(*looks) == (saturated_s, last_busy_age_s)
+    assert gpu_times(*samples) == (saturated_s, last_busy_age_s)
 
 
 LEFT_OUT = build.gpu(
@@ -295,17 +301,17 @@ LEFT_OUT = build.gpu(
 @pytest.mark.parametrize(
     ("request_", "had", "reason", "left_out"),
     [
-        pytest.param(("1",), (), HUNG, True, id="its only one"),
-        pytest.param(("0", "1"), (), HUNG, True, id="one of two"),
-        pytest.param(("all",), (), HUNG, True, id="one of all"),
-        pytest.param(("0",), ("GPU-0", "GPU-1"), HUNG, True, id="one that it was on"),
-        pytest.param(("0:1",), (), "gpu_missing", True, id="an instance, which is gone meanwhile"),
-        pytest.param(("0",), ("GPU-0", "MIG-1"), "not_listed", True, id="an instance that it was on"),
-        pytest.param(None, (), NO_GPU, True, id="none that it was given, and it may be there"),
-        pytest.param(("0",), (), None, False, id="another's"),
+        pytest.param(("1",), (), HUNG, True, id="its only GPU"),
+        pytest.param(("0", "1"), (), HUNG, True, id="one of two GPUs"),
+        pytest.param(("all",), (), HUNG, True, id="one of all GPUs"),
+        pytest.param(("0",), ("GPU-0", "GPU-1"), HUNG, True, id="an earlier GPU"),
+        pytest.param(("0:1",), (), "gpu_missing", True, id="a removed instance"),
+        pytest.param(("0",), ("GPU-0", "MIG-1"), "not_listed", True, id="an earlier instance"),
+        pytest.param(None, (), NO_GPU, True, id="no GPU assigned, may be on it"),
+        pytest.param(("0",), (), None, False, id="GPU of another container"),
     ],
 )
-def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
+def test_use_of_a_hung_gpu_is_unknown(
     request_: tuple[str, ...] | None, had: tuple[str, ...], reason: str | None, *, left_out: bool
 ) -> None:
     container = build.container(gpu_request=request_)
@@ -324,30 +330,30 @@ def test_of_who_may_be_on_a_gpu_that_hangs_it_is_not_known_that_it_rests(
     ("request_", "failed", "left_out"),
     [
         pytest.param(("0",), NUMBERED, True, id="a GPU by its index"),
-        pytest.param(("all",), NUMBERED, True, id="every GPU of NVIDIA's"),
-        pytest.param(("renderD129",), WITH_NODES, True, id="a render node"),
-        pytest.param(("renderD128",), NUMBERED, False, id="one of the source that answers"),
+        pytest.param(("all",), NUMBERED, True, id="every NVIDIA GPU"),
+        pytest.param(("renderD129",), WITH_NODES, True, id="render node"),
+        pytest.param(("renderD128",), NUMBERED, False, id="GPU of a source that answers"),
     ],
 )
-def test_a_failed_source_saw_nothing_on_its_gpus(request_: tuple[str, ...], failed: str, *, left_out: bool) -> None:
+def test_gpus_of_a_failed_source_have_unknown_use(request_: tuple[str, ...], failed: str, *, left_out: bool) -> None:
     container, other = build.container(gpu_request=request_), build.gpu(1, node="renderD128")
     history = ContainerHistory(THRESHOLDS)
 
     fails = replace(build.gpus(other), failed=(failed,), nvidia_unread=failed == NUMBERED)
-    told = [
+    found_all = [
         history.observe(container, history.attribute(container, OWN, fails), ram(1), now_s=1000.0 + second)
         for second in range(OUTAGE + 1)
     ]
 
     assert attribute_gpus(container, OWN, fails, THRESHOLDS).left_out is left_out
-    assert [each.gpu_last_busy_age_s for each in told[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
+    assert [each.gpu_last_busy_age_s for each in found_all[-2:]] == [None if left_out else OUTAGE - 1.0, OUTAGE]
 
 
-def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_stuck() -> None:
+def test_hung_driver_does_not_make_its_containers_stuck() -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("1",))
     readings = build.gpus(build.gpu(0), LEFT_OUT)
     process = ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=0.0)
-    told = [
+    found_all = [
         history.observe(
             container,
             history.attribute(container, OWN, readings),
@@ -358,8 +364,8 @@ def test_a_driver_that_hangs_about_a_gpu_moves_no_container_of_it_towards_being_
         for s in range(30)
     ]
 
-    assert {(each.gpu_last_busy_age_s, each.no_progress_s) for each in told} == {(None, None)}
-    assert told[-1].work_idle_s == 29
+    assert {(each.gpu_last_busy_age_s, each.no_progress_s) for each in found_all} == {(None, None)}
+    assert found_all[-1].work_idle_s == 29
 
 
 NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1, node="renderD128"))
@@ -368,66 +374,67 @@ NEIGHBOURS = build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9)), build.gpu(1
 @pytest.mark.parametrize(
     ("readings", "may_be"),
     [
-        pytest.param(NEIGHBOURS, False, id="each lists whoever is on it, and it is not there"),
-        pytest.param(build.gpus(), False, id="there is no GPU"),
+        pytest.param(NEIGHBOURS, False, id="full lists without its process"),
+        pytest.param(build.gpus(), False, id="no GPU on the host"),
         pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=1.0)), True,
-                     id="what another does is not measured, so that the rest may be its own"),
+                     id="process of another is unmeasured, GPU busy"),
         pytest.param(build.gpus(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.05)), False,
-                     id="another is not measured, on a GPU that is idle"),
-        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None)), True, id="the use of one is unknown"),
+                     id="process of another is unmeasured, GPU idle"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=None)), True, id="use of one GPU unknown"),
         pytest.param(build.gpus(build.gpu(0, utilization_ratio=None, lost=True)), True,
-                     id="one is lost: until it is there again nobody knows"),
+                     id="one GPU lost"),
         pytest.param(None, True, id="no source answers"),
         pytest.param(replace(NEIGHBOURS, failed=("nvml",)), True, id="one of two sources fails"),
-        pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA's are there, and are not read"),
-        pytest.param(replace(NEIGHBOURS, gone={"renderD129": "GPU-9"}), True, id="one was read before"),
-        pytest.param(replace(NEIGHBOURS, unlisted=(4001,)), True, id="its open files cannot be read"),
-        pytest.param(replace(NEIGHBOURS, unlisted=None), True, id="those of many cannot"),
-        pytest.param(build.gpus(build.gpu(0, processes=None)), True, id="the processes of one are not listed"),
-        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True, id="one is used by nobody on its list"),
-        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="no more than idly"),
+        pytest.param(replace(NEIGHBOURS, nvidia_unread=True), True, id="NVIDIA GPUs present and unread"),
+        pytest.param(replace(NEIGHBOURS, gone={"renderD129": "GPU-9"}), True, id="one GPU read before"),
+        pytest.param(replace(NEIGHBOURS, unlisted=(4001,)), True, id="its open files unreadable"),
+        pytest.param(replace(NEIGHBOURS, unlisted=None), True, id="open files of many unreadable"),
+        pytest.param(build.gpus(build.gpu(0, processes=None)), True, id="processes of one GPU unlisted"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.06)), True,
+                     id="unattributed use above the idle ratio"),
+        pytest.param(build.gpus(build.gpu(0, utilization_ratio=0.05)), False, id="unattributed use at the idle ratio"),
     ],
 )  # fmt: skip
-def test_whether_who_was_given_no_gpu_may_be_on_one(readings: GpuReadings | None, *, may_be: bool) -> None:
+def test_container_without_an_assigned_gpu_may_use_one(readings: GpuReadings | None, *, may_be: bool) -> None:
     without = build.container(gpu_request=None)
 
     assert attribute_gpus(without, frozenset({4001}), readings, THRESHOLDS).may_be_elsewhere is may_be
     assert attribute_gpus(without, None, readings, THRESHOLDS).may_be_elsewhere
 
 
-def test_a_paused_container_proves_nothing_and_begins_anew() -> None:
-    looks = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
+def test_paused_container_has_no_saturated_time() -> None:
+    samples = [(0.0, gpus_at(1.0)), (1.0, gpus_at(1.0))]
 
-    assert proved(*looks, paused_last=True) == (None, None)
+    assert gpu_times(*samples, paused_last=True) == (None, None)
 
 
-def test_an_outage_that_a_container_was_paused_in_begins_anew_for_it() -> None:
-    history, told = ContainerHistory(THRESHOLDS), []
+def test_pause_restarts_an_outage() -> None:
+    history, found_all = ContainerHistory(THRESHOLDS), []
     for second in range(2501):
         container = build.container(paused=second == 1300)
-        found = history.observe(container, NOBODY_ASKED, ram(1), now_s=1000.0 + second)
-        told.append(found.gpu_last_busy_age_s)
+        found = history.observe(container, NO_SOURCE, ram(1), now_s=1000.0 + second)
+        found_all.append(found.gpu_last_busy_age_s)
 
-    assert (told[1199], told[1200], told[1299]) == (None, 1200.0, 1299.0)
-    assert set(told[1300:2501]) == {None}
+    assert (found_all[1199], found_all[1200], found_all[1299]) == (None, 1200.0, 1299.0)
+    assert set(found_all[1300:2501]) == {None}
 
 
-def test_a_driver_that_is_dead_for_long_leaves_what_does_nothing_unmoved_and_not_what_works() -> None:
+def test_long_outage_makes_only_inactive_containers_stuck() -> None:
     def after(seconds: int, cpu_s: float) -> float | None:
         history = ContainerHistory(THRESHOLDS)
         for second in range(seconds + 1):
             work = ContainerWork(processes={1: ProcessWork(start_ticks=1, io_bytes=0, faults=0, cpu_s=cpu_s * second)})
-            found = history.observe(build.container(), NOBODY_ASKED, ram(1), work, now_s=1000.0 + second)
+            found = history.observe(build.container(), NO_SOURCE, ram(1), work, now_s=1000.0 + second)
         return found.no_progress_s
 
     assert (after(1199, 0.0), after(1200, 0.0)) == (None, 1200.0)
     assert after(1200, 0.5) == 0.0
 
 
-def pauses_seen(*looks: tuple[float, float | None]) -> tuple[tuple[float, float], ...]:
-    """The pauses after looks so far apart, each with when the kernel said that all of it is frozen."""
+def pauses_seen(*samples: tuple[float, float | None]) -> tuple[tuple[float, float], ...]:
+    """The pauses after these samples: seconds since the previous one, and when the kernel reported it frozen."""
     history, now_s = ContainerHistory(THRESHOLDS), 1000.0
-    for gap_s, frozen_s in looks:
+    for gap_s, frozen_s in samples:
         now_s += gap_s
         container = build.container(paused=frozen_s is not None)
         last = history.observe(container, gpus_at(1.0), ram(1), now_s=now_s, frozen_s=frozen_s)
@@ -435,36 +442,37 @@ def pauses_seen(*looks: tuple[float, float | None]) -> tuple[tuple[float, float]
 
 
 @pytest.mark.parametrize(
-    ("looks", "pauses"),
+    ("samples", "pauses"),
     [
         pytest.param([(0, None), (1, None)], (), id="none"),
-        pytest.param([(0, None), (1, 1001.1), (1, None)], (), id="one look proves no time"),
-        pytest.param([(0, 1000.1), (1, 1001.3)], ((1000.1, 1001.3),), id="to the next look, by the kernel's time"),
-        pytest.param([(0, 1000.1), (1, 1001.3), (1, 1002.2), (1, None)], ((1000.1, 1002.2),), id="and on to another"),
-        pytest.param([(0, 1000.0), (5, 1005.0)], ((1000.0, 1005.0),), id="as far apart as samples may be"),
-        pytest.param([(0, 1000.0), (5.1, 1005.1)], (), id="but no further"),
-        pytest.param([(0, 1000.0), (1, 1000.0)], (), id="nor where no time has passed"),
+        pytest.param([(0, None), (1, 1001.1), (1, None)], (), id="one sample proves no duration"),
+        pytest.param([(0, 1000.1), (1, 1001.3)], ((1000.1, 1001.3),), id="to the next sample, by the kernel's time"),
+        pytest.param([(0, 1000.1), (1, 1001.3), (1, 1002.2), (1, None)], ((1000.1, 1002.2),),
+                     id="extended by a third sample"),
+        pytest.param([(0, 1000.0), (5, 1005.0)], ((1000.0, 1005.0),), id="longest allowed gap"),
+        pytest.param([(0, 1000.0), (5.1, 1005.1)], (), id="a longer gap"),
+        pytest.param([(0, 1000.0), (1, 1000.0)], (), id="no time passed"),
         pytest.param([(0, 1000.0), (1, 1001.0), (1, None), (1, 1003.0), (2, 1005.0)],
-                     ((1000.0, 1001.0), (1003.0, 1005.0)), id="two"),
+                     ((1000.0, 1001.0), (1003.0, 1005.0)), id="two pauses"),
         pytest.param([(0, 1000.0), (1, 1001.0), (6, 1007.0), (1, 1008.0)],
-                     ((1000.0, 1001.0), (1007.0, 1008.0)), id="what nobody saw between is none"),
+                     ((1000.0, 1001.0), (1007.0, 1008.0)), id="two pauses around a gap"),
     ],
 )  # fmt: skip
-def test_a_pause_is_as_long_as_it_was_seen(
-    looks: list[tuple[float, float | None]], pauses: tuple[tuple[float, float], ...]
+def test_pause_lasts_from_its_first_to_its_last_sample(
+    samples: list[tuple[float, float | None]], pauses: tuple[tuple[float, float], ...]
 ) -> None:
-    assert pauses_seen(*looks) == pauses
+    assert pauses_seen(*samples) == pauses
 
 
-def test_the_oldest_pauses_are_forgotten_first() -> None:
-    looks = [(1.0, each) for number in range(PAUSES_MAX + 1) for each in (3.0 * number, 3.0 * number + 1.0, None)]
+def test_oldest_pauses_are_dropped_first() -> None:
+    samples = [(1.0, each) for number in range(PAUSES_MAX + 1) for each in (3.0 * number, 3.0 * number + 1.0, None)]
 
-    seen = pauses_seen(*looks)
+    seen = pauses_seen(*samples)
 
     assert (len(seen), seen[0], seen[-1]) == (PAUSES_MAX, (3.0, 4.0), (3.0 * PAUSES_MAX, 3.0 * PAUSES_MAX + 1.0))
 
 
-def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
+def test_pause_restarts_saturated_time() -> None:
     history = ContainerHistory(THRESHOLDS)
     for now_s, paused in ((1000.0, False), (1001.0, False), (1002.0, True)):
         history.observe(build.container(paused=paused), gpus_at(1.0), ram(1), now_s=now_s)
@@ -477,31 +485,31 @@ def test_what_was_pegged_before_a_pause_begins_anew_after_it() -> None:
 
 RATES = Thresholds(io_idle_bytes_per_s=100.0, page_faults_idle_per_s=10.0, cpu_idle_ratio=0.1, gap_max_s=5.0)
 
-Look = tuple[float, dict[int, ProcessWork] | None]
+WorkSample = tuple[float, dict[int, ProcessWork] | None]
 
 
 def worked(io_bytes: int | None = 0, faults: int = 0, cpu_s: float = 0.0, *, start_ticks: int = 5) -> ProcessWork:
     return ProcessWork(start_ticks=start_ticks, io_bytes=io_bytes, faults=faults, cpu_s=cpu_s)
 
 
-def still(*looks: Look) -> tuple[float | None, float | None, float | None]:
-    """For how long I/O, faults and CPU have been still after the last look: seconds since the one before, and work."""
+def idle_times(*samples: WorkSample) -> tuple[float | None, float | None, float | None]:
+    """Seconds without I/O, page faults and CPU use after these samples."""
     history, now_s = ContainerHistory(RATES), 1000.0
-    for gap_s, found in looks:
+    for gap_s, found in samples:
         now_s += gap_s
         last = history.observe(build.container(), use(0.0), ram(1), ContainerWork(processes=found), now_s=now_s)
     return last.io_idle_s, last.page_fault_idle_s, last.cpu_idle_s
 
 
-def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, after: int = 0) -> list[Look]:
-    """One process that does so much every second, for so long; `after` so many seconds of it already."""
+def steady(seconds: int, *, io: int = 0, faults: int = 0, cpu_s: float = 0.0, after: int = 0) -> list[WorkSample]:
+    """One process with constant work per second; `after` is how many seconds it has run before."""
     return [
         (1.0, {1: worked(io * total, faults * total, cpu_s * total)}) for total in range(after, after + seconds + 1)
     ]
 
 
-def asked(io: int | None, *, start_ticks: int = 9) -> Look:
-    """A process that does nothing, and another one beside it, as of a health check."""
+def probing(io: int | None, *, start_ticks: int = 9) -> WorkSample:
+    """An inactive process, and a second one like a health check."""
     return 1.0, {1: worked(), 2: worked(io, start_ticks=start_ticks)}
 
 
@@ -509,78 +517,80 @@ STARTED = {1: worked(), 2: worked(start_ticks=9)}
 
 
 @pytest.mark.parametrize(
-    ("looks", "found"),
+    ("samples", "found"),
     [
-        pytest.param(steady(0, io=10**9), (0.0, 0.0, 0.0), id="the first look starts them: nothing is known before"),
-        pytest.param(steady(30), (30.0, 30.0, 30.0), id="they count while nothing is done"),
-        pytest.param(steady(30, io=100, faults=10), (30.0, 30.0, 30.0), id="at the rates is still"),
-        pytest.param(steady(30, io=101), (0.0, 30.0, 30.0), id="I/O over its rate"),
-        pytest.param(steady(30, faults=11), (30.0, 0.0, 30.0), id="faults over their rate"),
-        pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU over its rate"),
+        pytest.param(steady(0, io=10**9), (0.0, 0.0, 0.0), id="the first sample starts them"),
+        pytest.param(steady(30), (30.0, 30.0, 30.0), id="no work"),
+        pytest.param(steady(30, io=100, faults=10), (30.0, 30.0, 30.0), id="at the rates"),
+        pytest.param(steady(30, io=101), (0.0, 30.0, 30.0), id="I/O above its rate"),
+        pytest.param(steady(30, faults=11), (30.0, 0.0, 30.0), id="faults above their rate"),
+        pytest.param(steady(30, cpu_s=0.11), (30.0, 30.0, 0.0), id="CPU above its rate"),
         pytest.param([*steady(20), (1.0, {1: worked(1000)}), *[(1.0, {1: worked(1000)})] * 9], (30.0, 30.0, 30.0),
-                     id="a burst within the average of ten seconds is none"),
+                     id="a burst within the 10 s average"),
         pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 9], (0.0, 30.0, 30.0),
-                     id="a greater one is life until the ten seconds are over"),
+                     id="a larger burst counts for 10 s"),
         pytest.param([*steady(20), (1.0, {1: worked(1001)}), *[(1.0, {1: worked(1001)})] * 10], (10.0, 31.0, 31.0),
-                     id="and then it has been still since that one"),
+                     id="idle since that burst"),
         pytest.param([*steady(20, io=200), *[(1.0, {1: worked(4000)})] * 5, (1.0, {1: worked(4000)})],
-                     (6.0, 26.0, 26.0), id="or since the last look that was over the rate itself"),
+                     (6.0, 26.0, 26.0), id="idle since the last sample above the rate"),
         pytest.param([(0.0, {1: worked()}), *[(3.0, {1: worked(0)})] * 4, (3.0, {1: worked(1001)})],
-                     (0.0, 15.0, 15.0), id="and no smaller a one where looks are further apart"),
-        pytest.param([*steady(20), asked(5000)], (21.0, 21.0, 21.0), id="what a process does as it starts is none"),
-        pytest.param([*steady(20), asked(5000), asked(10000)], (22.0, 22.0, 22.0),
-                     id="it starts until its second look"),
-        pytest.param([*steady(20), asked(5000), asked(10000), asked(11001)], (0.0, 23.0, 23.0),
-                     id="what it does from then on is work"),
-        pytest.param([*steady(20), *[(1.0, STARTED)] * 2, asked(1001)], (0.0, 23.0, 23.0),
-                     id="be that a look at which nobody had run"),
+                     (0.0, 15.0, 15.0), id="no smaller burst counts at longer intervals"),
+        pytest.param([*steady(20), probing(5000)], (21.0, 21.0, 21.0), id="work of a starting process does not count"),
+        pytest.param([*steady(20), probing(5000), probing(10000)], (22.0, 22.0, 22.0),
+                     id="a process starts until its second sample"),
+        pytest.param([*steady(20), probing(5000), probing(10000), probing(11001)], (0.0, 23.0, 23.0),
+                     id="later work counts"),
+        pytest.param([*steady(20), *[(1.0, STARTED)] * 2, probing(1001)], (0.0, 23.0, 23.0),
+                     id="later work counts after samples without work"),
         pytest.param([*steady(20), (1.0, {1: worked(5000, start_ticks=9)})], (21.0, 21.0, 21.0),
-                     id="so does one that took over a pid start"),
-        pytest.param([*steady(20), asked(None)], (None, 21.0, 21.0), id="its I/O unknown is no stillness"),
+                     id="a reused pid is a starting process"),
+        pytest.param([*steady(20), probing(None)], (None, 21.0, 21.0), id="its I/O unknown"),
         pytest.param([*steady(20), (1.0, {1: worked(5000), 2: worked(start_ticks=9)})], (0.0, 21.0, 21.0),
-                     id="whoever was there works on beside it"),
-        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each // 2) for each in range(10))],
-                     (30.0, 30.0, 30.0), id="one every other second could be asking"),
-        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(5))], (25.0, 25.0, 25.0),
-                     id="five of them in ten seconds could be"),
-        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(6))], (0.0, 26.0, 26.0),
-                     id="who starts one in more looks than that works by them"),
-        *(pytest.param([*steady(20), *((gap_s, asked(5000, start_ticks=9 + each)[1]) for each in range(20))],
-                       (0.0, 20 + 20 * gap_s, 20 + 20 * gap_s), id=f"so it does where looks are {gap_s} s apart")
+                     id="work of an earlier process counts"),
+        pytest.param([*steady(20), *(probing(5000, start_ticks=9 + each // 2) for each in range(10))],
+                     (30.0, 30.0, 30.0), id="a new process every 2 s may be health checks"),
+        pytest.param([*steady(20), *(probing(5000, start_ticks=9 + each) for each in range(5))], (25.0, 25.0, 25.0),
+                     id="5 new processes in 10 s may be health checks"),
+        pytest.param([*steady(20), *(probing(5000, start_ticks=9 + each) for each in range(6))], (0.0, 26.0, 26.0),
+                     id="6 new processes in 10 s are work"),
+        *(pytest.param([*steady(20), *((gap_s, probing(5000, start_ticks=9 + each)[1]) for each in range(20))],
+                       (0.0, 20 + 20 * gap_s, 20 + 20 * gap_s), id=f"a new process every {gap_s} s at each sample")
           for gap_s in (1.5, 2.5, 4.5)),
-        *(pytest.param([*steady(20), *((gap_s, asked(5000, start_ticks=9 + each // often)[1]) for each in range(20))],
-                       (20 + 20 * gap_s,) * 3, id=f"one each {often * gap_s} s could be asking, at looks {gap_s} s")
+        *(pytest.param([*steady(20), *((gap_s, probing(5000, start_ticks=9 + each // often)[1]) for each in range(20))],
+                       (20 + 20 * gap_s,) * 3, id=f"one each {often * gap_s} s may be health checks, samples {gap_s} s")
           for gap_s, often in ((2.5, 4), (4.5, 3))),
-        pytest.param([*steady(20), *(asked(5000, start_ticks=9 + each) for each in range(5)), *steady(5),
-                      asked(5000, start_ticks=20)], (32.0, 32.0, 32.0), id="and not in ten seconds any more"),
+        pytest.param([*steady(20), *(probing(5000, start_ticks=9 + each) for each in range(5)), *steady(5),
+                      probing(5000, start_ticks=20)], (32.0, 32.0, 32.0), id="new processes over 10 s ago"),
         pytest.param([(0.0, {1: worked(9000), 2: worked(9000)}), (1.0, {1: worked(9000)})], (1.0, 1.0, 1.0),
-                     id="a process that ended takes nothing back"),
+                     id="an ended process subtracts nothing"),
         pytest.param([(0.0, {1: worked(9000)}), (1.0, {1: worked(8000)})], (1.0, 1.0, 1.0),
-                     id="a counter that falls is no work"),
-        pytest.param([*steady(9), (1.0, {1: worked(None)})], (None, 10.0, 10.0), id="I/O unknown costs itself only"),
+                     id="a falling counter adds no work"),
+        pytest.param([*steady(9), (1.0, {1: worked(None)})], (None, 10.0, 10.0), id="only I/O unknown"),
         pytest.param([*steady(9), (1.0, {1: worked(None)}), (1.0, {1: worked(0)}), (1.0, {1: worked(0)}),
-                      (1.0, {1: worked(0)})], (1.0, 13.0, 13.0), id="and starts anew once it is known at both ends"),
+                      (1.0, {1: worked(0)})], (1.0, 13.0, 13.0), id="I/O known again restarts its time"),
         pytest.param([*steady(9), (1.0, None)], (None, None, None), id="processes unknown"),
         pytest.param([*steady(9), (1.0, None), (1.0, {1: worked()}), (1.0, {1: worked()})], (1.0, 1.0, 1.0),
-                     id="after it they start anew"),
+                     id="processes known again restart all times"),
         pytest.param([*steady(9), (5.01, {1: worked(10**9)}), (1.0, {1: worked(10**9)})], (1.0, 1.0, 1.0),
-                     id="so they do after a gap"),
+                     id="a gap restarts all times"),
     ],
 )  # fmt: skip
-def test_kept_rates_keep_work_still(looks: list[Look], found: tuple[float | None, float | None, float | None]) -> None:
-    assert still(*looks) == found
+def test_work_is_idle_at_or_below_its_rates(
+    samples: list[WorkSample], found: tuple[float | None, float | None, float | None]
+) -> None:
+    assert idle_times(*samples) == found
 
 
-bursts_of_a_life = st.lists(
+burst_lists = st.lists(
     st.tuples(st.sampled_from([0.5, 1.0, 1.0, 1.0, 3.0, 5.0]), st.sampled_from([0, 0, 0, 0, 90, 500, 1001])),
     max_size=60,
 )
 
 
-@pytest.mark.parametrize("same", [False, True], ids=["read anew", "told to be as it was"])
-@given(bursts_of_a_life)
+@pytest.mark.parametrize("same", [False, True], ids=["read again", "reported unchanged"])
+@given(burst_lists)
 @example(bursts=[(5.0, 500), (1.0, 90), (5.0, 500), (5.0, 0)])
-def test_the_rate_of_work_covers_the_last_ten_seconds(same: bool, bursts: list[tuple[float, int]]) -> None:
+def test_work_rate_covers_the_last_ten_seconds(same: bool, bursts: list[tuple[float, int]]) -> None:
     history, times, totals, since_s = ContainerHistory(RATES), [1000.0], [0], 1000.0
     exceeded, overs = False, [False]
     work = ContainerWork(processes={1: worked()})
@@ -602,7 +612,7 @@ def test_the_rate_of_work_covers_the_last_ten_seconds(same: bool, bursts: list[t
     assert last.io_idle_s == times[-1] - since_s
 
 
-def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
+def test_later_samples_do_not_change_earlier_evidence() -> None:
     history, parts = ContainerHistory(THRESHOLDS), [GpuShare("GPU-0", 0.5, 100), GpuShare("GPU-0", 0.5, 200)]
     before, now = (
         history.observe(build.container(), use(0.5)._replace(shares=(part,)), ram(1), now_s=1000.0 + number)
@@ -613,14 +623,14 @@ def test_what_was_told_of_a_look_stays_as_it_was_told() -> None:
     assert (now.busy_s, now.peak_bytes) == ({"GPU-0": 0.5}, {"GPU-0": 200})
 
 
-def test_of_the_work_of_a_container_each_part_is_told_by_its_processes() -> None:
+def test_work_is_selected_by_process() -> None:
     whole = ContainerWork(processes={1: worked(), 2: worked(7)}, unknown=Unknown(reason="said", because="so"))
 
     assert work_history.select_work(whole, {2, 3}) == replace(whole, processes={2: worked(7)})
     assert work_history.select_work(ContainerWork(processes=None), {2}) == ContainerWork(processes=None)
 
 
-def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
+def test_stopped_container_has_an_identity_and_no_values() -> None:
     down = stopped_container_evidence(build.container())
 
     assert down.container == build.container()
@@ -628,10 +638,10 @@ def test_a_container_that_does_not_run_has_an_identity_and_no_figures() -> None:
     assert {each.reason for each in (down.gpu_unknown, down.ram_unknown, down.work_unknown) if each} == {"down"}
 
 
-# A container that is paused
+# A paused container
 
 
-def test_what_is_paused_has_no_durations_and_they_start_anew_when_it_goes_on() -> None:
+def test_paused_container_has_no_durations_and_restarts_them() -> None:
     history = ContainerHistory(THRESHOLDS)
 
     def observe(number: int, *, paused: bool) -> ContainerEvidence:

@@ -1,4 +1,4 @@
-"""What a container has of GPUs, by what their drivers list of its processes."""
+"""Which GPUs and how much of them a container uses, by the process lists of the drivers."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,47 +34,45 @@ def attributed(
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        pytest.param([build.gpu(0)], (0.0, None), id="a container on no list is a measured 0"),
-        pytest.param([build.gpu(0, build.process(OTHER_PID, 0.9))], (0.0, None), id="another's work is not its own"),
+        pytest.param([build.gpu(0)], (0.0, None), id="no process listed: measured 0"),
+        pytest.param([build.gpu(0, build.process(OTHER_PID, 0.9))], (0.0, None), id="work of another container"),
         pytest.param(
             [build.gpu(0, build.process(4001, 0.2), build.process(4002, 0.3), build.process(OTHER_PID, 0.4))],
             (0.5, None),
-            id="its processes are summed",
+            id="sum of its processes",
         ),
         pytest.param(
             [build.gpu(0, build.process(4001, 0.8), build.process(4002, 0.9), utilization_ratio=1.0)],
             (1.0, None),
-            id="a sum over 1 is 1",
+            id="a sum over 1 counts as 1",
         ),
-        pytest.param(
-            [build.gpu(0), build.gpu(1, build.process(4001, 0.7))], (0.7, None), id="the greatest of its GPUs counts"
-        ),
+        pytest.param([build.gpu(0), build.gpu(1, build.process(4001, 0.7))], (0.7, None), id="busiest of its GPUs"),
         pytest.param(
             [build.gpu(0), build.gpu(1, processes=None)],
             (None, "not_listed"),
-            id="one of two GPUs unlisted is unknown",
+            id="one of two GPUs unlisted",
         ),
         pytest.param(
             [build.gpu(0), build.gpu(1, build.process(4001, None))],
             (None, "not_measured"),
-            id="an unmeasured process of its own is unknown",
+            id="its process is unmeasured",
         ),
         pytest.param(
             [build.gpu(0, build.process(OTHER_PID, None))],
             (None, "not_measured"),
-            id="an unmeasured process of another could hide its own child",
+            id="unmeasured process of another could hide its child",
         ),
-        pytest.param([build.gpu(0, utilization_ratio=None)], (None, "not_measured"), id="an unmeasured GPU is unknown"),
+        pytest.param([build.gpu(0, utilization_ratio=None)], (None, "not_measured"), id="GPU unmeasured"),
         pytest.param(
-            [build.gpu(0, utilization_ratio=0.06)], (None, "unattributed"), id="unattributed over idle could be its"
+            [build.gpu(0, utilization_ratio=0.06)], (None, "unattributed"), id="unattributed work above the idle ratio"
         ),
-        pytest.param([build.gpu(0, utilization_ratio=0.05)], (0.0, None), id="unattributed at idle does not veto"),
+        pytest.param([build.gpu(0, utilization_ratio=0.05)], (0.0, None), id="unattributed work at the idle ratio"),
         pytest.param(
             [build.gpu(0, build.process(OTHER_PID, 0.85), utilization_ratio=0.9)],
             (0.0, None),
             id="0.90 - 0.85 is not over 0.05",
         ),
-        pytest.param([], (None, "gpu_missing"), id="a host without GPUs measures none"),
+        pytest.param([], (None, "gpu_missing"), id="host without GPUs"),
     ],
 )
 def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tuple[float | None, str | None]) -> None:
@@ -87,13 +85,15 @@ def test_utilisation_of_a_container_with_all_gpus(found: list[Gpu], expected: tu
         pytest.param(("all",), (0.25, None), id="all"),
         pytest.param(("0",), (0.25, None), id="by index"),
         pytest.param(("GPU-0",), (0.25, None), id="by UUID"),
-        pytest.param(("0", "GPU-0", "0"), (0.25, None), id="one GPU named three times is one GPU"),
-        pytest.param(("0", "7"), (None, "gpu_missing"), id="one that is not reported"),
-        pytest.param(("GPU-0", "MIG-1"), (None, "gpu_missing"), id="a partition that is not reported"),
+        pytest.param(("0", "GPU-0", "0"), (0.25, None), id="one GPU named three times"),
+        pytest.param(("0", "7"), (None, "gpu_missing"), id="an unreported index"),
+        pytest.param(("GPU-0", "MIG-1"), (None, "gpu_missing"), id="an unreported partition"),
         pytest.param(None, (None, "no_gpu"), id="none"),
     ],
 )
-def test_a_container_has_its_gpus(request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]) -> None:
+def test_requested_gpus_are_attributed(
+    request_: tuple[str, ...] | None, expected: tuple[float | None, str | None]
+) -> None:
     mine, another = build.process(4001, 0.25), build.process(OTHER_PID, 0.9)
 
     assert attributed(build.gpu(0, mine), build.gpu(1, another), request=request_) == expected
@@ -107,18 +107,20 @@ INTEL = build.gpu(1, uuid="pci-0000:00:02.0", node="renderD129")
 @pytest.mark.parametrize(
     ("request_", "gpus"),
     [
-        pytest.param(("all",), ("GPU-0",), id="all is all of NVIDIA's"),
-        pytest.param(("0",), ("GPU-0",), id="an index is one of NVIDIA's"),
-        pytest.param(("renderD129",), ("GPU-0", "pci-0000:00:02.0"), id="a node, and the GPU that it is seen on"),
-        pytest.param(("GPU-amd",), ("GPU-0", "GPU-amd"), id="a UUID is anybody's"),
-        pytest.param(("dri",), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="the folder of all nodes"),
-        pytest.param(("0", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="an index and all nodes"),
-        pytest.param(("all", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="every GPU of either kind"),
-        pytest.param(("all", "renderD130"), ("GPU-0",), id="all, and a node of a GPU of NVIDIA's"),
-        pytest.param(("0", "renderD130"), ("GPU-0",), id="an index, and the node of that GPU"),
+        pytest.param(("all",), ("GPU-0",), id="all: every NVIDIA GPU"),
+        pytest.param(("0",), ("GPU-0",), id="index of an NVIDIA GPU"),
+        pytest.param(
+            ("renderD129",), ("GPU-0", "pci-0000:00:02.0"), id="render node, and the GPU that lists its process"
+        ),
+        pytest.param(("GPU-amd",), ("GPU-0", "GPU-amd"), id="UUID of any vendor"),
+        pytest.param(("dri",), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="folder of all nodes"),
+        pytest.param(("0", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="index and all nodes"),
+        pytest.param(("all", "dri"), ("GPU-0", "GPU-amd", "pci-0000:00:02.0"), id="every GPU of all vendors"),
+        pytest.param(("all", "renderD130"), ("GPU-0",), id="all, and a node of an NVIDIA GPU"),
+        pytest.param(("0", "renderD130"), ("GPU-0",), id="index, and the node of that GPU"),
     ],
 )
-def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
+def test_gpus_with_a_render_node_are_matched_by_it(request_: tuple[str, ...], gpus: tuple[str, ...]) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
 
     assert (found.gpus, found.unknown) == (gpus, None)
@@ -127,11 +129,11 @@ def test_gpus_with_a_render_node_go_by_it(request_: tuple[str, ...], gpus: tuple
 @pytest.mark.parametrize(
     ("request_", "missing"),
     [
-        pytest.param(("renderD130",), "renderD130", id="a node"),
-        pytest.param(("1", "dri"), "1", id="an index, which is none of AMD's or Intel's"),
+        pytest.param(("renderD130",), "renderD130", id="render node"),
+        pytest.param(("1", "dri"), "1", id="an index, which AMD and Intel GPUs do not have"),
     ],
 )
-def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing: str) -> None:
+def test_unreported_gpu_is_missing(request_: tuple[str, ...], missing: str) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(NVIDIA, AMD, INTEL), THRESHOLDS)
 
     because = f"assigned GPU {missing} is not reported"
@@ -141,16 +143,16 @@ def test_a_gpu_that_is_not_reported_is_missed(request_: tuple[str, ...], missing
 @pytest.mark.parametrize(
     ("kind", "request_", "changes", "gpus"),
     [
-        pytest.param("process", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a process that names none"),
+        pytest.param("process", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="process without a request"),
         pytest.param("systemd", ("all",), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a service"),
-        pytest.param("kubernetes", ("all", "dri"), {}, ("GPU-amd", "pci-0000:00:02.0"), id="a pod that was given some"),
-        pytest.param("docker", ("all",), {}, None, id="--gpus all is NVIDIA's, which nobody reads"),
-        pytest.param("process", ("all",), {"nvidia_unread": True}, None, id="a process that may be on NVIDIA's"),
-        pytest.param("process", ("all",), {"failed": ("gpu",)}, None, id="a process, and the driver does not answer"),
-        pytest.param("kubernetes", ("all", "dri"), {"nvidia_unread": True}, None, id="a pod that may be on NVIDIA's"),
+        pytest.param("kubernetes", ("all", "dri"), {}, ("GPU-amd", "pci-0000:00:02.0"), id="pod with GPUs"),
+        pytest.param("docker", ("all",), {}, None, id="--gpus all, and NVIDIA GPUs are unread"),
+        pytest.param("process", ("all",), {"nvidia_unread": True}, None, id="process, NVIDIA GPUs unread"),
+        pytest.param("process", ("all",), {"failed": ("gpu",)}, None, id="process, driver does not answer"),
+        pytest.param("kubernetes", ("all", "dri"), {"nvidia_unread": True}, None, id="pod, NVIDIA GPUs unread"),
     ],
 )
-def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
+def test_all_includes_amd_and_intel_gpus_only_without_nvidia_gpus(
     kind: str, request_: tuple[str, ...], changes: dict[str, Any], gpus: tuple[str, ...] | None
 ) -> None:
     readings = replace(build.gpus(AMD, INTEL), **changes)
@@ -167,23 +169,23 @@ def test_the_gpus_of_others_are_every_gpu_only_where_nothing_is_nvidias(
     ("request_", "readings", "because"),
     [
         pytest.param(
-            ("all",), build.gpus(INTEL), "every NVIDIA GPU is assigned, and none is reported", id="none is read"
+            ("all",), build.gpus(INTEL), "every NVIDIA GPU is assigned, and none is reported", id="none reported"
         ),
         pytest.param(
             ("all",),
             replace(build.gpus(INTEL), nvidia_unread=True),
             "every NVIDIA GPU is assigned, and none is reported, though its hardware or its driver is present",
-            id="none is read, and there are some",
+            id="none reported, but present",
         ),
         pytest.param(
             ("dri",),
             GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",)),
             "every GPU with a render node is assigned, and their source fails",
-            id="a source that fails",
+            id="source fails",
         ),
     ],
 )
-def test_which_gpus_are_missing_is_said(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
+def test_missing_gpus_have_a_reason(request_: tuple[str, ...], readings: GpuReadings, because: str) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
 
     assert found.unknown == Unknown(reason="gpu_missing", because=because)
@@ -195,13 +197,13 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 @pytest.mark.parametrize(
     ("request_", "gpus", "nameless"),
     [
-        pytest.param(("all",), (), ("all",), id="a word"),
-        pytest.param(("0", "renderD128"), (), ("0", "renderD128"), id="an index and a node"),
+        pytest.param(("all",), (), ("all",), id="keyword"),
+        pytest.param(("0", "renderD128"), (), ("0", "renderD128"), id="index and node"),
         pytest.param((FULL,), (FULL,), (), id="a UUID"),
-        pytest.param((FULL[:12],), (), (FULL[:12],), id="a part of one"),
-        pytest.param((f"MIG-{FULL}/7/0",), (), (f"MIG-{FULL}/7/0",), id="an older name of an instance"),
-        pytest.param(("renderD130",), ("GPU-gone",), (), id="a node of a GPU that was read before"),
-        pytest.param(("renderD130", "7", FULL), (FULL, "GPU-gone"), ("7",), id="one of each"),
+        pytest.param((FULL[:12],), (), (FULL[:12],), id="part of a UUID"),
+        pytest.param((f"MIG-{FULL}/7/0",), (), (f"MIG-{FULL}/7/0",), id="older name of an instance"),
+        pytest.param(("renderD130",), ("GPU-gone",), (), id="node of a GPU that was read before"),
+        pytest.param(("renderD130", "7", FULL), (FULL, "GPU-gone"), ("7",), id="one of each kind"),
     ],
 )
 def test_missing_names_are_uuids(request_: tuple[str, ...], gpus: tuple[str, ...], nameless: tuple[str, ...]) -> None:
@@ -213,7 +215,7 @@ def test_missing_names_are_uuids(request_: tuple[str, ...], gpus: tuple[str, ...
     assert (found.unknown and found.unknown.reason) == "gpu_missing"
 
 
-def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_missing() -> None:
+def test_unread_gpu_of_an_earlier_sample_counts_while_a_requested_gpu_is_missing() -> None:
     container = build.container(gpu_request=("0", FULL[:12]))
 
     found = attribute_gpus(container, OWN, build.gpus(NVIDIA), THRESHOLDS, ("GPU-0", FULL))
@@ -221,13 +223,13 @@ def test_what_it_had_and_is_not_read_is_its_own_while_one_that_it_asked_for_is_m
     assert (found.gpus, found.nameless) == (("GPU-0", FULL), (FULL[:12],))
 
 
-@pytest.mark.parametrize("request_", [("all",), ("0",)], ids=["all", "its index, which is another's now"])
+@pytest.mark.parametrize("request_", [("all",), ("0",)], ids=["all", "its index, reused by another GPU"])
 @pytest.mark.parametrize(
     ("dropped", "reason"),
     [
-        pytest.param(("GPU-7",), "gpu_missing", id="its driver lists it no more"),
-        pytest.param(("GPU-8",), None, id="that is another"),
-        pytest.param((), None, id="it was unmade, or goes by another name"),
+        pytest.param(("GPU-7",), "gpu_missing", id="driver stopped listing it"),
+        pytest.param(("GPU-8",), None, id="another GPU was lost"),
+        pytest.param((), None, id="repartitioned or renamed"),
     ],
 )
 def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ...], reason: str | None) -> None:
@@ -242,15 +244,15 @@ def test_a_lost_gpu_is_missing(request_: tuple[str, ...], dropped: tuple[str, ..
 @pytest.mark.parametrize(
     ("request_", "uuids", "found"),
     [
-        pytest.param(FULL[:12], [FULL, "GPU-8932f938"], FULL, id="its first digits"),
-        pytest.param(FULL[:-1], [FULL], FULL, id="nearly all of it"),
-        pytest.param(FULL[:11], [FULL], None, id="too few to be sure of"),
-        pytest.param(FULL[:12], [FULL, f"{FULL[:12]}-another"], None, id="those of two"),
-        pytest.param(FULL[:12], [FULL, FULL[:12]], FULL[:12], id="a whole one, and the first digits of another"),
-        pytest.param(FULL[:12], ["GPU-8932f938"], None, id="those of none"),
+        pytest.param(FULL[:12], [FULL, "GPU-8932f938"], FULL, id="first digits"),
+        pytest.param(FULL[:-1], [FULL], FULL, id="nearly the whole UUID"),
+        pytest.param(FULL[:11], [FULL], None, id="too few digits"),
+        pytest.param(FULL[:12], [FULL, f"{FULL[:12]}-another"], None, id="digits of two GPUs"),
+        pytest.param(FULL[:12], [FULL, FULL[:12]], FULL[:12], id="a whole UUID that starts another"),
+        pytest.param(FULL[:12], ["GPU-8932f938"], None, id="digits of no GPU"),
     ],
 )
-def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
+def test_gpu_matches_the_first_digits_of_its_uuid(request_: str, uuids: list[str], found: str | None) -> None:
     gpus = [build.gpu(number, uuid=uuid) for number, uuid in enumerate(uuids)]
 
     use = attribute_gpus(build.container(gpu_request=(request_,)), OWN, build.gpus(*gpus), THRESHOLDS)
@@ -261,7 +263,7 @@ def test_a_gpu_is_given_by_the_first_digits_of_its_uuid(request_: str, uuids: li
     )
 
 
-def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
+def test_first_digits_do_not_match_an_amd_gpu() -> None:
     gpu = build.gpu(0, uuid="GPU-18b70c33a1b2c3d4", node="renderD128")
 
     use = attribute_gpus(build.container(gpu_request=("GPU-18b70c33",)), OWN, build.gpus(gpu), THRESHOLDS)
@@ -272,17 +274,17 @@ def test_the_first_digits_of_an_amd_gpus_uuid_are_no_name_of_it() -> None:
 @pytest.mark.parametrize(
     ("request_", "found", "reason"),
     [
-        pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="a node of a GPU that is gone"),
-        pytest.param(("all", "renderD131"), (NVIDIA,), "gpu_missing", id="beside all of NVIDIA's"),
-        pytest.param(("renderD131",), (NVIDIA,), "gpu_missing", id="the only one that had a node"),
+        pytest.param(("0", "renderD131"), (NVIDIA, INTEL), "gpu_missing", id="node of a missing GPU"),
+        pytest.param(("all", "renderD131"), (NVIDIA,), "gpu_missing", id="with all NVIDIA GPUs"),
+        pytest.param(("renderD131",), (NVIDIA,), "gpu_missing", id="the only GPU with a node"),
         pytest.param(("dri",), (NVIDIA, INTEL), "gpu_missing", id="one of all nodes"),
-        pytest.param(("0", "renderD130"), (NVIDIA, INTEL), None, id="a node that never was a GPU that is read"),
+        pytest.param(("0", "renderD130"), (NVIDIA, INTEL), None, id="node of a GPU that was never read"),
         pytest.param(
-            ("dri",), (build.gpu(0, uuid="GPU-gone", node="renderD132"),), None, id="it has another node by now"
+            ("dri",), (build.gpu(0, uuid="GPU-gone", node="renderD132"),), None, id="the GPU has another node now"
         ),
     ],
 )
-def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None) -> None:
+def test_removed_gpu_is_not_ignored(request_: tuple[str, ...], found: tuple[Gpu, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=found, gone={"renderD131": "GPU-gone"})
 
     use = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
@@ -297,7 +299,7 @@ def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[G
             ("GPU-elsewhere",),
             [build.gpu(0, build.process(4001, 0.25, 7), build.process(OTHER_PID, 0.5, 9)), build.gpu(1)],
             [GpuShare(gpu="GPU-0", utilization_ratio=0.25, memory_bytes=7, attributed=True)],
-            id="a name that fits no GPU, and processes on another",
+            id="unknown name, and processes on another GPU",
         ),
         pytest.param(
             ("0", "7"),
@@ -306,37 +308,37 @@ def test_a_gone_gpu_is_not_passed_over(request_: tuple[str, ...], found: tuple[G
                 GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=0, attributed=True),
                 GpuShare(gpu="GPU-1", utilization_ratio=0.5, memory_bytes=9, attributed=True),
             ],
-            id="one of two names, and processes on a third GPU",
+            id="one unknown name, and processes on a third GPU",
         ),
         pytest.param(
             ("0", "7"),
             [build.gpu(0, build.process(4001, None, None))],
             [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False)],
-            id="and what its process does is unknown",
+            id="its process is unmeasured",
         ),
         pytest.param(
             ("0", "7"),
             [build.gpu(0, utilization_ratio=0.9, memory_used_bytes=9 * 2**30)],
             [GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=None, attributed=False, busiest_ratio=0.0)],
-            id="and work that is nobody's",
+            id="unattributed work",
         ),
-        pytest.param(("7",), [build.gpu(0)], [], id="and nothing anywhere"),
+        pytest.param(("7",), [build.gpu(0)], [], id="no use anywhere"),
     ],
 )
-def test_a_missing_gpu_hides_no_other_use(request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]) -> None:
+def test_missing_gpu_hides_no_other_use(request_: tuple[str, ...], found: list[Gpu], shares: list[GpuShare]) -> None:
     use = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(*found), THRESHOLDS)
 
     assert list(use.shares) == shares
     assert (use.utilization_ratio, use.unknown and use.unknown.reason) == (None, "gpu_missing")
 
 
-def test_of_a_container_whose_processes_are_unknown_a_missing_gpu_leaves_no_share() -> None:
+def test_missing_gpu_leaves_no_share_if_processes_are_unknown() -> None:
     use = attribute_gpus(build.container(gpu_request=("0", "7")), None, build.gpus(build.gpu(0)), THRESHOLDS)
 
     assert (use.shares, use.unknown and use.unknown.reason) == ((), "gpu_missing")
 
 
-def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> None:
+def test_all_render_nodes_mean_nothing_if_every_gpu_lacks_one() -> None:
     container = build.container(gpu_request=("dri",))
 
     found = attribute_gpus(container, OWN, build.gpus(build.gpu(0, build.process(OTHER_PID, 0.9))), THRESHOLDS)
@@ -347,14 +349,14 @@ def test_all_nodes_of_a_host_where_no_gpu_that_is_read_has_one_are_no_gpus() -> 
 @pytest.mark.parametrize(
     ("request_", "missing"),
     [
-        pytest.param(("renderD129",), "renderD129", id="one"),
-        pytest.param(("dri", "renderD129"), "renderD129", id="beside all nodes"),
-        pytest.param(("renderD130", "renderD129"), "renderD129", id="two"),
-        pytest.param(("0", "renderD129"), None, id="beside a GPU of NVIDIA's, whose node it may be"),
-        pytest.param(("all", "renderD129"), None, id="beside all of NVIDIA's"),
+        pytest.param(("renderD129",), "renderD129", id="one node"),
+        pytest.param(("dri", "renderD129"), "renderD129", id="with all nodes"),
+        pytest.param(("renderD130", "renderD129"), "renderD129", id="two nodes"),
+        pytest.param(("0", "renderD129"), None, id="node may belong to the requested NVIDIA GPU"),
+        pytest.param(("all", "renderD129"), None, id="with all NVIDIA GPUs"),
     ],
 )
-def test_a_gpu_that_was_gone_before_the_start_is_missing(request_: tuple[str, ...], missing: str | None) -> None:
+def test_gpu_removed_before_the_start_is_missing(request_: tuple[str, ...], missing: str | None) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(build.gpu(0)), THRESHOLDS)
 
     because = f"assigned GPU {missing} is not reported"
@@ -362,7 +364,7 @@ def test_a_gpu_that_was_gone_before_the_start_is_missing(request_: tuple[str, ..
     assert found.utilization_ratio == (None if missing else 0.0)
 
 
-def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> None:
+def test_memory_on_an_nvidia_gpu_requested_by_node_is_published() -> None:
     mine = build.gpu(0, build.process(4001, 0.5, 5 * 2**20))
 
     found = attribute_gpus(build.container(gpu_request=("renderD128",)), OWN, build.gpus(mine), THRESHOLDS)
@@ -374,13 +376,13 @@ def test_what_is_on_a_gpu_of_nvidias_by_its_node_has_its_memory_there_told() -> 
 @pytest.mark.parametrize(
     ("request_", "had", "failed", "reason"),
     [
-        pytest.param(("0",), ("GPU-0", "GPU-amd"), ("drm",), "source_failed", id="it was on another"),
-        pytest.param(("0",), ("GPU-0",), ("drm",), None, id="it was on none of those"),
-        pytest.param(("0",), ("GPU-0", "GPU-amd"), (), None, id="nothing fails, and it is on it no more"),
-        pytest.param(("7",), ("GPU-0", "GPU-amd"), ("drm",), "gpu_missing", id="and misses one"),
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), ("drm",), "source_failed", id="source of an earlier GPU fails"),
+        pytest.param(("0",), ("GPU-0",), ("drm",), None, id="source of other GPUs fails"),
+        pytest.param(("0",), ("GPU-0", "GPU-amd"), (), None, id="nothing fails and it left the GPU"),
+        pytest.param(("7",), ("GPU-0", "GPU-amd"), ("drm",), "gpu_missing", id="a requested GPU is missing"),
     ],
 )
-def test_a_gpu_that_a_container_was_on_is_not_passed_over_while_its_source_fails(
+def test_earlier_gpu_counts_while_its_source_fails(
     request_: tuple[str, ...], had: tuple[str, ...], failed: tuple[str, ...], reason: str | None
 ) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
@@ -397,16 +399,16 @@ UNREAD = replace(AMD, processes=None, unknown="AMD's compute driver is there and
 @pytest.mark.parametrize(
     ("pids", "gpus", "unlisted", "reason"),
     [
-        pytest.param(OWN, (NVIDIA, UNREAD), (), "not_listed", id="its processes cannot be listed"),
-        pytest.param(OWN, (NVIDIA, AMD), (4002,), "not_listed", id="the open files of one of its own cannot be"),
-        pytest.param(OWN, (NVIDIA, AMD), None, "not_listed", id="those of too many cannot be"),
-        pytest.param(None, (NVIDIA, AMD), (), "processes_unknown", id="its own processes are unknown"),
-        pytest.param(OWN, (NVIDIA, replace(UNREAD, uuid="pci-0")), (), "not_listed", id="it goes by another name"),
-        pytest.param(OWN, (NVIDIA, AMD), (OTHER_PID,), None, id="it is listed without it"),
-        pytest.param(OWN, (NVIDIA,), None, None, id="it is gone"),
+        pytest.param(OWN, (NVIDIA, UNREAD), (), "not_listed", id="processes cannot be listed"),
+        pytest.param(OWN, (NVIDIA, AMD), (4002,), "not_listed", id="open files of one of its processes unreadable"),
+        pytest.param(OWN, (NVIDIA, AMD), None, "not_listed", id="open files of too many unreadable"),
+        pytest.param(None, (NVIDIA, AMD), (), "processes_unknown", id="its processes are unknown"),
+        pytest.param(OWN, (NVIDIA, replace(UNREAD, uuid="pci-0")), (), "not_listed", id="GPU renamed"),
+        pytest.param(OWN, (NVIDIA, AMD), (OTHER_PID,), None, id="listed without its processes"),
+        pytest.param(OWN, (NVIDIA,), None, None, id="GPU removed"),
     ],
 )
-def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
+def test_earlier_gpu_counts_until_a_full_list_excludes_it(
     pids: frozenset[int] | None, gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
 ) -> None:
     readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
@@ -418,7 +420,7 @@ def test_a_gpu_that_a_container_was_on_counts_until_it_is_seen_without_it(
     assert [share.gpu for share in found.shares] == ([] if pids is None else ["GPU-0"])
 
 
-def test_a_gpu_without_a_render_node_is_listed_whole_by_its_driver() -> None:
+def test_list_of_a_gpu_without_render_node_is_complete() -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA, build.gpu(1)), unlisted=None)
 
     found = attribute_gpus(build.container(gpu_request=("0",)), OWN, readings, THRESHOLDS, ("GPU-0", "GPU-1"))
@@ -441,7 +443,9 @@ BETWEEN = {
 
 
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
-def test_a_blind_look_proves_no_idleness(between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...]) -> None:
+def test_unknown_sample_does_not_count_as_idle(
+    between: tuple[tuple[frozenset[int] | None, GpuReadings | None], ...],
+) -> None:
     history = ContainerHistory(THRESHOLDS)
     place = build.container(gpu_request=("0",))
     found = []
@@ -457,15 +461,15 @@ def test_a_blind_look_proves_no_idleness(between: tuple[tuple[frozenset[int] | N
 @pytest.mark.parametrize(
     ("kind", "request_", "gpus", "unlisted", "reason"),
     [
-        pytest.param("process", ("all",), (NVIDIA, UNREAD), (), "not_listed", id="a list that cannot be read"),
-        pytest.param("systemd", ("all",), (NVIDIA, AMD), (4001,), "not_listed", id="its open files cannot be listed"),
-        pytest.param("process", ("all",), (NVIDIA, AMD), (OTHER_PID,), None, id="another's cannot be"),
-        pytest.param("process", ("all",), (NVIDIA,), None, None, id="there is no such GPU"),
-        pytest.param("process", ("0",), (NVIDIA, UNREAD), (), None, id="it names a GPU of NVIDIA's"),
-        pytest.param("docker", ("all",), (NVIDIA, UNREAD), (), None, id="--gpus all gives NVIDIA's alone"),
+        pytest.param("process", ("all",), (NVIDIA, UNREAD), (), "not_listed", id="list cannot be read"),
+        pytest.param("systemd", ("all",), (NVIDIA, AMD), (4001,), "not_listed", id="its open files unreadable"),
+        pytest.param("process", ("all",), (NVIDIA, AMD), (OTHER_PID,), None, id="open files of another unreadable"),
+        pytest.param("process", ("all",), (NVIDIA,), None, None, id="no such GPU"),
+        pytest.param("process", ("0",), (NVIDIA, UNREAD), (), None, id="names an NVIDIA GPU"),
+        pytest.param("docker", ("all",), (NVIDIA, UNREAD), (), None, id="--gpus all includes only NVIDIA GPUs"),
     ],
 )
-def test_what_sees_every_gpu_may_be_on_those_whose_processes_are_not_listed(
+def test_container_that_sees_every_gpu_may_use_unlisted_ones(
     kind: str, request_: tuple[str, ...], gpus: tuple[Gpu, ...], unlisted: tuple[int, ...] | None, reason: str | None
 ) -> None:
     readings = GpuReadings(source="test", gpus=gpus, unlisted=unlisted)
@@ -479,14 +483,14 @@ def test_what_sees_every_gpu_may_be_on_those_whose_processes_are_not_listed(
 @pytest.mark.parametrize(
     ("kind", "request_", "failed", "reason"),
     [
-        pytest.param("process", ("all",), ("drm",), "source_failed", id="a process that names none"),
-        pytest.param("systemd", ("all",), ("drm",), "source_failed", id="a service that names none"),
-        pytest.param("process", ("0",), ("drm",), None, id="one that names a GPU of NVIDIA's"),
-        pytest.param("docker", ("all",), ("drm",), None, id="--gpus all gives NVIDIA's alone"),
+        pytest.param("process", ("all",), ("drm",), "source_failed", id="process without a request"),
+        pytest.param("systemd", ("all",), ("drm",), "source_failed", id="service without a request"),
+        pytest.param("process", ("0",), ("drm",), None, id="names an NVIDIA GPU"),
+        pytest.param("docker", ("all",), ("drm",), None, id="--gpus all includes only NVIDIA GPUs"),
         pytest.param("process", ("all",), (), None, id="nothing fails"),
     ],
 )
-def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
+def test_container_that_sees_every_gpu_may_use_unread_ones(
     kind: str, request_: tuple[str, ...], failed: tuple[str, ...], reason: str | None
 ) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=failed)
@@ -499,14 +503,14 @@ def test_what_sees_every_gpu_may_be_on_those_that_are_not_read(
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        pytest.param(("all",), None, id="all of NVIDIA's, which are read"),
+        pytest.param(("all",), None, id="all NVIDIA GPUs, which are read"),
         pytest.param(("dri",), "gpu_missing", id="all nodes"),
-        pytest.param(("0", "renderD128"), "gpu_missing", id="an index, and a node that may be of one that is missing"),
-        pytest.param(("renderD128",), "gpu_missing", id="a node of a GPU that is missing"),
-        pytest.param(("GPU-0",), None, id="a GPU of a source that answers"),
+        pytest.param(("0", "renderD128"), "gpu_missing", id="index, and a node that may be a missing GPU"),
+        pytest.param(("renderD128",), "gpu_missing", id="node of a missing GPU"),
+        pytest.param(("GPU-0",), None, id="GPU of a source that answers"),
     ],
 )
-def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple[str, ...], reason: str | None) -> None:
+def test_gpus_of_a_failed_source_are_missing(request_: tuple[str, ...], reason: str | None) -> None:
     readings = GpuReadings(source="test", gpus=(NVIDIA,), failed=("drm",))
 
     found = attribute_gpus(build.container(gpu_request=request_), OWN, readings, THRESHOLDS)
@@ -519,15 +523,21 @@ def test_where_one_of_several_sources_fails_its_gpus_are_missing(request_: tuple
     [
         pytest.param(build.gpu(0, build.process(4001, 0.9)), True, id="each process is measured"),
         pytest.param(build.gpu(0, build.process(4001, 0.0)), True, id="idle, and measured"),
-        pytest.param(build.gpu(0, build.process(4001, None), utilization_ratio=0.9), False, id="its own is not"),
-        pytest.param(build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.9), False, id="another's is not"),
-        pytest.param(build.gpu(0, utilization_ratio=0.9), False, id="nobody on the list does it"),
-        pytest.param(build.gpu(0, processes=None, utilization_ratio=0.9), False, id="there is no list"),
-        pytest.param(build.gpu(0, processes=None, utilization_ratio=None), None, id="a lost GPU does nothing known"),
+        pytest.param(
+            build.gpu(0, build.process(4001, None), utilization_ratio=0.9), False, id="its process is unmeasured"
+        ),
+        pytest.param(
+            build.gpu(0, build.process(OTHER_PID, None), utilization_ratio=0.9),
+            False,
+            id="process of another is unmeasured",
+        ),
+        pytest.param(build.gpu(0, utilization_ratio=0.9), False, id="no listed process works"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=0.9), False, id="no list"),
+        pytest.param(build.gpu(0, processes=None, utilization_ratio=None), None, id="lost GPU"),
     ],
 )
 @pytest.mark.behaviour("A19")
-def test_where_only_the_whole_gpu_is_measured_that_is_told(found: Gpu, attributed: bool | None) -> None:
+def test_share_is_unattributed_if_only_the_whole_gpu_is_measured(found: Gpu, attributed: bool | None) -> None:
     use = attribute_gpus(build.container(), OWN, build.gpus(found), THRESHOLDS)
 
     assert [share.attributed for share in use.shares] == [attributed]
@@ -541,7 +551,7 @@ def test_a_gpu_named_twice_has_one_share() -> None:
     assert len(found.shares) == 1
 
 
-def test_work_seen_on_another_gpu_than_asked_for_is_no_idleness() -> None:
+def test_work_on_an_unrequested_gpu_counts() -> None:
     elsewhere = build.gpu(1, build.process(4001, 0.9))
 
     assert attributed(build.gpu(0), elsewhere, request=("0",)) == (0.9, None)
@@ -559,7 +569,7 @@ def test_without_a_gpu_source_the_utilisation_is_unknown() -> None:
     assert found.unknown == Unknown(reason="source_failed", because="no GPU source answers")
 
 
-def test_an_unknown_says_which_gpu_and_why() -> None:
+def test_unknown_names_the_gpu_and_the_reason() -> None:
     lost = build.gpu(1, processes=None, utilization_ratio=None, unknown="GPU is lost")
 
     found = attribute_gpus(build.container(), OWN, build.gpus(build.gpu(0), lost), THRESHOLDS)
@@ -569,7 +579,7 @@ def test_an_unknown_says_which_gpu_and_why() -> None:
     assert found.shares[1] == GpuShare(gpu="GPU-1", utilization_ratio=None, memory_bytes=None)
 
 
-def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
+def test_memory_is_the_sum_of_the_processes_or_unknown() -> None:
     known = build.gpu(0, build.process(4001, 0.0, 10), build.process(4002, 0.0, 20), build.process(OTHER_PID, 0.0, 40))
     unknown = build.gpu(1, build.process(4001, 0.0, None))
 
@@ -582,20 +592,23 @@ def test_memory_of_a_container_is_the_sum_of_its_processes_or_unknown() -> None:
     ("found", "ratio", "size"),
     [
         pytest.param(
-            build.gpu(0, build.process(1, 0.25, 10), utilization_ratio=0.75, memory_used_bytes=30), 0.5, 20, id="rest"
+            build.gpu(0, build.process(1, 0.25, 10), utilization_ratio=0.75, memory_used_bytes=30),
+            0.5,
+            20,
+            id="positive",
         ),
         pytest.param(
             build.gpu(0, build.process(1, 0.5, 30), utilization_ratio=0.25, memory_used_bytes=10),
             -0.25,
             -20,
-            id="they are told to do and to hold more than it does and has in use",
+            id="processes report more than the GPU",
         ),
         pytest.param(build.gpu(0, build.process(1, None, None)), None, None, id="a process unknown"),
         pytest.param(build.gpu(0, processes=None), None, None, id="no list"),
         pytest.param(build.gpu(0, utilization_ratio=None, memory_used_bytes=None), None, None, id="no figure"),
     ],
 )
-def test_what_no_listed_process_accounts_for(found: Gpu, ratio: float | None, size: int | None) -> None:
+def test_unattributed_use(found: Gpu, ratio: float | None, size: int | None) -> None:
     assert found.unattributed_ratio == ratio
     assert gpu_attribution.unattributed_bytes(found) == size
 
@@ -607,11 +620,12 @@ percents = st.integers(0, 100).map(lambda percent: percent / 100)
     ("processes", "ratio", "size"),
     [
         pytest.param([build.process(7, 0.25, 10), build.process(8, 0.5, 20), build.process(4001, 0.1, 5)], 0.75, 30,
-                     id="their sum"),
-        pytest.param([build.process(4001, 0.1, 5)], 0.0, 0, id="nothing, where each is in a container"),
-        pytest.param([build.process(4001, None, None)], 0.0, 0, id="nothing, whatever those in containers do"),
-        pytest.param([build.process(7, None, 10), build.process(8, 0.5, None)], None, None, id="unknown by any"),
-        pytest.param(None, None, None, id="unknown without a list"),
+                     id="sum"),
+        pytest.param([build.process(4001, 0.1, 5)], 0.0, 0, id="every process is in a container"),
+        pytest.param([build.process(4001, None, None)], 0.0, 0, id="containers unmeasured"),
+        pytest.param([build.process(7, None, 10), build.process(8, 0.5, None)], None, None,
+                     id="one process unmeasured"),
+        pytest.param(None, None, None, id="no list"),
     ],
 )  # fmt: skip
 def test_use_outside_containers(processes: list[GpuProcess] | None, ratio: float | None, size: int | None) -> None:
@@ -622,7 +636,7 @@ def test_use_outside_containers(processes: list[GpuProcess] | None, ratio: float
     assert found == GpuShare(gpu="GPU-0", utilization_ratio=ratio, memory_bytes=size)
 
 
-def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own_time() -> None:
+def test_decoding_job_is_busy_and_charged_only_its_engine_share() -> None:
     decodes = GpuProcess(pid=4001, utilization_ratio=0.02, memory_bytes=9, busiest_ratio=0.9)
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
@@ -641,13 +655,15 @@ def test_a_job_that_decodes_is_busy_and_is_charged_with_its_part_of_the_gpus_own
 @pytest.mark.parametrize(
     ("neighbour", "total", "hidden", "idle_s"),
     [
-        pytest.param(GpuProcess(OTHER_PID, 0.0, 9, busiest_ratio=0.9), 0.08, -0.82, 1.0, id="it decodes"),
-        pytest.param(GpuProcess(OTHER_PID, 0.0, 9), 0.08, 0.08, None, id="it does nothing that could be that time"),
-        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.35, 0.05, 1.0, id="as much as idle is left"),
-        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than that is left"),
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9, busiest_ratio=0.9), 0.08, -0.82, 1.0, id="neighbour decodes"),
+        pytest.param(GpuProcess(OTHER_PID, 0.0, 9), 0.08, 0.08, None, id="neighbour does not explain the time"),
+        pytest.param(GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.35, 0.05, 1.0, id="idle ratio is left"),
+        pytest.param(
+            GpuProcess(OTHER_PID, 0.1, 9, busiest_ratio=0.3), 0.36, 0.06, None, id="more than the idle ratio is left"
+        ),
     ],
 )
-def test_a_neighbours_engine_time(neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None) -> None:
+def test_engine_time_of_a_neighbour(neighbour: GpuProcess, total: float, hidden: float, idle_s: float | None) -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
     gpu = build.gpu(0, build.process(4001), neighbour, utilization_ratio=total)
 
@@ -681,57 +697,55 @@ def test_utilisation_adds_up(processes: list[tuple[int, float, float | None]], t
 
 
 @pytest.mark.parametrize(
-    ("gpu", "told"),
+    ("gpu", "expected"),
     [
         pytest.param(
             build.gpu(0, utilization_ratio=0.7, memory_used_bytes=9 * 2**30),
             (None, None),
-            id="it may do what nobody listed does, and hold what nobody listed holds",
+            id="unlisted work and unlisted memory",
+        ),
+        pytest.param(build.gpu(0, utilization_ratio=0.7), (None, 0), id="unlisted work, no memory"),
+        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="no work: measured"),
+        pytest.param(
+            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="unlisted work, own memory"
         ),
         pytest.param(
-            build.gpu(0, utilization_ratio=0.7), (None, 0), id="it may do what nobody listed does, who holds nothing"
-        ),
-        pytest.param(build.gpu(0, utilization_ratio=0.05), (0.0, 0), id="nobody does anything: measured"),
-        pytest.param(
-            build.gpu(0, build.process(4001, 0.0, 9), utilization_ratio=0.7), (None, 9), id="it holds what it holds"
-        ),
-        pytest.param(
-            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="and does what it does"
+            build.gpu(0, build.process(4001, 0.1, 9), utilization_ratio=0.7), (0.1, 9), id="own work and memory"
         ),
         pytest.param(
             build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.7),
             (None, 0),
-            id="another is not measured, and the list says who holds memory",
+            id="another is unmeasured, memory is listed",
         ),
         pytest.param(
             build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.4, memory_used_bytes=2 * 2**30),
             (None, None),
-            id="another is not measured, and somebody on no list holds memory",
+            id="another is unmeasured, unlisted memory",
         ),
         pytest.param(
             build.gpu(0, build.process(OTHER_PID, None, 9), utilization_ratio=0.05, memory_used_bytes=2 * 2**30),
             (None, 0),
-            id="another is not measured, of a GPU at rest: the memory that nobody holds is its driver's",
+            id="another is unmeasured, GPU idle: unlisted memory is the driver's",
         ),
         pytest.param(
             build.gpu(0, utilization_ratio=None, memory_used_bytes=2 * 2**30),
             (None, None),
-            id="nobody knows whether the GPU works, and somebody on no list holds memory",
+            id="GPU use unknown, unlisted memory",
         ),
         pytest.param(
-            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="nobody tells what is done on it"
+            build.gpu(0, attribution="none", utilization_ratio=None), (None, 0), id="use cannot be attributed"
         ),
     ],
 )
-def test_a_nothing_is_told_only_where_it_is_measured(gpu: Gpu, told: tuple[float | None, int | None]) -> None:
+def test_zero_is_published_only_if_measured(gpu: Gpu, expected: tuple[float | None, int | None]) -> None:
     use = attribute_gpus(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
 
     (share,) = use.shares
-    assert (share.utilization_ratio, share.memory_bytes) == told
-    assert not (share.attributed is False and 0 in told[:1])
+    assert (share.utilization_ratio, share.memory_bytes) == expected
+    assert not (share.attributed is False and 0 in expected[:1])
 
 
-def test_a_look_that_cannot_compare_leaves_no_peak_of_nothing_behind() -> None:
+def test_unknown_memory_leaves_no_peak() -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
     unmeasured = build.process(OTHER_PID, None, 9)
 
@@ -748,25 +762,25 @@ def test_a_look_that_cannot_compare_leaves_no_peak_of_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attribution", "used_ratio", "told"),
+    ("attribution", "used_ratio", "expected"),
     [
-        pytest.param("none", 0.03, (None, 0.0, 0.0), id="a GPU at rest of which nobody tells who uses it: idle"),
-        pytest.param("none", 0.7, (None, 0.0, None), id="at work for nobody listed: unknown"),
-        pytest.param("process", 0.03, (0.0, None, 0.0), id="a measured 0 is the utilisation itself"),
+        pytest.param("none", 0.03, (None, 0.0, 0.0), id="idle GPU without attribution"),
+        pytest.param("none", 0.7, (None, 0.0, None), id="busy GPU without attribution"),
+        pytest.param("process", 0.03, (0.0, None, 0.0), id="measured 0"),
     ],
 )
-def test_what_engines_did_is_told_apart_from_a_utilisation_that_cannot_be(
-    attribution: str, used_ratio: float, told: tuple[float | None, float | None, float | None]
+def test_engine_use_is_separate_from_an_unknown_utilisation(
+    attribution: str, used_ratio: float, expected: tuple[float | None, float | None, float | None]
 ) -> None:
     gpu = build.gpu(0, build.process(4001), attribution=attribution, utilization_ratio=used_ratio)
 
     use = attribute_gpus(build.container(gpu_request=("0",)), OWN, build.gpus(gpu), THRESHOLDS)
 
     (share,) = use.shares
-    assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == told
+    assert (share.utilization_ratio, share.busiest_ratio, use.utilization_ratio) == expected
 
 
-def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> None:
+def test_unmeasured_zero_starts_no_peak_and_no_counter() -> None:
     history, container = ContainerHistory(THRESHOLDS), build.container(gpu_request=("0",))
 
     def look(now_s: float, gpu: Gpu) -> ContainerEvidence:
@@ -781,7 +795,7 @@ def test_a_nothing_that_is_not_measured_is_no_peak_and_begins_no_counter() -> No
 
 
 @given(st.lists(st.tuples(st.sampled_from([4001, 4002, 9998, 9999]), percents), max_size=5), percents)
-def test_a_known_utilisation_adds_up_to_within_idle(processes: list[tuple[int, float]], total: float) -> None:
+def test_known_utilisation_adds_up_to_within_idle(processes: list[tuple[int, float]], total: float) -> None:
     found = build.gpu(0, *(build.process(pid, ratio) for pid, ratio in processes), utilization_ratio=total)
 
     own, reason = attributed(found)
@@ -796,7 +810,7 @@ def test_a_known_utilisation_adds_up_to_within_idle(processes: list[tuple[int, f
 
 
 def instance(number: int, *processes: GpuProcess, **changes: Any) -> Gpu:
-    """An instance of GPU-0, as the driver tells of it: its memory and its processes, and no utilisation."""
+    """An instance of GPU-0: the driver reports its memory and processes, and no utilisation."""
     mig = MigInstance(parent="GPU-0", number=number, gpu_instance=number + 1, compute_instance=0)
     given: dict[str, Any] = {
         "uuid": f"MIG-{number}",
@@ -811,7 +825,7 @@ CUT = build.gpu(0, processes=None, utilization_ratio=None, unknown="it is in MIG
 
 
 @pytest.mark.parametrize("request_", ["MIG-1", "0:1", "MIG-GPU-0/2/0"], ids=["UUID", "number", "older name"])
-def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: str) -> None:
+def test_container_has_only_the_instance_that_it_names(request_: str) -> None:
     own = instance(1, build.process(4001, None, 700), memory_used_bytes=900)
     readings = build.gpus(CUT, instance(0, build.process(OTHER_PID, None, 5)), own)
 
@@ -827,50 +841,48 @@ def test_a_container_is_given_the_instance_that_it_names_and_no_other(request_: 
 @pytest.mark.parametrize(
     ("request_", "parts", "missing"),
     [
-        pytest.param(("MIG-0",), [instance(0, build.process(4001, None, 5))], {"MIG-0": False}, id="by its UUID"),
-        pytest.param(("MIG-0",), [instance(0)], {"MIG-0": False}, id="while none of its processes is there"),
-        pytest.param(("MIG-0",), [instance(0, processes=None)], {"MIG-0": False}, id="whose processes are not listed"),
+        pytest.param(("MIG-0",), [instance(0, build.process(4001, None, 5))], {"MIG-0": False}, id="by UUID"),
+        pytest.param(("MIG-0",), [instance(0)], {"MIG-0": False}, id="no process on it"),
+        pytest.param(("MIG-0",), [instance(0, processes=None)], {"MIG-0": False}, id="processes unlisted"),
         pytest.param(
             ("GPU-1",),
             [instance(0, build.process(4001, None, 5)), instance(1), build.gpu(1, uuid="GPU-1")],
             {"MIG-0": False, "GPU-1": True},
-            id="that its processes are on, beside a GPU that can be told apart",
+            id="its processes, and a whole GPU",
         ),
         pytest.param(
-            None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="that nobody gave it"
+            None, [instance(0, build.process(4001, None, 5)), instance(1)], {"MIG-0": False}, id="not requested"
         ),
         pytest.param(
             ("all",),
             [instance(0), instance(1)],
             {"GPU-0": None, "MIG-0": None, "MIG-1": None},
-            id="all, and it is on none",
+            id="all, no process on any",
         ),
         pytest.param(
             ("all",),
             [instance(0, build.process(4001, None, 5)), instance(1, build.process(OTHER_PID, None, 5))],
             {"GPU-0": None, "MIG-0": False, "MIG-1": None},
-            id="all, and it is on one",
+            id="all, processes on one",
         ),
-        pytest.param(
-            ("all",), [instance(0, processes=None)], {"GPU-0": None, "MIG-0": False}, id="all, and it may be on one"
-        ),
+        pytest.param(("all",), [instance(0, processes=None)], {"GPU-0": None, "MIG-0": False}, id="all, may be on one"),
         pytest.param(
             ("all", "MIG-1"),
             [instance(0), instance(1)],
             {"GPU-0": None, "MIG-0": None, "MIG-1": False},
-            id="all, and one by its name",
+            id="all, and one by name",
         ),
-        pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole, whose instances nobody names"),
+        pytest.param(("0",), [instance(0)], {"GPU-0": False}, id="the whole GPU, no process listed"),
         pytest.param(
             ("0",),
             [instance(0, build.process(4001, None, 5)), instance(1)],
             {"GPU-0": None, "MIG-0": False},
-            id="the whole, and it is seen on which",
+            id="the whole GPU, processes on one instance",
         ),
     ],
 )
 @pytest.mark.behaviour("A19")
-def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
+def test_share_of_a_partitioned_gpu_is_unattributed(
     request_: tuple[str, ...] | None, parts: list[Gpu], missing: dict[str, bool | None]
 ) -> None:
     found = attribute_gpus(build.container(gpu_request=request_), OWN, build.gpus(CUT, *parts), THRESHOLDS)
@@ -879,7 +891,7 @@ def test_of_a_gpu_that_is_cut_into_instances_it_is_told_that_nobody_can_tell(
     assert found.utilization_ratio is None
 
 
-def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_any_others() -> None:
+def test_unrequested_gpu_with_its_process_is_unattributed() -> None:
     busy = build.gpu(0, build.process(4001, None, 5), utilization_ratio=0.9)
     other = build.gpu(1, build.process(OTHER_PID, None, 5), utilization_ratio=0.9)
 
@@ -888,14 +900,14 @@ def test_what_a_container_without_a_gpu_of_its_own_does_on_one_is_told_apart_as_
     assert found.shares == (GpuShare(gpu="GPU-0", utilization_ratio=None, memory_bytes=5, attributed=False),)
 
 
-def test_an_instance_without_a_process_is_not_taken_for_idle() -> None:
+def test_instance_without_processes_is_unknown_not_idle() -> None:
     found = attribute_gpus(build.container(gpu_request=("MIG-0",)), OWN, build.gpus(CUT, instance(0)), THRESHOLDS)
 
     assert found.utilization_ratio is None
     assert found.unknown is not None
 
 
-def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> None:
+def test_removed_instance_is_missing() -> None:
     readings = build.gpus(CUT, instance(0))
 
     found = attribute_gpus(build.container(gpu_request=("MIG-1",)), OWN, readings, THRESHOLDS)
@@ -903,7 +915,7 @@ def test_an_instance_that_is_gone_with_its_gpu_is_missing_and_not_another() -> N
     assert found.unknown == Unknown(reason="gpu_missing", because="assigned GPU MIG-1 is not reported")
 
 
-def test_memory_of_an_instance_adds_up_unless_others_share_it() -> None:
+def test_unattributed_memory_of_a_shared_instance_is_unknown() -> None:
     own = instance(0, build.process(4001, None, 700), memory_used_bytes=900)
     assert own.mig
     shared = replace(own, mig=replace(own.mig, shares_memory=True))

@@ -1,4 +1,4 @@
-"""What is counted of each GPU, whichever container used it."""
+"""Counters of each GPU."""
 
 from dataclasses import replace
 
@@ -11,13 +11,11 @@ from tests.exporter.evidence.values import THRESHOLDS
 
 pytestmark = pytest.mark.pure
 
-# Counters of a GPU
 
-
-def counted(*looks: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
-    """What has been counted after the last of these looks: seconds since the one before, and what was read."""
+def counted(*samples: tuple[float, GpuReadings | None]) -> dict[str, GpuTotals]:
+    """The counters after these samples: seconds since the previous one, and the readings."""
     history, now_s = GpuHistory(THRESHOLDS), 1000.0
-    for gap_s, readings in looks:
+    for gap_s, readings in samples:
         now_s += gap_s
         last = history.observe(readings, now_s=now_s)
     return dict(last)
@@ -28,23 +26,25 @@ def at(utilization_ratio: float | None, uuid: str = "GPU-0") -> GpuReadings:
 
 
 @pytest.mark.parametrize(
-    ("looks", "busy_s"),
+    ("samples", "busy_s"),
     [
-        pytest.param([(0, at(0.9))], 0.0, id="from zero at the first look"),
-        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each look stands for the time before it"),
-        pytest.param([(0, at(None))], None, id="absent until something was measured"),
-        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="and from zero then"),
-        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="an unknown look adds nothing"),
-        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="nor does one without a source"),
-        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="nor the time after a gap"),
-        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="nor a time that runs backwards"),
+        pytest.param([(0, at(0.9))], 0.0, id="zero at the first sample"),
+        pytest.param([(0, at(0.9)), (1, at(0.5)), (2, at(1.0))], 2.5, id="each sample counts for the time before it"),
+        pytest.param([(0, at(None))], None, id="absent until measured"),
+        pytest.param([(0, at(None)), (1, at(0.5))], 0.0, id="zero at the first measured sample"),
+        pytest.param([(0, at(1.0)), (1, at(None)), (1, at(1.0))], 1.0, id="unknown sample adds nothing"),
+        pytest.param([(0, at(1.0)), (1, None), (1, at(1.0))], 1.0, id="sample without a source adds nothing"),
+        pytest.param([(0, at(1.0)), (6, at(1.0)), (1, at(1.0))], 1.0, id="gap adds nothing"),
+        pytest.param([(0, at(1.0)), (-3, at(1.0)), (1, at(1.0))], 1.0, id="clock running backwards adds nothing"),
     ],
 )
-def test_busy_time_counts_measured_looks(looks: list[tuple[float, GpuReadings | None]], busy_s: float | None) -> None:
-    assert counted(*looks)["GPU-0"].busy_s == busy_s
+def test_busy_time_counts_measured_samples(
+    samples: list[tuple[float, GpuReadings | None]], busy_s: float | None
+) -> None:
+    assert counted(*samples)["GPU-0"].busy_s == busy_s
 
 
-def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
+def test_each_gpu_is_counted_separately_while_it_is_present() -> None:
     both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=0.5))
     first = build.gpus(build.gpu(0, utilization_ratio=1.0))
 
@@ -55,7 +55,7 @@ def test_each_gpu_is_counted_by_itself_and_told_while_it_is_there() -> None:
     assert counted((0, both), (1, None), (1, both))["GPU-1"].busy_s == 0.5
 
 
-def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_not() -> None:
+def test_counter_stays_only_while_its_own_source_fails() -> None:
     both = build.gpus(build.gpu(0, utilization_ratio=1.0), build.gpu(1, utilization_ratio=1.0))
     first = build.gpus(build.gpu(0, utilization_ratio=1.0))
 
@@ -63,7 +63,7 @@ def test_what_was_counted_of_a_gpu_stands_while_its_source_fails_and_others_do_n
     assert counted((0, both), (1, both), (1, first), (1, both))["GPU-1"].busy_s == 0.0
 
 
-def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_their_reason() -> None:
+def test_unknown_returning_memory_is_counted_by_reason() -> None:
     history, readings = GpuHistory(THRESHOLDS), build.gpus(build.gpu(0), build.gpu(1))
 
     history.observe(readings, now_s=1.0, returning_unknown={"GPU-0": "not_yet", "GPU-1": "not_yet"})
@@ -74,7 +74,7 @@ def test_looks_at_which_it_is_unknown_what_is_on_its_way_back_are_counted_by_the
     assert {uuid: each.unknown for uuid, each in found.items()} == {"GPU-0": {figure: 2}, "GPU-1": {figure: 1}}
 
 
-def test_unknown_figures_of_a_gpu_are_counted_by_their_reason() -> None:
+def test_unknown_values_of_a_gpu_are_counted_by_reason() -> None:
     refused = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "timeout"})), build.gpu(1))
     other = build.gpus(build.gpu(0, figures=GpuFigures(unknown={"power_watts": "failed"})), build.gpu(1))
 

@@ -1,4 +1,4 @@
-"""Whose the processes of a shared container are, and what follows when that cannot be told."""
+"""Assign the processes of a shared container to its workers."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ WORKERS = {"w": W, "v": V}
 
 
 def born(**changes: int) -> dict[int, ProcessOrigin]:
-    """An init with two workers; each a child of w, `w_child`, and of v, where one is given its parent."""
+    """An init with two workers, `w` and `v`, and a child for each given parent: `p40=W`."""
     parents = {INIT: 1, W: INIT, V: INIT}
     parents.update({int(name[1:]): parent for name, parent in changes.items()})
     return {pid: ProcessOrigin(parent=parent, start_ticks=pid) for pid, parent in parents.items()}
@@ -35,41 +35,42 @@ def own(
 @pytest.mark.parametrize(
     ("found", "of_w", "of_v"),
     [
-        pytest.param(born(), {W, INIT}, {V, INIT}, id="each has its own process, and what neither is above is both's"),
-        pytest.param(born(p40=W, p41=40), {W, 40, 41, INIT}, {V, INIT}, id="all below a worker is its own"),
-        pytest.param(born(p40=INIT), {W, INIT, 40}, {V, INIT, 40}, id="an orphan could be anyone's"),
-        pytest.param(born(p40=1, p41=40), {W, INIT, 40, 41}, {V, INIT, 40, 41}, id="what was started into it, too"),
+        pytest.param(born(), {W, INIT}, {V, INIT}, id="only init is shared"),
+        pytest.param(born(p40=W, p41=40), {W, 40, 41, INIT}, {V, INIT}, id="descendants of a worker"),
+        pytest.param(born(p40=INIT), {W, INIT, 40}, {V, INIT, 40}, id="an orphan is shared"),
+        pytest.param(born(p40=1, p41=40), {W, INIT, 40, 41}, {V, INIT, 40, 41},
+                     id="processes started from outside are shared"),
         pytest.param(
             {**born(p40=W), V: ProcessOrigin(parent=W, start_ticks=V), 50: ProcessOrigin(parent=V, start_ticks=50)},
             {W, V, 50, 40, INIT}, {V, 50, 40, INIT},
-            id="a worker below another counts for both, and beside it may be its orphans",
+            id="worker below another counts for both, and so do its orphans",
         ),
         pytest.param(
             {**born(p40=15), V: ProcessOrigin(parent=15, start_ticks=V), 15: ProcessOrigin(parent=W, start_ticks=25)},
             {W, V, 15, 40, INIT}, {V, 15, 40, INIT},
-            id="what stands between two workers may be an orphan of the lower one",
+            id="between two workers: may be an orphan of the lower one",
         ),
         pytest.param(
             {**born(p40=W), W: ProcessOrigin(parent=INIT, start_ticks=45)}, {W, INIT, 40}, {V, INIT, 40},
-            id="a parent that started after its child is somebody else by now",
+            id="a parent that started after its child has a reused pid",
         ),
         pytest.param(
             {**born(p40=W), W: ProcessOrigin(parent=INIT, start_ticks=40)}, {W, INIT, 40}, {V, INIT},
-            id="one that started in the same tick is its parent",
+            id="a parent that started in the same tick",
         ),
         pytest.param(
             {**born(), 40: ProcessOrigin(parent=41, start_ticks=40), 41: ProcessOrigin(parent=40, start_ticks=40)},
-            {W, INIT, 40, 41}, {V, INIT, 40, 41}, id="what descends from itself was read amiss",
+            {W, INIT, 40, 41}, {V, INIT, 40, 41}, id="a cycle is shared",
         ),
     ],
 )  # fmt: skip
-def test_a_process_belongs_to_one_worker_or_to_any(
+def test_process_belongs_to_one_worker_or_to_all(
     found: Mapping[int, ProcessOrigin], of_w: set[int], of_v: set[int]
 ) -> None:
     assert own(found) == {"w": of_w, "v": of_v}
 
 
-def test_below_a_worker_that_is_the_first_process_may_be_orphans_of_the_other() -> None:
+def test_orphans_may_be_below_a_worker_that_is_the_first_process() -> None:
     started_from_outside = ProcessOrigin(parent=1, start_ticks=V)
     found = {**born(p40=W, p41=V), W: ProcessOrigin(parent=1, start_ticks=W), V: started_from_outside}
 
@@ -77,40 +78,40 @@ def test_below_a_worker_that_is_the_first_process_may_be_orphans_of_the_other() 
     assert own(found) == {"w": {W, INIT, 40}, "v": {V, INIT, 41}}
 
 
-def test_where_nobody_tells_what_began_it_a_worker_from_outside_may_get_the_orphans_of_the_other() -> None:
+def test_unknown_first_process_lets_orphans_be_below_any_outside_worker() -> None:
     found = {**born(p40=W, p41=V), W: ProcessOrigin(parent=1, start_ticks=W), V: ProcessOrigin(parent=1, start_ticks=V)}
 
     assert own(found, first=None) == {"w": {W, INIT, 40, 41}, "v": {V, INIT, 40, 41}}
     assert own(born(p40=W), first=None) == {"w": {W, INIT, 40}, "v": {V, INIT}}
 
 
-def test_a_chain_of_thousands_is_told_apart_as_one_of_two() -> None:
+def test_chain_of_thousands_belongs_to_one_worker() -> None:
     chain = {pid: ProcessOrigin(parent=pid - 1, start_ticks=pid) for pid in range(100, 8100)}
     found = {**born(), **chain, 100: ProcessOrigin(parent=W, start_ticks=100)}
 
     assert own(found) == {"w": {W, INIT, *chain}, "v": {V, INIT}}
 
 
-def test_what_descends_from_a_process_that_cannot_be_read_could_be_anyones() -> None:
+def test_descendants_of_an_unreadable_process_are_shared() -> None:
     found = born(p40=W, p41=40)
 
     assert own(found, unread=40) == {"w": {W, INIT, 40, 41}, "v": {V, INIT, 40, 41}}
 
 
 @pytest.mark.parametrize("unread", [W, INIT])
-def test_where_it_is_not_known_what_a_worker_descends_from_nothing_is_told_apart(unread: int) -> None:
+def test_unreadable_ancestor_of_a_worker_makes_all_processes_shared(unread: int) -> None:
     found = born(p40=W, p41=V)
 
     assert own(found, unread=unread) == {"w": set(found), "v": set(found)}
 
 
-def test_a_worker_whose_process_is_not_the_containers_any_more_is_left_out() -> None:
+def test_worker_without_its_process_is_left_out() -> None:
     found = {pid: each for pid, each in born(p40=V).items() if pid != W}
 
     assert own(found) == {"v": {V, INIT, 40}}
 
 
-def test_a_process_that_is_two_workers_counts_for_both() -> None:
+def test_process_of_two_workers_counts_for_both() -> None:
     found = process_ownership.pids_by_worker({INIT, W, 40}, born(p40=W), {"w": W, "v": W}, first=INIT)
 
     assert found == {"w": {INIT, W, 40}, "v": {INIT, W, 40}}
@@ -125,7 +126,7 @@ trees = st.dictionaries(
 
 
 @given(trees, st.data())
-def test_every_process_counts_and_a_workers_own_always(
+def test_every_process_is_assigned_and_each_worker_has_its_own(
     tree: Mapping[int, ProcessOrigin | None], data: st.DataObject
 ) -> None:
     workers = {

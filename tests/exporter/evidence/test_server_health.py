@@ -1,4 +1,4 @@
-"""Servers, by values alone: what labels ask for, for how long nothing was answered, and what counts as an answer."""
+"""Probe labels, time without an answer, and what counts as an answer. Pure."""
 
 from dataclasses import replace
 
@@ -27,10 +27,10 @@ def labels(probe: str, timeout: str | None = None) -> dict[str, str]:
     return {PROBE_LABEL: probe} | ({} if timeout is None else {TIMEOUT_LABEL: timeout})
 
 
-# --- what labels ask for
+# Probe labels
 
 
-def test_a_container_without_the_label_asks_for_nothing() -> None:
+def test_container_without_the_label_is_not_probed() -> None:
     assert parse_probe_labels({"gpuwarden.managed": "true", TIMEOUT_LABEL: "60"}) is None
 
 
@@ -44,18 +44,18 @@ def test_a_container_without_the_label_asks_for_nothing() -> None:
         ("http://localhost:65535?deep=1", 65535, "/?deep=1"),
     ],
 )
-def test_a_url_says_where_in_the_container_itself_it_is_asked(url: str, port: int, target: str) -> None:
+def test_url_selects_port_and_path(url: str, port: int, target: str) -> None:
     assert parse_probe_labels(labels(url)) == Probe(kind="http", restart_after_s=120.0, port=port, target=target)
 
 
-def test_its_own_health_check_needs_no_more_than_its_name() -> None:
+def test_docker_health_check_needs_only_its_name() -> None:
     assert parse_probe_labels(labels("docker", "60")) == Probe(kind="docker", restart_after_s=60.0)
 
 
 @pytest.mark.parametrize(
     ("text", "restart_after_s"), [("10", 10.0), ("86400", 86400.0), ("12.5", 12.5), ("0600", 600.0)]
 )
-def test_the_silence_allowed_is_the_owners(text: str, restart_after_s: float) -> None:
+def test_timeout_label_sets_the_restart_time(text: str, restart_after_s: float) -> None:
     probe = parse_probe_labels(labels("docker", text))
 
     assert isinstance(probe, Probe)
@@ -63,7 +63,7 @@ def test_the_silence_allowed_is_the_owners(text: str, restart_after_s: float) ->
 
 
 @pytest.mark.parametrize("text", ["", "9.999", "86400.001", "-20", "1e3", "nan", "inf", "60s", " 60", "٦٠", "9999999"])
-def test_a_silence_that_is_none_is_told(text: str) -> None:
+def test_invalid_timeout_is_reported(text: str) -> None:
     problem = parse_probe_labels(labels("docker", text))
 
     assert isinstance(problem, Unknown)
@@ -87,7 +87,7 @@ def test_a_silence_that_is_none_is_told(text: str) -> None:
         "http://localhost\\@example.com/",
     ],
 )
-def test_no_other_place_is_called(url: str) -> None:
+def test_other_host_is_rejected(url: str) -> None:
     problem = parse_probe_labels(labels(url))
 
     assert isinstance(problem, Unknown)
@@ -115,7 +115,7 @@ def test_no_other_place_is_called(url: str) -> None:
         f"http://localhost/{'x' * 256}",
     ],
 )
-def test_what_is_no_probe_is_told(text: str) -> None:
+def test_invalid_probe_is_reported(text: str) -> None:
     problem = parse_probe_labels(labels(text))
 
     assert isinstance(problem, Unknown)
@@ -125,7 +125,7 @@ def test_what_is_no_probe_is_told(text: str) -> None:
 
 
 @given(st.text(max_size=300), st.none() | st.text(max_size=12))
-def test_whatever_the_labels_say_nobody_is_asked_but_the_container_itself(probe: str, timeout: str | None) -> None:
+def test_any_label_probes_only_the_container_itself(probe: str, timeout: str | None) -> None:
     found = parse_probe_labels(labels(probe, timeout))
 
     assert isinstance(found, Probe | Unknown)
@@ -135,7 +135,7 @@ def test_whatever_the_labels_say_nobody_is_asked_but_the_container_itself(probe:
         assert not set(found.target) & set(" \r\n")
 
 
-# --- for how long nothing was answered
+# Time without an answer
 
 
 def asked(asking: ProbeState, at_s: float, *, answered: bool = False, took_s: float = 1.0) -> ProbeState:
@@ -144,19 +144,19 @@ def asked(asking: ProbeState, at_s: float, *, answered: bool = False, took_s: fl
     )
 
 
-def test_a_server_that_nobody_asked_yet_is_unknown() -> None:
+def test_unprobed_server_is_unknown() -> None:
     assert ProbeState().unanswered_s(now_s=5.0, fresh_s=60.0) is None
     assert ProbeState().answered is False
 
 
-def test_one_that_answers_has_been_unanswered_for_no_time() -> None:
+def test_answering_server_has_zero_unanswered_time() -> None:
     asking = asked(ProbeState(), 100.0, answered=True)
 
     assert asking.answered
     assert asking.unanswered_s(now_s=103.0, fresh_s=60.0) == 0.0
 
 
-def test_a_silence_lasts_from_the_first_asking_to_the_end_of_the_newest_and_no_longer() -> None:
+def test_unanswered_time_is_from_the_first_to_the_last_failed_probe() -> None:
     asking = asked(ProbeState(), 100.0, answered=True)
     silences = []
     for at_s in (105.0, 110.0, 115.0):
@@ -168,49 +168,49 @@ def test_a_silence_lasts_from_the_first_asking_to_the_end_of_the_newest_and_no_l
     assert asking.because == "no"
 
 
-def test_one_answer_ends_it() -> None:
+def test_one_answer_resets_unanswered_time() -> None:
     asking = asked(asked(ProbeState(), 100.0), 105.0, answered=True)
 
     assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) == 0.0
     assert asked(asking, 110.0).unanswered_s(now_s=111.0, fresh_s=60.0) == 1.0
 
 
-def test_before_the_first_answer_it_is_silent_and_not_armed() -> None:
+def test_server_is_not_armed_before_its_first_answer() -> None:
     asking = asked(asked(ProbeState(), 100.0), 105.0)
 
     assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) == 6.0
     assert not asking.answered
 
 
-def test_what_was_not_asked_lately_is_unknown() -> None:
+def test_old_probe_is_unknown() -> None:
     assert asked(ProbeState(), 100.0).unanswered_s(now_s=161.1, fresh_s=60.0) is None
 
 
-def test_an_asking_that_ended_after_the_look_at_the_clock_is_told_all_the_same() -> None:
+def test_probe_that_ends_after_the_clock_was_read_counts() -> None:
     assert asked(ProbeState(), 100.0).unanswered_s(now_s=100.9, fresh_s=60.0) == 1.0
 
 
 @pytest.mark.parametrize("at_s", [111.1, 100.5], ids=["a gap", "backwards"])
-def test_after_a_gap_the_silence_starts_anew(at_s: float) -> None:
+def test_gap_restarts_unanswered_time(at_s: float) -> None:
     asking = asked(asked(ProbeState(), 100.0), at_s)
 
     assert asking.unanswered_s(now_s=at_s + 1.0, fresh_s=60.0) == 1.0
 
 
-def test_what_could_not_be_asked_for_a_while_is_unknown_and_armed_still() -> None:
+def test_reset_makes_it_unknown_and_keeps_it_armed() -> None:
     asking = asked(asked(ProbeState(), 100.0, answered=True), 105.0).reset()
 
     assert asking == ProbeState(answered=True)
     assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) is None
 
 
-# --- Docker's own health check
+# Docker health check
 
 
 FAILING = build.health(passed=False, newest="2", failing_streak=1)
 
 
-def test_what_is_there_at_the_first_look_tells_whether_it_is_healthy_and_no_more() -> None:
+def test_first_sample_only_arms_a_healthy_server() -> None:
     healthy = HealthCheckTracker().observe(build.health(), paused=False, now_s=100.0)
     unhealthy = HealthCheckTracker().observe(
         build.health(status="unhealthy", passed=False, failing_streak=7), paused=False, now_s=100.0
@@ -220,7 +220,7 @@ def test_what_is_there_at_the_first_look_tells_whether_it_is_healthy_and_no_more
     assert unhealthy == ProbeState()
 
 
-def test_each_new_failure_lengthens_the_silence_by_the_time_between_our_own_looks() -> None:
+def test_each_new_failure_adds_the_time_between_samples() -> None:
     watch = HealthCheckTracker()
     watch.observe(build.health(), paused=False, now_s=100.0)
     found = []
@@ -232,7 +232,7 @@ def test_each_new_failure_lengthens_the_silence_by_the_time_between_our_own_look
     assert found == [0.0, 0.0, 30.0, 60.0]
 
 
-def test_a_check_that_passes_ends_it() -> None:
+def test_passed_check_resets_unanswered_time() -> None:
     watch = HealthCheckTracker()
     for now_s, health in (
         (100.0, build.health()),
@@ -245,7 +245,7 @@ def test_a_check_that_passes_ends_it() -> None:
     assert asking == ProbeState(answered=True, last_probe_s=190.0)
 
 
-def test_an_answer_between_two_looks_is_told_by_the_streak() -> None:
+def test_streak_shows_an_answer_between_two_samples() -> None:
     watch = HealthCheckTracker()
     watch.observe(build.health(), paused=False, now_s=100.0)
     watch.observe(FAILING, paused=False, now_s=130.0)
@@ -254,7 +254,7 @@ def test_an_answer_between_two_looks_is_told_by_the_streak() -> None:
     assert asking.unanswered_s(now_s=190.0, fresh_s=130.0) == 0.0
 
 
-def test_failures_while_it_starts_are_of_one_that_never_answered() -> None:
+def test_failures_during_start_do_not_arm() -> None:
     watch = HealthCheckTracker()
     for number in range(5):
         health = build.health(status="starting", newest=str(number), passed=False)
@@ -264,7 +264,7 @@ def test_failures_while_it_starts_are_of_one_that_never_answered() -> None:
     assert asking.unanswered_s(now_s=220.0, fresh_s=130.0) == 0.0
 
 
-def test_a_check_that_fails_while_its_container_is_paused_is_no_silence() -> None:
+def test_failure_of_a_paused_container_does_not_count() -> None:
     watch = HealthCheckTracker()
     watch.observe(build.health(), paused=False, now_s=100.0)
     for number in (1, 2, 3):
@@ -275,7 +275,7 @@ def test_a_check_that_fails_while_its_container_is_paused_is_no_silence() -> Non
     assert asking == after == ProbeState(answered=True)
 
 
-def test_an_engine_that_has_forgotten_its_results_has_told_none() -> None:
+def test_lost_results_of_the_engine_are_no_answer_and_no_failure() -> None:
     watch = HealthCheckTracker()
     watch.observe(build.health(), paused=False, now_s=100.0)
     emptied = build.health(status="starting", newest="", passed=False)
@@ -285,7 +285,7 @@ def test_an_engine_that_has_forgotten_its_results_has_told_none() -> None:
     assert asking.unanswered_s(now_s=131.0, fresh_s=130.0) == 0.0
 
 
-def test_a_check_that_is_overdue_is_unknown() -> None:
+def test_overdue_check_is_unknown() -> None:
     watch = HealthCheckTracker()
     watch.observe(build.health(), paused=False, now_s=100.0)
     watch.observe(FAILING, paused=False, now_s=130.0)
@@ -294,7 +294,7 @@ def test_a_check_that_is_overdue_is_unknown() -> None:
     assert asking.unanswered_s(now_s=300.0, fresh_s=FAILING.fresh_s) is None
 
 
-# --- what counts as an answer
+# Status lines
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_a_check_that_is_overdue_is_unknown() -> None:
         (b"\x15\x03\x01\x00\x02", False, "not HTTP/1"),
     ],
 )
-def test_any_status_below_500_is_an_answer(line: bytes, answers: bool, says: str) -> None:
+def test_status_below_500_is_an_answer(line: bytes, answers: bool, says: str) -> None:
     answered, because = check_status_line(line)
 
     assert answered is answers

@@ -1,4 +1,4 @@
-"""How often something was unknown."""
+"""Counts of unknown values."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from exporter.evidence.unknown import UnknownCounter
 pytestmark = pytest.mark.pure
 
 
-def test_looks_are_counted_by_name_figure_and_reason() -> None:
+def test_samples_are_counted_by_name_value_and_reason() -> None:
     unknown = UnknownCounter()
     unknown.add("a", "ram", "unreadable")
     before = unknown.counts
@@ -18,7 +18,7 @@ def test_looks_are_counted_by_name_figure_and_reason() -> None:
     assert unknown.counts == {("a", "ram", "unreadable"): 2, ("a", "gpu", "unreadable"): 1}
 
 
-def test_the_counts_of_what_is_gone_are_dropped() -> None:
+def test_counts_of_removed_containers_are_dropped() -> None:
     unknown = UnknownCounter()
     unknown.add("a", "ram", "unreadable")
     unknown.add("b", "ram", "unreadable")

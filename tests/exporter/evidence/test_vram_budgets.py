@@ -1,4 +1,4 @@
-"""Tenants: what labels allow a container, and who has which part in each GPU's memory."""
+"""VRAM budgets: labels of containers, and each container's use of GPU memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -36,24 +36,24 @@ TERMS: dict[str, tuple[dict[str, str], VramBudget]] = {
     "nothing is said": ({}, VramBudget()),
     "it opted in": ({MANAGED_LABEL: "true"}, VramBudget(recyclable=True)),
     "a budget": ({BUDGET_LABEL: "3000", MANAGED_LABEL: "true"}, VramBudget(budget_bytes=3000 * MIB, recyclable=True)),
-    "a budget of one that did not opt in": ({BUDGET_LABEL: "3000"}, VramBudget(budget_bytes=3000 * MIB)),
-    "opted in by another word": ({BUDGET_LABEL: "1", MANAGED_LABEL: "yes"}, VramBudget(budget_bytes=MIB)),
+    "budget without opting in": ({BUDGET_LABEL: "3000"}, VramBudget(budget_bytes=3000 * MIB)),
+    "other value of the opt-in label": ({BUDGET_LABEL: "1", MANAGED_LABEL: "yes"}, VramBudget(budget_bytes=MIB)),
     "protected": (
         {BUDGET_LABEL: "1", MANAGED_LABEL: "true", PROTECTED_LABEL: "true"},
         VramBudget(budget_bytes=MIB),
     ),
-    "protected by another word": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "ja"}, VramBudget()),
+    "other value of the protection label": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "ja"}, VramBudget()),
     "plainly not protected": ({MANAGED_LABEL: "true", PROTECTED_LABEL: "false"}, VramBudget(recyclable=True)),
 }
 
 
 @pytest.mark.parametrize(("labels", "says"), TERMS.values(), ids=TERMS)
-def test_what_labels_allow(labels: dict[str, str], says: VramBudget) -> None:
+def test_labels_set_the_budget(labels: dict[str, str], says: VramBudget) -> None:
     assert parse_budget(labels) == says
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "3000MiB", "3e3", "1.5", " 3000", "3000\n", "٣", "123456789"])
-def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
+def test_unreadable_budget_is_reported_and_not_applied(said: str) -> None:
     found = parse_budget({BUDGET_LABEL: said, MANAGED_LABEL: "true"})
 
     assert (found.budget_bytes, found.recyclable) == (None, True)
@@ -71,17 +71,17 @@ def test_a_budget_that_cannot_be_read_is_none_and_is_told(said: str) -> None:
         ({MANAGED_LABEL: "true", BUDGET_LABEL: "2048", PROTECTED_LABEL: "true"}, False),
         ({BUDGET_LABEL: "2048"}, False),
     ],
-    ids=["budget and opted in", "no budget", "a budget that cannot be read", "protected", "not opted in"],
+    ids=["budget and opted in", "no budget", "unreadable budget", "protected", "not opted in"],
 )
-def test_who_may_be_ranked_by_labels_alone(labels: dict[str, str], *, may: bool) -> None:
+def test_recycle_candidate_by_labels(labels: dict[str, str], *, may: bool) -> None:
     assert is_recycle_candidate(parse_budget(labels)) is may
 
 
-def test_what_is_removed_when_it_ends_does_not_go() -> None:
+def test_auto_removed_container_is_not_recyclable() -> None:
     assert not parse_budget({MANAGED_LABEL: "true", BUDGET_LABEL: "1"}, vanishes=True).recyclable
 
 
-def test_what_nobody_will_stop_shields_no_other() -> None:
+def test_container_that_cannot_be_stopped_does_not_protect_others() -> None:
     found, paused = place("a", holds(1), vram_budget=BUDGET), place("b", holds(1), vram_budget=BUDGET)
     paused = paused._replace(container=replace(paused.container, paused=True))
     snapshot = build.snapshot(build.sighting(container_id="c"), containers=(found, paused))
@@ -90,8 +90,8 @@ def test_what_nobody_will_stop_shields_no_other() -> None:
     assert not may_recycle(found, build.snapshot(build.sighting(container_id="a"), containers=(found,)))
     assert not may_recycle(place("a", vram_budget=VramBudget(budget_bytes=MIB)), snapshot)
     assert may_recycle(found, build.snapshot(workers=None, containers=(found,)))
-    told = gpu_memory(snapshot, "a") or []
-    assert {each.container: each.recyclable for each in told[0].tenants} == {"a": True, "b": False}
+    found_cards = gpu_memory(snapshot, "a") or []
+    assert {each.container: each.recyclable for each in found_cards[0].tenants} == {"a": True, "b": False}
 
 
 @pytest.mark.parametrize(
@@ -106,16 +106,16 @@ def test_what_nobody_will_stop_shields_no_other() -> None:
         ("99999999", 99999999),
     ],
 )
-def test_the_limit_of_a_pod_is_its_budget_however_kubernetes_writes_it(said: str, mib: int) -> None:
+def test_pod_limit_is_its_budget_in_any_notation(said: str, mib: int) -> None:
     assert parse_pod_limit(said, "gpuwarden/vram-mib") == VramBudget(budget_bytes=mib * MIB)
 
 
-def test_a_pod_without_a_limit_has_no_budget() -> None:
+def test_pod_without_limit_has_no_budget() -> None:
     assert parse_pod_limit(None, "gpuwarden/vram-mib") == VramBudget()
 
 
 @pytest.mark.parametrize("said", ["", "0", "-1", "1.5", "100m", "1G", "1e9", "100M", " 3", "3\n", "٣", "123456789"])
-def test_a_limit_that_is_no_budget_is_none_and_is_told(said: str) -> None:
+def test_invalid_pod_limit_is_reported_and_not_applied(said: str) -> None:
     found = parse_pod_limit(said, "gpuwarden/vram-mib")
 
     assert (found.budget_bytes, found.recyclable) == (None, False)
@@ -125,7 +125,7 @@ def test_a_limit_that_is_no_budget_is_none_and_is_told(said: str) -> None:
     assert found.invalid.because.endswith("expected whole MiB, 1 to 99999999")
 
 
-def test_who_opts_in_is_told_by_the_label_that_the_remediator_reads() -> None:
+def test_opt_in_label_is_that_of_the_remediator() -> None:
     assert MANAGED_LABEL == LABEL
 
 
@@ -147,7 +147,7 @@ def holds(memory_bytes: int | None, gpu: str = "GPU-0") -> GpuShare:
 BUDGET = VramBudget(budget_bytes=10 * MIB, recyclable=True)
 
 
-def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
+def test_gpu_memory_lists_every_container_on_it() -> None:
     snapshot = build.snapshot(
         gpus=build.gpus(build.gpu(0, memory_free_bytes=7 * MIB)),
         containers=(place("a", holds(30 * MIB), vram_budget=BUDGET), place("b", holds(5))),
@@ -168,20 +168,20 @@ def test_a_card_tells_its_memory_and_everybody_that_has_a_part_in_it() -> None:
     ]  # fmt: skip
 
 
-def test_of_a_card_whose_memory_on_its_way_back_is_unknown_nothing_is_told_of_it_and_nobody_goes() -> None:
+def test_unknown_returning_memory_recycles_no_container() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0)
     found = place("a", holds(30 * MIB), vram_budget=BUDGET)
 
     def card(**changes: Any) -> CardFacts:
-        (told,) = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
-        return told
+        (found_cards,) = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
+        return found_cards
 
     assert (card().returning_bytes, choose(card()).victim) == (0, "a@1")
     unknown = card(returning_bytes={"GPU-1": 0})
     assert (unknown.returning_bytes, choose(unknown).victim) == (None, None)
 
 
-def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
+def test_container_gets_only_its_gpus() -> None:
     found = (place("a", holds(1, "GPU-1"), gpus=("GPU-1",)), place("b", holds(1), vram_budget=BUDGET))
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=found)
 
@@ -189,29 +189,29 @@ def test_only_the_cards_that_a_container_has_a_part_in_are_told() -> None:
     assert [card.gpu for card in gpu_memory(snapshot, "b") or ()] == ["GPU-0"]
 
 
-def test_of_a_container_that_is_gone_every_card_is_told_for_nobody_knows_which_it_had() -> None:
+def test_removed_container_gets_every_gpu() -> None:
     snapshot = build.snapshot(gpus=build.gpus(build.gpu(0), build.gpu(1)), containers=(place("b", holds(1)),))
 
     assert [card.gpu for card in gpu_memory(snapshot, "a") or ()] == ["GPU-0", "GPU-1"]
 
 
-def test_of_an_instance_that_shares_its_memory_nobody_is_told_what_is_free() -> None:
+def test_free_memory_of_a_shared_instance_is_unknown() -> None:
     mig = MigInstance(parent="GPU-0", number=0, gpu_instance=1, compute_instance=0)
     its_own = build.gpu(0, uuid="MIG-a", memory_free_bytes=7 * MIB, mig=mig)
     shared = replace(its_own, uuid="MIG-b", mig=replace(mig, gpu_instance=2, shares_memory=True))
     tenant = place("a", holds(30 * MIB, "MIG-a"), holds(30 * MIB, "MIG-b"), vram_budget=BUDGET)
 
-    told = gpu_memory(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
+    found_cards = gpu_memory(build.snapshot(gpus=build.gpus(its_own, shared), containers=(tenant,)), "a") or []
 
-    assert {card.gpu: card.free_bytes for card in told} == {"MIG-a": 7 * MIB, "MIG-b": None}
+    assert {card.gpu: card.free_bytes for card in found_cards} == {"MIG-a": 7 * MIB, "MIG-b": None}
 
 
 @pytest.mark.parametrize(
     ("size_mib", "free_mib"),
     [(512, None), (1536, None), (2048, 7), (None, 7)],
-    ids=["less", "just it", "more", "unknown"],
+    ids=["less", "equal", "more", "unknown"],
 )
-def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | None, free_mib: int | None) -> None:
+def test_gpu_smaller_than_the_floor_is_never_short(size_mib: int | None, free_mib: int | None) -> None:
     gpu = build.gpu(0, memory_size_bytes=size_mib and size_mib * MIB, memory_free_bytes=7 * MIB)
     snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(place("a", holds(30 * MIB), vram_budget=BUDGET),))
 
@@ -225,12 +225,12 @@ def test_a_gpu_that_is_no_larger_than_the_floor_is_never_short(size_mib: int | N
 @pytest.mark.parametrize(
     ("request_", "used_mib"),
     [
-        pytest.param(("all",), 20, id="it holds the most, and is measured"),
-        pytest.param(("0", "renderD129"), 20, id="another of its GPUs is missing"),
-        pytest.param(("0", "renderD129"), None, id="what it holds is not measured"),
+        pytest.param(("all",), 20, id="holds the most, measured"),
+        pytest.param(("0", "renderD129"), 20, id="another of its GPUs missing"),
+        pytest.param(("0", "renderD129"), None, id="its memory unmeasured"),
     ],
 )
-def test_a_failed_source_keeps_the_largest_in_the_ranking(request_: tuple[str, ...], used_mib: int | None) -> None:
+def test_failed_source_keeps_the_largest_in_the_ranking(request_: tuple[str, ...], used_mib: int | None) -> None:
     held = build.process(4001, 0.0, used_mib and used_mib * MIB)
     gpu = build.gpu(0, held, build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
     readings = GpuReadings(source="test", gpus=(gpu,), failed=("drm",))
@@ -246,7 +246,7 @@ def test_a_failed_source_keeps_the_largest_in_the_ranking(request_: tuple[str, .
     assert choose(card).victim == (None if used_mib is None else "a")
 
 
-def test_who_holds_the_most_stays_in_the_ranking_while_a_gpu_that_it_was_on_cannot_be_read() -> None:
+def test_largest_stays_in_the_ranking_while_an_earlier_gpu_is_unread() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), build.process(4002, 0.0, 11 * MIB), memory_free_bytes=0)
     other = build.gpu(0, build.process(4001, 0.0, 0), node="renderD128", uuid="pci-0000:00:02.0")
     failed = GpuReadings(source="test", gpus=(gpu,), failed=("drm",), gone={"renderD128": other.uuid})
@@ -273,16 +273,18 @@ FULL = "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
 @pytest.mark.parametrize(
     ("missing", "had", "names"),
     [
-        pytest.param((), (), None, id="none: it goes"),
-        pytest.param((FULL,), (), FULL, id="by its UUID"),
-        pytest.param((FULL[:12],), (), FULL[:12], id="by the first digits of its UUID"),
-        pytest.param((FULL[:12],), (FULL,), f"{FULL}, {FULL[:12]}", id="by those, and it was read before"),
-        pytest.param(("7",), (), "7", id="by its index"),
-        pytest.param((f"MIG-{FULL}/7/0",), (), f"MIG-{FULL}/7/0", id="by an older name of an instance"),
-        pytest.param(("MIG-GPU-1/7/0",), (), "MIG-GPU-1/7/0", id="by an older name that fits no instance"),
+        pytest.param((), (), None, id="no missing GPU: recycled"),
+        pytest.param((FULL,), (), FULL, id="UUID"),
+        pytest.param((FULL[:12],), (), FULL[:12], id="first digits of a UUID"),
+        pytest.param((FULL[:12],), (FULL,), f"{FULL}, {FULL[:12]}", id="first digits of an earlier GPU"),
+        pytest.param(("7",), (), "7", id="index"),
+        pytest.param((f"MIG-{FULL}/7/0",), (), f"MIG-{FULL}/7/0", id="older name of an instance"),
+        pytest.param(("MIG-GPU-1/7/0",), (), "MIG-GPU-1/7/0", id="older name of an unknown instance"),
     ],
 )
-def test_a_missing_gpu_ranks_but_never_acts(missing: tuple[str, ...], had: tuple[str, ...], names: str | None) -> None:
+def test_missing_gpu_allows_ranking_and_no_recycling(
+    missing: tuple[str, ...], had: tuple[str, ...], names: str | None
+) -> None:
     facts = accused(build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0), ("0", *missing), had)
 
     found = confirm(facts, "worker-0@1")
@@ -292,7 +294,7 @@ def test_a_missing_gpu_ranks_but_never_acts(missing: tuple[str, ...], had: tuple
     assert names is None or f"no processes of {names}: its end could not be verified there" in found.message
 
 
-def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:
+def test_node_that_is_missing_from_the_start_allows_no_recycling() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), node="renderD128", memory_free_bytes=0)
 
     assert confirm(accused(gpu, ("renderD128",)), "worker-0@1").confirmed
@@ -302,40 +304,40 @@ def test_nor_who_was_given_a_node_that_went_before_the_exporter_began() -> None:
 
 
 def accused(gpu: Gpu, request: tuple[str, ...], had: tuple[str, ...] = ()) -> ServerFacts:
-    """What is told of the one container that is over its budget, on a GPU without free memory."""
+    """Evidence of the one container that is over its budget, on a GPU without free memory."""
     container = build.container(incarnation="worker-0@1", gpu_request=request, vram_budget=BUDGET)
     use = attribute_gpus(container, frozenset({4001}), build.gpus(gpu), Thresholds(), had)
     seen = ContainerHistory(Thresholds()).observe(container, use, RamUse(usage_bytes=1), now_s=1.0)
     snapshot = build.snapshot(gpus=build.gpus(gpu), containers=(seen,), thresholds=Thresholds(vram_floor_bytes=1))
-    told = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
-    assert told is not None
-    return told
+    facts = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
+    assert facts is not None
+    return facts
 
 
-def test_without_gpu_readings_no_card_is_told_of() -> None:
+def test_no_gpu_memory_without_gpu_readings() -> None:
     assert gpu_memory(build.snapshot(gpus=None), "worker-0") is None
 
 
 PARTS: dict[str, tuple[Any, bool, str]] = {
-    "it holds nothing, within a budget": (place("a", holds(0), vram_budget=BUDGET), True, "0"),
-    "it holds nothing, without one": (place("a", holds(0)), True, "absent"),
-    "what it holds is not measured": (place("a", holds(None), vram_budget=BUDGET), True, "None"),
-    "its processes are unknown, on a GPU that it was given": (place("a", vram_budget=BUDGET), True, "None"),
-    "it was given another GPU": (place("a", vram_budget=BUDGET, gpus=("GPU-1",)), True, "absent"),
-    "nobody lists the GPU's processes, and it has a budget": (place("a", vram_budget=BUDGET, gpus=()), False, "None"),
-    "nobody lists the GPU's processes, and it has none": (place("a", gpus=()), False, "absent"),
+    "holds nothing, budget": (place("a", holds(0), vram_budget=BUDGET), True, "0"),
+    "holds nothing, no budget": (place("a", holds(0)), True, "absent"),
+    "memory unmeasured": (place("a", holds(None), vram_budget=BUDGET), True, "None"),
+    "processes unknown, GPU assigned": (place("a", vram_budget=BUDGET), True, "None"),
+    "another GPU assigned": (place("a", vram_budget=BUDGET, gpus=("GPU-1",)), True, "absent"),
+    "processes unlisted, budget": (place("a", vram_budget=BUDGET, gpus=()), False, "None"),
+    "processes unlisted, no budget": (place("a", gpus=()), False, "absent"),
 }
 
 
 @pytest.mark.parametrize(("found", "listed", "used"), PARTS.values(), ids=PARTS)
-def test_a_part_that_is_unknown_is_never_nothing(found: Any, listed: bool, used: str) -> None:
+def test_unknown_memory_is_never_zero(found: Any, listed: bool, used: str) -> None:
     gpu = build.gpu(0) if listed else build.gpu(0, processes=None, memory_used_bytes=None)
-    told = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,)), "a")
+    found_cards = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,)), "a")
 
-    assert ("absent" if not told else str(told[0].tenants[0].used_bytes)) == used
+    assert ("absent" if not found_cards else str(found_cards[0].tenants[0].used_bytes)) == used
 
 
-def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same() -> None:
+def test_memory_on_an_unassigned_gpu_counts() -> None:
     readings = build.gpus(build.gpu(0, build.process(4001, 0.2, 5 * MIB)), build.gpu(1, build.process(9, 0.1, MIB)))
 
     found = attribute_gpus(build.container(gpu_request=None), frozenset({4001}), readings, Thresholds())
@@ -347,7 +349,7 @@ def test_the_memory_of_a_container_that_was_given_no_gpu_is_its_own_all_the_same
     assert attribute_gpus(build.container(gpu_request=None), frozenset({4001}), None, Thresholds()).shares == ()
 
 
-def test_where_its_processes_are_unknown_it_may_hold_memory_of_any_gpu() -> None:
+def test_unknown_processes_may_hold_memory_of_any_gpu() -> None:
     readings = build.gpus(build.gpu(0), build.gpu(1))
 
     found = attribute_gpus(build.container(gpu_request=None), None, readings, Thresholds())
@@ -355,7 +357,7 @@ def test_where_its_processes_are_unknown_it_may_hold_memory_of_any_gpu() -> None
     assert found.shares == (holds_unknown("GPU-0"), holds_unknown("GPU-1"))
 
 
-def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it() -> None:
+def test_peak_is_the_highest_known_value() -> None:
     history, container = ContainerHistory(Thresholds()), build.container()
     for now_s, used in enumerate((5, 9, None, 2)):
         process = build.process(4001, 0.0, used)
@@ -368,12 +370,12 @@ def test_the_peak_is_the_most_that_was_ever_seen_and_what_is_unknown_leaves_it()
 @pytest.mark.parametrize(
     ("busy_ratio", "used_mib", "victim"),
     [
-        pytest.param(0.0, 5000, "a", id="at rest"),
-        pytest.param(0.7, 5000, None, id="at work for nobody, who holds most of it"),
-        pytest.param(0.06, 11, "a", id="at work for nobody, and who is listed holds all of it"),
-        pytest.param(0.06, 11 + 256, "a", id="all but a tie of it"),
-        pytest.param(0.06, 11 + 257, None, id="more than a tie is nobody's"),
-        pytest.param(0.06, None, None, id="and what is in use is unknown"),
+        pytest.param(0.0, 5000, "a", id="idle"),
+        pytest.param(0.7, 5000, None, id="unattributed work and most memory unattributed"),
+        pytest.param(0.06, 11, "a", id="unattributed work, all memory attributed"),
+        pytest.param(0.06, 11 + 256, "a", id="all memory attributed within a tie"),
+        pytest.param(0.06, 11 + 257, None, id="more than a tie unattributed"),
+        pytest.param(0.06, None, None, id="memory in use unknown"),
     ],
 )
 def test_hidden_work_stops_the_ranking(busy_ratio: float, used_mib: int | None, victim: str | None) -> None:

@@ -19,28 +19,28 @@ pytestmark = pytest.mark.pure
 
 
 @pytest.mark.parametrize(
-    ("looks", "dead_s"),
+    ("samples", "dead_s"),
     [
-        pytest.param([(0, "c@1")], 0.0, id="the first look starts it: when it died nobody saw"),
+        pytest.param([(0, "c@1")], 0.0, id="the first sample starts it"),
         pytest.param([(0, "c@1"), (1, "c@1"), (5, "c@1")], 6.0, id="it counts while its container is the same"),
-        pytest.param([(0, "c@1"), (1, "c@2")], 0.0, id="a container that was started anew may bring it back"),
-        pytest.param([(0, None), (1, None)], 1.0, id="it counts where the container is unknown"),
-        pytest.param([(0, None), (1, "c@1")], 0.0, id="and anew once it is known"),
-        pytest.param([(0, "c@1"), (1, "c@1"), (5.01, "c@1"), (1, "c@1")], 1.0, id="a gap starts it anew"),
-        pytest.param([(0, "c@1"), (-1, "c@1")], 0.0, id="a clock that runs backwards proves nothing"),
+        pytest.param([(0, "c@1"), (1, "c@2")], 0.0, id="a restarted container may bring it back"),
+        pytest.param([(0, None), (1, None)], 1.0, id="container unknown"),
+        pytest.param([(0, None), (1, "c@1")], 0.0, id="container known again restarts it"),
+        pytest.param([(0, "c@1"), (1, "c@1"), (5.01, "c@1"), (1, "c@1")], 1.0, id="a gap restarts it"),
+        pytest.param([(0, "c@1"), (-1, "c@1")], 0.0, id="clock runs backwards"),
     ],
 )
-def test_a_worker_is_dead_while_its_lock_is_free(looks: list[tuple[float, str | None]], dead_s: float) -> None:
+def test_worker_is_dead_while_its_lock_is_free(samples: list[tuple[float, str | None]], dead_s: float) -> None:
     history, now_s, found_s = DeathTracker(THRESHOLDS), 1000.0, 0.0
-    for gap_s, place in looks:
+    for gap_s, place in samples:
         now_s += gap_s
         found_s = history.observe(place, build.ago(2), now_s=now_s)
 
     assert found_s == pytest.approx(dead_s)
 
 
-@pytest.mark.parametrize("boot_id", [build.BOOT, "of a sandbox's own kernel"])
-def test_a_worker_whose_lock_is_free_and_whose_heartbeat_moves_is_not_dead(boot_id: str) -> None:
+@pytest.mark.parametrize("boot_id", [build.BOOT, "sandbox kernel"])
+def test_worker_with_a_free_lock_and_a_new_heartbeat_is_not_dead(boot_id: str) -> None:
     history = DeathTracker(THRESHOLDS)
     beats = [build.ago(age_s, boot_id=boot_id) for age_s in (9, 9, 4, 4, 4)]
 
@@ -49,7 +49,7 @@ def test_a_worker_whose_lock_is_free_and_whose_heartbeat_moves_is_not_dead(boot_
     assert dead_s == [0.0, 1.0, 0.0, 1.0, 2.0]
 
 
-# Whether workers may live in a container beside those that are known to
+# Whether unknown workers may live in a container
 
 
 HOLDS = build.container(folders=("f0",))
@@ -58,34 +58,36 @@ BARE = build.container(kind="process", id="process:9:1", pid=9)
 
 
 def unplaced(folder: str = "f0", **changes: object) -> WorkerReading:
-    """A worker that lives somewhere: nobody can tell in what."""
+    """A worker in an unknown container."""
     return build.sighting(**{"folder": folder, "pid": None, "container_id": None, **changes})
 
 
 @pytest.mark.parametrize(
     ("sighting", "place", "may"),
     [
-        pytest.param(unplaced(), HOLDS, True, id="its holder's pid is unknown, and its folder is there"),
-        pytest.param(unplaced(alive=None), HOLDS, True, id="its lock cannot be tested, and its folder is there"),
-        pytest.param(unplaced(alive=None, container_id=HOLDS.id), HOLDS, True, id="the same where it once was"),
-        pytest.param(unplaced("f1"), HOLDS, False, id="its folder is another container's"),
-        pytest.param(unplaced("f9"), HOLDS, False, id="nothing has its folder, but this one has one of its own"),
-        pytest.param(unplaced("f1"), BARE, False, id="its folder is a container's, and this one is none"),
-        pytest.param(unplaced("f9"), BARE, True, id="nothing has its folder, and this one none of its own"),
-        pytest.param(unplaced(pid=8), HOLDS, True, id="its process is in no tree that is known"),
-        pytest.param(unplaced("f9", pid=9), BARE, False, id="its process is in a tree that is known"),
-        pytest.param(unplaced(container_id=OTHER.id), HOLDS, False, id="it lives in another container"),
-        pytest.param(unplaced(container_id="ef" * 32), HOLDS, False, id="it lives in one that nobody lists"),
-        pytest.param(unplaced(alive=False), HOLDS, False, id="it is dead"),
+        pytest.param(unplaced(), HOLDS, True, id="pid unknown, its folder is mounted"),
+        pytest.param(unplaced(alive=None), HOLDS, True, id="lock untested, its folder is mounted"),
+        pytest.param(
+            unplaced(alive=None, container_id=HOLDS.id), HOLDS, True, id="lock untested, in its earlier container"
+        ),
+        pytest.param(unplaced("f1"), HOLDS, False, id="its folder is mounted by another container"),
+        pytest.param(unplaced("f9"), HOLDS, False, id="its folder is mounted nowhere, this container mounts one"),
+        pytest.param(unplaced("f1"), BARE, False, id="its folder is mounted by a container, this is none"),
+        pytest.param(unplaced("f9"), BARE, True, id="its folder is mounted nowhere, this mounts none"),
+        pytest.param(unplaced(pid=8), HOLDS, True, id="its process is in no known tree"),
+        pytest.param(unplaced("f9", pid=9), BARE, False, id="its process is in a known tree"),
+        pytest.param(unplaced(container_id=OTHER.id), HOLDS, False, id="in another container"),
+        pytest.param(unplaced(container_id="ef" * 32), HOLDS, False, id="in an unlisted container"),
+        pytest.param(unplaced(alive=False), HOLDS, False, id="dead"),
     ],
 )
-def test_an_unplaced_worker_may_live_where_its_folder_is(sighting: WorkerReading, place: Container, may: bool) -> None:
+def test_unplaced_worker_may_live_where_its_folder_is(sighting: WorkerReading, place: Container, may: bool) -> None:
     workers = WorkerReadings(workers=(sighting,))
 
     assert worker_liveness.may_have_unknown_workers(place, workers, [HOLDS, OTHER, BARE]) is may
 
 
-def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None:
+def test_unread_worker_may_live_only_where_its_folder_is() -> None:
     workers = WorkerReadings(workers=(), unread=frozenset({"f0", "f9"}))
 
     assert [
@@ -97,7 +99,7 @@ def test_who_is_left_out_may_live_where_its_folder_is_and_nowhere_else() -> None
     ]
 
 
-def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
+def test_service_may_hold_any_unread_worker() -> None:
     service = build.container(kind="systemd", folders=())
 
     found = [
@@ -113,56 +115,56 @@ def test_a_service_has_no_folder_and_may_hold_whoever_cannot_be_read() -> None:
 # CPU time, and the worker that uses none: A14, with 30 s of silence
 
 
-def cpu_still(*samples: tuple[float, int]) -> float:
-    """The duration after the last of these samples: seconds since the one before, and CPU time used in all."""
-    history, now_s, still_s = CpuIdleTracker(THRESHOLDS), 1000.0, 0.0
+def cpu_idle(*samples: tuple[float, int]) -> float:
+    """CPU idle time after these samples: seconds since the previous one, and total CPU time."""
+    history, now_s, idle_s = CpuIdleTracker(THRESHOLDS), 1000.0, 0.0
     for gap_s, used_ticks in samples:
         now_s += gap_s
-        still_s = history.observe(CpuUse(start_ticks=5, used_ticks=used_ticks), now_s=now_s)
-    return still_s
+        idle_s = history.observe(CpuUse(start_ticks=5, used_ticks=used_ticks), now_s=now_s)
+    return idle_s
 
 
 @pytest.mark.parametrize(
-    ("samples", "still_s"),
+    ("samples", "idle_s"),
     [
-        pytest.param([(0, 0)], 0.0, id="the first sample starts it: nothing is known of the time before"),
-        pytest.param([(0, 7), (1, 7), (2, 7)], 3.0, id="it counts while no CPU time is used"),
-        pytest.param([(0, 7), (1, 7), (1, 8)], 0.0, id="one tick starts it anew"),
-        pytest.param([(0, 7), (1, 8), (1, 8)], 1.0, id="it starts at the sample that first showed the last tick"),
-        pytest.param([(0, 7), (5, 7)], 5.0, id="a gap of the greatest length is no gap"),
-        pytest.param([(0, 7), (1, 7), (5.01, 7), (1, 7)], 1.0, id="a longer gap starts it anew"),
-        pytest.param([(0, 7), (1, 7), (600, 7)], 0.0, id="a suspended machine used no CPU time, and proves nothing"),
-        pytest.param([(0, 7), (-1, 7)], 0.0, id="a clock that runs backwards proves nothing"),
+        pytest.param([(0, 0)], 0.0, id="the first sample starts it"),
+        pytest.param([(0, 7), (1, 7), (2, 7)], 3.0, id="no CPU time used"),
+        pytest.param([(0, 7), (1, 7), (1, 8)], 0.0, id="one tick restarts it"),
+        pytest.param([(0, 7), (1, 8), (1, 8)], 1.0, id="the sample that shows the last tick starts it"),
+        pytest.param([(0, 7), (5, 7)], 5.0, id="longest allowed gap"),
+        pytest.param([(0, 7), (1, 7), (5.01, 7), (1, 7)], 1.0, id="a longer gap restarts it"),
+        pytest.param([(0, 7), (1, 7), (600, 7)], 0.0, id="machine suspended"),
+        pytest.param([(0, 7), (-1, 7)], 0.0, id="clock runs backwards"),
     ],
 )
-def test_a_process_is_still_without_cpu_time(samples: list[tuple[float, int]], still_s: float) -> None:
-    assert cpu_still(*samples) == still_s
+def test_process_without_cpu_time_is_idle(samples: list[tuple[float, int]], idle_s: float) -> None:
+    assert cpu_idle(*samples) == idle_s
 
 
 @pytest.mark.parametrize(
-    ("stores", "uninterruptible", "still_s"),
+    ("stores", "uninterruptible", "idle_s"),
     [
-        pytest.param(True, True, 0.0, id="who waits in the kernel as its job saves waits for storage"),
-        pytest.param(True, False, 2.0, id="who sleeps, or is stopped, does not"),
-        pytest.param(False, True, 2.0, id="nor does a job in its steps"),
+        pytest.param(True, True, 0.0, id="waits in the kernel while its job saves"),
+        pytest.param(True, False, 2.0, id="sleeps or is stopped"),
+        pytest.param(False, True, 2.0, id="waits in the kernel in a step"),
     ],
 )
-def test_a_storage_wait_is_no_silence_in_load_and_save(stores: bool, uninterruptible: bool, still_s: float) -> None:
+def test_storage_wait_is_not_idle_in_load_and_save(stores: bool, uninterruptible: bool, idle_s: float) -> None:
     history, use = CpuIdleTracker(THRESHOLDS), CpuUse(start_ticks=5, used_ticks=7, uninterruptible=uninterruptible)
     for now_s in (1000.0, 1001.0, 1002.0):
         found = history.observe(use, now_s=now_s, stores=stores)
 
-    assert found == still_s
-    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0, stores=stores) == still_s + 1.0
+    assert found == idle_s
+    assert history.observe(replace(use, uninterruptible=False), now_s=1003.0, stores=stores) == idle_s + 1.0
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.0, 5.0, 5.25, 600.0]), st.integers(0, 1)), min_size=1))
-def test_the_cpu_is_still_back_to_the_last_use_or_gap(steps: list[tuple[float, int]]) -> None:
+def test_cpu_idle_time_starts_at_the_last_use_or_gap(steps: list[tuple[float, int]]) -> None:
     used = [sum(each for _, each in steps[: i + 1]) for i in range(len(steps))]
     broken = [i for i in range(1, len(steps)) if steps[i][0] > THRESHOLDS.gap_max_s or steps[i][1]]
     first = max(broken, default=0)
 
-    assert cpu_still(*((gap_s, each) for (gap_s, _), each in zip(steps, used, strict=True))) == sum(
+    assert cpu_idle(*((gap_s, each) for (gap_s, _), each in zip(steps, used, strict=True))) == sum(
         gap_s for gap_s, _ in steps[first + 1 :]
     )
 
@@ -172,24 +174,26 @@ def silent(heartbeat_age_s: float, **changes: object) -> WorkerReading:
 
 
 @pytest.mark.parametrize(
-    ("sighting", "still_s", "dead"),
+    ("sighting", "idle_s", "dead"),
     [
-        pytest.param(silent(30.0), 30.0, True, id="no heartbeat and no CPU time for all that is allowed"),
-        pytest.param(silent(29.9), 900.0, False, id="the heartbeat is not old enough"),
-        pytest.param(silent(900.0), 29.9, False, id="CPU time was used, or unseen, not long enough ago"),
-        pytest.param(silent(900.0), 0.0, False, id="it computes: a native call starves the heartbeat"),
-        pytest.param(silent(0.0), 900.0, False, id="it waits, and beats"),
-        pytest.param(silent(900.0), None, False, id="CPU time unknown is not still"),
-        pytest.param(silent(900.0, job=None), 900.0, False, id="it owns no job"),
-        pytest.param(silent(900.0, alive=False), 900.0, False, id="its process is gone"),
-        pytest.param(silent(900.0, alive=None), 900.0, False, id="its lock cannot be tested"),
+        pytest.param(silent(30.0), 30.0, True, id="no heartbeat and no CPU time for the timeout"),
+        pytest.param(silent(29.9), 900.0, False, id="heartbeat too recent"),
+        pytest.param(silent(900.0), 29.9, False, id="CPU time too recent"),
+        pytest.param(silent(900.0), 0.0, False, id="computes: a native call blocks the heartbeat"),
+        pytest.param(silent(0.0), 900.0, False, id="waits, with heartbeats"),
+        pytest.param(silent(900.0), None, False, id="CPU time unknown"),
+        pytest.param(silent(900.0, job=None), 900.0, False, id="no job"),
+        pytest.param(silent(900.0, alive=False), 900.0, False, id="process gone"),
+        pytest.param(silent(900.0, alive=None), 900.0, False, id="lock untested"),
         pytest.param(
             build.sighting(worker=build.worker_file(heartbeat=build.ago(900.0, boot_id="before"))),
             900.0,
             False,
-            id="its heartbeat is of before the reboot",
+            id="heartbeat before the reboot",
         ),
     ],
 )
-def test_death_needs_no_heartbeat_and_no_cpu_time(sighting: WorkerReading, still_s: float | None, dead: bool) -> None:
-    assert worker_liveness.is_dead(sighting, still_s, now=build.ago(0), dead_after_s=30.0) is dead
+def test_worker_without_heartbeat_and_cpu_time_is_dead(
+    sighting: WorkerReading, idle_s: float | None, dead: bool
+) -> None:
+    assert worker_liveness.is_dead(sighting, idle_s, now=build.ago(0), dead_after_s=30.0) is dead

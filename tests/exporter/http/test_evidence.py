@@ -1,4 +1,4 @@
-"""What `/evidence` answers from one literal snapshot."""
+"""The answers of `/evidence` for a literal snapshot."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.pure
 OTHER_BOOT = "99999999-2222-3333-4444-555555555555"
 
 
-def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -> None:
+def test_worker_evidence_has_container_job_and_durations() -> None:
     seen = build.sighting()
 
     found = evidence.worker_evidence(seen.worker.worker, build.snapshot(seen), now=build.ago(-1))
@@ -34,15 +34,15 @@ def test_of_a_worker_that_is_seen_it_tells_its_place_its_job_and_its_silence() -
 @pytest.mark.parametrize(
     ("changes", "silence_s", "window_s", "grace_s"),
     [
-        pytest.param({"phase": Phase.LOAD}, 300.0, 300.0, 360.0, id="in its load"),
-        pytest.param({}, 120.0, 300.0, 60.0, id="in its steps"),
-        pytest.param({"step": 0}, 120.0, 300.0, 360.0, id="in its first step"),
-        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="in its evaluation"),
-        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, 900.0, 900.0, 0.0, id="as it asks for"),
-        pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="while it is idle"),
+        pytest.param({"phase": Phase.LOAD}, 300.0, 300.0, 360.0, id="load"),
+        pytest.param({}, 120.0, 300.0, 60.0, id="step"),
+        pytest.param({"step": 0}, 120.0, 300.0, 360.0, id="first step"),
+        pytest.param({"phase": Phase.EVAL}, 320.0, 320.0, 40.0, id="eval"),
+        pytest.param({"phase": Phase.EVAL, "timeout_s": 900.0}, 900.0, 900.0, 0.0, id="timeout of the phase"),
+        pytest.param({"phase": Phase.IDLE}, 0.0, None, 360.0, id="idle"),
     ],
 )
-def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
+def test_job_limits_depend_on_the_phase(
     changes: dict[str, Any], silence_s: float, window_s: float | None, grace_s: float
 ) -> None:
     seen = build.sighting(job=build.job_file(**changes))
@@ -55,7 +55,7 @@ def test_of_a_job_it_tells_what_it_is_allowed_in_its_phase(
     assert (found.stall_timeout_s, found.health_window_s, found.health_grace_s) == (silence_s, window_s, grace_s)
 
 
-def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gpus_prove() -> None:
+def test_job_with_steps_has_stuck_limits_and_gpu_durations() -> None:
     seen = build.sighting(job=build.job_file(step=100))
     place = build.evidence(gpu_saturated_s=7.0, gpu_last_busy_age_s=8.0)
 
@@ -67,7 +67,7 @@ def test_of_a_job_with_steps_behind_it_it_tells_when_it_is_stuck_and_what_its_gp
     assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (None, None)
 
 
-def test_of_a_rank_it_tells_when_it_is_stuck_with_its_gang_and_not_when_it_is_alone() -> None:
+def test_rank_has_only_gang_limits() -> None:
     seen = build.sighting(job=build.job_file(step=100, ranks=2, gang="7/night"))
 
     found = evidence.worker_evidence("w0", build.snapshot(seen), now=build.ago(0))
@@ -77,7 +77,7 @@ def test_of_a_rank_it_tells_when_it_is_stuck_with_its_gang_and_not_when_it_is_al
     assert (found.stuck_after_s, found.stuck_still_s) == (None, None)
 
 
-def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() -> None:
+def test_pauses_do_not_count_in_stuck_limits() -> None:
     longest = (LongStep(took_s=305.0, began_s=9000.0), LongStep(took_s=5.0, began_s=9310.0))
     seen = build.sighting(job=build.job_file(step=100, step_max_s=305.0, longest=longest))
     places = [build.evidence(pauses=pauses) for pauses in ((), ((9001.0, 9301.0),))]
@@ -89,7 +89,7 @@ def test_the_time_for_which_its_container_was_paused_is_held_against_no_job() ->
     assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
 
 
-def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it_could_be_freed() -> None:
+def test_container_of_a_silent_engine_has_no_name() -> None:
     seen = build.sighting()
     places = [build.evidence(container=build.container(listed=listed), gpu_idle_s=900.0) for listed in (True, False)]
 
@@ -103,7 +103,7 @@ def test_of_a_container_whose_engine_does_not_answer_nothing_is_told_by_which_it
     ]
 
 
-def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -> None:
+def test_lost_time_only_of_gpus_with_a_uuid() -> None:
     lost_s = {"GPU-0": 0.0, "GPU-1": 42.0, "unidentified-2": 7.0}
     snapshot = build.snapshot(build.sighting(), gpu_lost_s=lost_s, lost_gpus=("GPU-1",))
 
@@ -116,16 +116,18 @@ def test_it_tells_for_how_long_each_gpu_has_been_lost_that_has_told_its_uuid() -
 @pytest.mark.parametrize(
     "snapshot",
     [
-        pytest.param(build.snapshot(workers=None), id="workers cannot be read"),
-        pytest.param(build.snapshot(), id="no such worker is seen"),
-        pytest.param(build.snapshot(build.sighting(), taken=build.ago(0, boot_id=OTHER_BOOT)), id="before a reboot"),
+        pytest.param(build.snapshot(workers=None), id="workers unread"),
+        pytest.param(build.snapshot(), id="unknown worker"),
+        pytest.param(
+            build.snapshot(build.sighting(), taken=build.ago(0, boot_id=OTHER_BOOT)), id="sample from before a reboot"
+        ),
     ],
 )
-def test_of_a_worker_that_is_not_seen_now_it_tells_nothing(snapshot: Snapshot) -> None:
+def test_unknown_worker_has_no_evidence(snapshot: Snapshot) -> None:
     assert evidence.worker_evidence(build.worker_file().worker, snapshot, now=build.ago(0)) is None
 
 
-def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answered() -> None:
+def test_server_evidence_has_probe_and_unanswered_time() -> None:
     silent = build.server_evidence(answered=False, unanswered_s=130.0)
 
     found = evidence.server_evidence("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
@@ -142,16 +144,16 @@ def test_of_a_server_it_tells_how_it_is_asked_and_for_how_long_it_has_not_answer
         pytest.param(
             {"probe": Unknown(reason="labels", because="a typing error")},
             "a typing error",
-            id="its labels cannot be read",
+            id="invalid labels",
         ),
         pytest.param(
             {"answered": None, "unknown": Unknown(reason="address", because="no address")},
             "no address",
-            id="it cannot be asked now",
+            id="not probed now",
         ),
     ],
 )
-def test_why_a_server_cannot_be_asked_is_told(given: dict[str, Unknown], because: str) -> None:
+def test_reason_for_a_missing_probe_is_published(given: dict[str, Unknown], because: str) -> None:
     snapshot = build.snapshot(servers=(build.server_evidence(**given),))
 
     found = evidence.server_evidence("worker-0", snapshot, now=build.ago(0))
@@ -160,7 +162,7 @@ def test_why_a_server_cannot_be_asked_is_told(given: dict[str, Unknown], because
     assert found.probe_unknown == because
 
 
-def test_of_a_container_that_is_not_there_it_tells_the_host_alone_and_nothing_without_a_list_of_containers() -> None:
+def test_removed_container_has_only_host_evidence() -> None:
     found = evidence.server_evidence("gone", build.snapshot(), now=build.ago(0))
 
     assert found is not None
@@ -170,14 +172,14 @@ def test_of_a_container_that_is_not_there_it_tells_the_host_alone_and_nothing_wi
     assert evidence.server_evidence("worker-0", build.snapshot(servers=None), now=build.ago(0)) is None
 
 
-def test_without_gpu_readings_nothing_is_said_of_what_the_driver_lists() -> None:
+def test_no_gpu_pids_without_gpu_readings() -> None:
     found = evidence.worker_evidence("w0", build.snapshot(build.sighting(), gpus=None), now=build.ago(0))
 
     assert found is not None
     assert (found.gpu_pids, found.gpu_simulated) == (None, None)
 
 
-def test_a_container_that_is_no_server_is_told_of_too_with_its_gpus_memory_and_the_workers_in_it() -> None:
+def test_container_without_a_probe_has_gpu_memory_and_worker_count() -> None:
     share = GpuShare(gpu="GPU-0", utilization_ratio=0.0, memory_bytes=5)
     place = build.evidence(container=build.container(folders=("w0",)), shares=(share,))
 

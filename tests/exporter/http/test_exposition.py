@@ -1,4 +1,4 @@
-"""What is rendered is what Prometheus' own library would: the same series, in either format."""
+"""Pages hold the same series as those of the Prometheus client library, in either format."""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ Read = list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]
 
 
 def read(families: Iterable[Metric]) -> Read:
-    """What a page says: of each family its name, type, help, and its samples. One NaN is like another."""
+    """Each family of a page: name, type, help and samples. One NaN is like another."""
     return [
         (
             each.name,
@@ -52,7 +52,7 @@ def registry(*families: Metric) -> CollectorRegistry:
     return found
 
 
-def test_the_golden_scrape_reads_as_prometheus_own_library_would_have_it_read() -> None:
+def test_golden_scrape_equals_the_page_of_the_client_library() -> None:
     taken = clock.stamp()
     whole = CollectorRegistry()
     whole.register(SnapshotCollector(lambda: golden.SNAPSHOT, host="box-1", thresholds=Thresholds()))
@@ -71,7 +71,7 @@ values = st.floats(allow_nan=False) | st.integers(-(2**53), 2**53)
 
 
 @given(st.lists(st.tuples(anything, anything, values), max_size=5, unique_by=lambda row: row[:2]), anything)
-def test_whatever_labels_help_and_values_hold_is_read_back(rows: list[tuple[str, str, float]], about: str) -> None:
+def test_any_label_help_and_value_is_read_back(rows: list[tuple[str, str, float]], about: str) -> None:
     gauge = GaugeMetricFamily("a_gauge", about, labels=("zebra", "ape"))
     for zebra, ape, value in rows:
         gauge.add_metric((zebra, ape), value)
@@ -82,7 +82,7 @@ def test_whatever_labels_help_and_values_hold_is_read_back(rows: list[tuple[str,
 
 
 def unnumbered(page: str) -> list[str]:
-    """Its lines, those of samples without their values: one number may be written in several ways."""
+    """The lines of a page, without the values of samples: a number has several notations."""
     return [line if line.startswith("#") else line.rpartition(" ")[0] for line in page.split("\n")]
 
 
@@ -90,7 +90,7 @@ def numbers(page: str) -> list[float]:
     return [float(line.rpartition(" ")[2]) for line in page.split("\n") if line and not line.startswith("#")]
 
 
-def test_a_number_that_is_none_and_those_past_all_are_written_as_prometheus_does() -> None:
+def test_nan_and_infinities_are_written_as_by_prometheus() -> None:
     gauge = GaugeMetricFamily("g", "", labels=("l",))
     for name, value in (("a", math.nan), ("b", math.inf), ("c", -math.inf)):
         gauge.add_metric((name,), value)
@@ -100,7 +100,7 @@ def test_a_number_that_is_none_and_those_past_all_are_written_as_prometheus_does
     assert [line.split()[1] for line in text.splitlines() if line.startswith("g{")] == ["NaN", "+Inf", "-Inf"]
 
 
-def test_what_is_neither_gauge_nor_counter_is_refused() -> None:
+def test_other_types_than_gauge_and_counter_are_rejected() -> None:
     with pytest.raises(TypeError, match="h is a histogram"):
         render([HistogramMetricFamily("h", "")])
 
@@ -112,7 +112,7 @@ def counter(count: int) -> CounterMetricFamily:
     return found
 
 
-def test_families_with_the_same_values_and_other_names_are_told_apart() -> None:
+def test_families_with_the_same_values_and_other_names_stay_separate() -> None:
     other = GaugeMetricFamily("g", "A gauge.", labels=("worker",))
     other.add_metric(("container-0",), 2.0)
 
@@ -125,10 +125,10 @@ def test_families_with_the_same_values_and_other_names_are_told_apart() -> None:
 
 
 @given(st.lists(st.tuples(anything, anything, values | st.none()), max_size=5, unique_by=lambda row: row[:2]), anything)
-def test_our_families_are_rendered_as_their_samples(rows: list[tuple[str, str, float | None]], about: str) -> None:
+def test_own_families_render_as_their_samples(rows: list[tuple[str, str, float | None]], about: str) -> None:
     for make in (gauge, family_counter):
         ours = make(
-            "a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="nobody", absent="never"
+            "a_name", about, ("zebra", "ape"), ((row[:2], row[2]) for row in rows), source="none", absent="never"
         )
         plain = Metric(ours.name, ours.documentation, ours.type)
         plain.samples = ours.samples
@@ -137,6 +137,6 @@ def test_our_families_are_rendered_as_their_samples(rows: list[tuple[str, str, f
         assert len(ours.samples) == sum(value is not None for _, _, value in rows)
 
 
-def test_a_family_with_another_number_of_values_than_labels_is_refused() -> None:
+def test_family_with_a_wrong_number_of_labels_is_rejected() -> None:
     with pytest.raises(ValueError, match="argument"):
-        render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="nobody", absent="never")])
+        render([gauge("a", "", ("one",), [(("x", "y"), 1.0)], source="none", absent="never")])

@@ -1,4 +1,4 @@
-"""The exporter's pages, by a real server; and the whole program, as a process of its own."""
+"""The exporter's pages from a real server, and the whole program as a separate process."""
 
 import asyncio
 import gzip
@@ -43,7 +43,7 @@ from tests.waiting import eventually
 
 
 def app(latest: Callable[[], Snapshot | None], config: WebConfig) -> Starlette:
-    """The pages of this snapshot."""
+    """The application for this snapshot."""
     registry = CollectorRegistry()
     registry.register(SnapshotCollector(latest, host="box-1", thresholds=Thresholds()))
     return web.create_app(registry, latest, host="box-1", web=config)
@@ -53,14 +53,14 @@ def app(latest: Callable[[], Snapshot | None], config: WebConfig) -> Starlette:
 def served(
     latest: Callable[[], Snapshot | None], *, web_config_file: Path | None = None, listen: str = "127.0.0.1"
 ) -> Iterator[int]:
-    """The port of a server of this snapshot."""
+    """Serve this snapshot on the returned port."""
     config = WebConfig(web_config_file)
     with served_app(app(latest, config), config, listen=listen) as port:
         yield port
 
 
 def now(snapshot: Snapshot) -> Snapshot:
-    """The snapshot as if it were taken now, its stamps of this boot."""
+    """The snapshot as if it were taken now on this boot."""
     return replace(snapshot, taken=clock.stamp())
 
 
@@ -79,7 +79,7 @@ def test_metrics_are_what_prometheus_reads() -> None:
     assert "gpuwarden_worker_alive" in {family.name for family in text_string_to_metric_families(text)}
 
 
-def test_a_page_is_packed_for_who_takes_it() -> None:
+def test_page_is_compressed_on_request() -> None:
     workers = (build.sighting(worker=build.worker_file(worker=f"w{number}")) for number in range(3))
     snapshot = now(build.snapshot(*workers))
     with served(lambda: snapshot) as port:
@@ -101,7 +101,7 @@ def names(families: Iterable[Metric]) -> set[str]:
     return {sample.name for family in families for sample in family.samples}
 
 
-def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup() -> None:
+def test_front_page_lists_sources_with_escaped_text() -> None:
     sources = (
         SourceHealth(source="gpu", success=True, duration_s=0.0015),
         SourceHealth(source="docker", success=False, duration_s=5.0, because="no <socket> & no answer"),
@@ -115,7 +115,7 @@ def test_the_front_page_tells_how_every_source_did_and_nothing_of_it_is_markup()
     assert "<td>docker<td>failed: no &lt;socket&gt; &amp; no answer" in text
 
 
-def test_the_front_page_names_a_file_that_cannot_be_trusted() -> None:
+def test_front_page_names_an_invalid_file() -> None:
     sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("workers", "tasks"))
     snapshot = build.snapshot(build.sighting(), sources=sources)
     assert snapshot.workers
@@ -128,7 +128,7 @@ def test_the_front_page_names_a_file_that_cannot_be_trusted() -> None:
     assert "<td>tasks<td>ok, in 1.5 ms\n" in text
 
 
-def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -> None:
+def test_front_page_reports_a_source_with_a_refused_gpu() -> None:
     sources = tuple(SourceHealth(source=name, success=True, duration_s=0.0015) for name in ("gpu", "drm"))
     refused = build.gpu(1, unknown="Insufficient <Permissions>", figures=GpuFigures(unknown={"gpu": "no_permission"}))
     with served(live(sources=sources, gpus=build.gpus(build.gpu(0), refused))) as port:
@@ -138,7 +138,7 @@ def test_the_front_page_says_not_well_of_a_source_whose_driver_refuses_a_gpu() -
     assert "<td>drm<td>ok, in 1.5 ms\n" in text
 
 
-def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -> None:
+def test_front_page_and_health_answer_before_the_first_sample() -> None:
     with served(lambda: None) as port:
         assert "No sample yet." in get(port, "/")[1]
         assert get(port, "/-/healthy")[0] == 200
@@ -147,19 +147,21 @@ def test_before_the_first_look_the_front_page_and_health_answer_all_the_same() -
 @pytest.mark.parametrize(
     ("path", "status", "says"),
     [
-        pytest.param("/evidence?worker=w0", 200, '"worker": "w0"', id="a worker"),
-        pytest.param("/evidence?worker=nobody", 404, "no such worker", id="a worker that is not seen"),
-        pytest.param("/evidence", 400, "name one worker", id="nobody"),
-        pytest.param("/evidence?worker=", 400, "name one worker", id="an empty name"),
+        pytest.param("/evidence?worker=w0", 200, '"worker": "w0"', id="worker"),
+        pytest.param("/evidence?worker=unknown", 404, "no such worker", id="unknown worker"),
+        pytest.param("/evidence", 400, "name one worker", id="no name"),
+        pytest.param("/evidence?worker=", 400, "name one worker", id="empty name"),
         pytest.param("/evidence?worker=w0&worker=w1", 400, "name one worker", id="two workers"),
-        pytest.param("/evidence?container=worker-0", 200, '"container_incarnation": "ab', id="a container"),
-        pytest.param("/evidence?container=none", 200, '"container_incarnation": null', id="one that does not run"),
-        pytest.param("/evidence?container=w0&worker=w0", 400, "name one worker", id="a worker and a container"),
-        pytest.param("/evidence?gpu=0", 400, "or one server", id="something else"),
+        pytest.param("/evidence?container=worker-0", 200, '"container_incarnation": "ab', id="container"),
+        pytest.param(
+            "/evidence?container=none", 200, '"container_incarnation": null', id="container that does not run"
+        ),
+        pytest.param("/evidence?container=w0&worker=w0", 400, "name one worker", id="worker and container"),
+        pytest.param("/evidence?gpu=0", 400, "or one server", id="other parameter"),
         pytest.param("/-/healthy", 200, "ok", id="health"),
         pytest.param("/-/ready", 200, "ok", id="readiness"),
         pytest.param("/", 200, "/metrics", id="the front page"),
-        pytest.param("/nowhere", 404, "no such page: /, /metrics, ", id="no page"),
+        pytest.param("/nowhere", 404, "no such page: /, /metrics, ", id="unknown page"),
     ],
 )
 def test_a_page_answers(path: str, status: int, says: str) -> None:
@@ -170,7 +172,7 @@ def test_a_page_answers(path: str, status: int, says: str) -> None:
     assert says in text
 
 
-def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_evidence_is_named_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "server_evidence", lambda *_, **__: None)
 
     with served(live(build.sighting())) as port:
@@ -180,7 +182,7 @@ def test_a_server_that_cannot_be_told_of_is_called_a_server(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_but_get_and_head_is_answered(method: str) -> None:
+def test_other_methods_are_rejected(method: str) -> None:
     with served(live(build.sighting())) as port:
         for path in ("/metrics", "/evidence?worker=w0", "/-/healthy", "/-/ready", "/"):
             status, _, headers = get(port, path, method=method)
@@ -191,7 +193,7 @@ def test_nothing_but_get_and_head_is_answered(method: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/metrics", "/evidence?worker=w0", "/evidence", "/-/healthy", "/-/ready", "/", "/nothing"]
 )
-def test_head_is_answered_as_get_without_the_page(path: str) -> None:
+def test_head_has_the_headers_of_get_and_no_body(path: str) -> None:
     with served(live(build.sighting())) as port:
         expected, page, headers = get(port, path)
         with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
@@ -199,11 +201,11 @@ def test_head_is_answered_as_get_without_the_page(path: str) -> None:
             status, _, rest = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n")
 
     head, _, body = rest.partition(b"\r\n\r\n")
-    told = message_from_bytes(head)
+    found = message_from_bytes(head)
     assert int(status.split()[1]) == expected
     assert body == b""
-    assert told["Content-Type"] == headers["Content-Type"]
-    assert int(told["Content-Length"]) == pytest.approx(len(page.encode()), abs=100)  # durations differ in digits
+    assert found["Content-Type"] == headers["Content-Type"]
+    assert int(found["Content-Length"]) == pytest.approx(len(page.encode()), abs=100)  # durations differ in digits
 
 
 def stale() -> Snapshot:
@@ -214,14 +216,14 @@ def stale() -> Snapshot:
 @pytest.mark.parametrize(
     ("latest", "path"),
     [
-        pytest.param(lambda: None, "/evidence?worker=w0", id="evidence before the first look"),
-        pytest.param(lambda: None, "/-/ready", id="readiness before the first look"),
-        pytest.param(stale, "/evidence?worker=w0", id="evidence of a look long ago"),
-        pytest.param(stale, "/-/ready", id="readiness of a look long ago"),
+        pytest.param(lambda: None, "/evidence?worker=w0", id="evidence before the first sample"),
+        pytest.param(lambda: None, "/-/ready", id="readiness before the first sample"),
+        pytest.param(stale, "/evidence?worker=w0", id="evidence of an old sample"),
+        pytest.param(stale, "/-/ready", id="readiness of an old sample"),
         pytest.param(live(workers=None), "/evidence?worker=w0", id="evidence while the worker source fails"),
     ],
 )
-def test_without_a_fresh_look_there_is_no_answer(latest: Callable[[], Snapshot | None], path: str) -> None:
+def test_page_without_a_recent_sample_is_unavailable(latest: Callable[[], Snapshot | None], path: str) -> None:
     with served(latest) as port:
         status, text, _ = get(port, path)
 
@@ -231,33 +233,33 @@ def test_without_a_fresh_look_there_is_no_answer(latest: Callable[[], Snapshot |
 @pytest.mark.parametrize(
     ("address", "status"), [("127.0.0.1", 200), ("127.8.9.10", 200), ("::1", 200), ("10.0.0.7", 403)]
 )
-def test_evidence_is_given_to_this_host_alone(address: str, status: int) -> None:
+def test_evidence_is_only_for_this_host(address: str, status: int) -> None:
     pages = httpx.ASGITransport(app(live(build.sighting()), WebConfig(None)), client=(address, 50000))
 
-    async def asked() -> int:
+    async def status_from() -> int:
         async with httpx.AsyncClient(transport=pages, base_url="http://box-1") as caller:
             return (await caller.get("/evidence?worker=w0")).status_code
 
-    assert asyncio.run(asked()) == status
+    assert asyncio.run(status_from()) == status
 
 
-# Testimony
+# Evidence
 
 
-def told_of(snapshot: Snapshot) -> WorkerFacts:
-    """The facts about w0, two seconds after the look."""
+def evidence_of_worker(snapshot: Snapshot) -> WorkerFacts:
+    """Evidence of w0, two seconds after the sample."""
     found = evidence.worker_evidence("w0", snapshot, now=build.ago(-2))
     assert found is not None
     return found
 
 
-def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire() -> None:
+def test_worker_evidence_survives_serialization() -> None:
     seen = build.evidence(gpu_idle_s=130.0, ram_idle_s=140.0)
     gpus = build.gpus(build.gpu(0, build.process(4001), build.process(12)), build.gpu(1, build.process(4001)))
 
-    told = told_of(build.snapshot(build.sighting(), containers=(seen,), gpus=gpus))
+    found = evidence_of_worker(build.snapshot(build.sighting(), containers=(seen,), gpus=gpus))
 
-    assert told == WorkerFacts(
+    assert found == WorkerFacts(
         host="box-1", worker="w0", sample_age_s=2.0, alive=True, worker_incarnation="inc-w0", heartbeat_age_s=2.0,
         worker_pid=4001, cpu_idle_s=1.0, dead_s=None, dead_after_s=30.0,
         container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
@@ -269,10 +271,10 @@ def test_the_facts_about_a_worker_its_attempt_and_its_container_survive_the_wire
         io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None,
         gpu_pids={"GPU-0": [12, 4001], "GPU-1": [4001]}, lost_gpus_s={},
     )  # fmt: skip
-    assert facts.parse(facts.render(told)) == told
+    assert facts.parse(facts.render(found)) == found
 
 
-def test_unknown_facts_are_null_and_explained() -> None:
+def test_unknown_evidence_is_null_with_a_reason() -> None:
     seen = build.evidence(
         gpu_idle_s=None,
         gpu_unknown=Unknown(reason="not_listed", because="GPU-0: GPU is lost"),
@@ -281,46 +283,48 @@ def test_unknown_facts_are_null_and_explained() -> None:
         ram_unknown=Unknown(reason="unreadable", because="gone"),
     )
 
-    told = told_of(
+    found = evidence_of_worker(
         build.snapshot(
             build.sighting(job=None), containers=(seen,), gpus=build.gpus(build.gpu(0), build.gpu(1, processes=None))
         )
     )
 
-    assert (told.gpu_idle_s, told.gpu_unknown) == (None, "GPU-0: GPU is lost")
-    assert (told.ram_idle_s, told.ram_unknown) == (None, "gone")
-    assert (told.job_id, told.attempt, told.step_beat_age_s) == (None, None, None)
-    assert told.gpu_pids == {"GPU-0": [], "GPU-1": None}
-    assert facts.parse(facts.render(told)) == told
+    assert (found.gpu_idle_s, found.gpu_unknown) == (None, "GPU-0: GPU is lost")
+    assert (found.ram_idle_s, found.ram_unknown) == (None, "gone")
+    assert (found.job_id, found.attempt, found.step_beat_age_s) == (None, None, None)
+    assert found.gpu_pids == {"GPU-0": [], "GPU-1": None}
+    assert facts.parse(facts.render(found)) == found
 
 
-def test_a_dead_worker_has_facts_without_a_container() -> None:
-    told = told_of(build.snapshot(build.sighting(alive=False, pid=None, container_id=None), gpus=None))
+def test_dead_worker_has_evidence_without_a_container() -> None:
+    found = evidence_of_worker(build.snapshot(build.sighting(alive=False, pid=None, container_id=None), gpus=None))
 
-    assert (told.alive, told.container, told.gpus, told.gpu_idle_s) == (False, None, None, None)
-    assert (told.gpu_simulated, told.gpu_pids) == (None, None)
-    assert facts.parse(facts.render(told)) == told
+    assert (found.alive, found.container, found.gpus, found.gpu_idle_s) == (False, None, None, None)
+    assert (found.gpu_simulated, found.gpu_pids) == (None, None)
+    assert facts.parse(facts.render(found)) == found
 
 
 @pytest.mark.parametrize(
     ("snapshot", "at"),
     [
-        pytest.param(build.snapshot(), build.ago(0), id="a worker that is not seen"),
+        pytest.param(build.snapshot(), build.ago(0), id="unknown worker"),
         pytest.param(build.snapshot(workers=None), build.ago(0), id="no worker source"),
-        pytest.param(build.snapshot(build.sighting()), build.ago(0, boot_id="another"), id="a look of another boot"),
+        pytest.param(build.snapshot(build.sighting()), build.ago(0, boot_id="another"), id="sample from another boot"),
     ],
 )
-def test_there_are_no_facts_of(snapshot: Snapshot, at: Stamp) -> None:
+def test_no_evidence_of(snapshot: Snapshot, at: Stamp) -> None:
     assert evidence.worker_evidence("w0", snapshot, now=at) is None
 
 
-def test_the_facts_about_a_server_survive_the_wire() -> None:
+def test_server_evidence_survives_serialization() -> None:
     seen = build.evidence(gpu_idle_s=130.0, ram_idle_s=140.0)
-    asked = build.server_evidence(unanswered_s=121.5)
+    silent = build.server_evidence(unanswered_s=121.5)
 
-    told = evidence.server_evidence("worker-0", build.snapshot(containers=(seen,), servers=(asked,)), now=build.ago(-2))
+    found = evidence.server_evidence(
+        "worker-0", build.snapshot(containers=(seen,), servers=(silent,)), now=build.ago(-2)
+    )
 
-    assert told == ServerFacts(
+    assert found == ServerFacts(
         host="box-1", sample_age_s=2.0, container_kind="docker", container="worker-0", container_id=build.DOCKER_ID,
         container_incarnation=build.container().incarnation, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
@@ -335,37 +339,37 @@ def test_the_facts_about_a_server_survive_the_wire() -> None:
         )],
         unseen=[], lost_gpus_s={}, nameless_gpus=[],
     )  # fmt: skip
-    assert facts.parse_server(facts.render(told)) == told
+    assert facts.parse_server(facts.render(found)) == found
 
 
-def server_told(**snapshot: Any) -> ServerFacts:
-    told = evidence.server_evidence("worker-0", build.snapshot(**snapshot), now=build.ago(0))
-    assert told is not None
-    assert facts.parse_server(facts.render(told)) == told
-    return told
+def evidence_of_server(**snapshot: Any) -> ServerFacts:
+    found = evidence.server_evidence("worker-0", build.snapshot(**snapshot), now=build.ago(0))
+    assert found is not None
+    assert facts.parse_server(facts.render(found)) == found
+    return found
 
 
-def test_a_container_that_does_not_run_has_facts_of_its_host_alone() -> None:
-    told = server_told(containers=())
+def test_stopped_container_has_only_host_evidence() -> None:
+    found = evidence_of_server(containers=())
 
-    assert (told.container, told.container_id, told.container_incarnation) == ("worker-0", None, None)
-    assert (told.probe, told.workers, told.answered, told.unanswered_s) == (None, None, None, None)
-    assert told.gpu_pids == {"GPU-0": []}
-
-
-def test_a_container_that_is_no_server_is_told_without_a_probe() -> None:
-    told = server_told()
-
-    assert told.container_id == build.DOCKER_ID
-    assert (told.probe, told.silence_allowed_s, told.probe_unknown) == (None, None, None)
+    assert (found.container, found.container_id, found.container_incarnation) == ("worker-0", None, None)
+    assert (found.probe, found.workers, found.answered, found.unanswered_s) == (None, None, None, None)
+    assert found.gpu_pids == {"GPU-0": []}
 
 
-def test_a_server_that_cannot_be_asked_or_was_not_says_why() -> None:
+def test_container_without_a_probe_has_evidence() -> None:
+    found = evidence_of_server()
+
+    assert found.container_id == build.DOCKER_ID
+    assert (found.probe, found.silence_allowed_s, found.probe_unknown) == (None, None, None)
+
+
+def test_server_that_was_not_probed_has_a_reason() -> None:
     problem = Unknown(reason="other_host", because="no other place is called")
     paused = Unknown(reason="paused", because="the container is paused")
 
-    wrong = server_told(servers=(build.server_evidence(probe=problem, answered=None, unanswered_s=None),))
-    asleep = server_told(servers=(build.server_evidence(unanswered_s=None, unknown=paused),))
+    wrong = evidence_of_server(servers=(build.server_evidence(probe=problem, answered=None, unanswered_s=None),))
+    asleep = evidence_of_server(servers=(build.server_evidence(unanswered_s=None, unknown=paused),))
 
     assert (wrong.probe, wrong.probe_unknown) == (None, "no other place is called")
     assert (asleep.probe, asleep.unanswered_s, asleep.probe_unknown) == ("http", None, "the container is paused")
@@ -374,15 +378,15 @@ def test_a_server_that_cannot_be_asked_or_was_not_says_why() -> None:
 @pytest.mark.parametrize(
     ("snapshot", "at"),
     [
-        pytest.param(build.snapshot(servers=None), build.ago(0), id="containers that cannot be listed"),
-        pytest.param(build.snapshot(), build.ago(0, boot_id="another"), id="a look of another boot"),
+        pytest.param(build.snapshot(servers=None), build.ago(0), id="containers cannot be listed"),
+        pytest.param(build.snapshot(), build.ago(0, boot_id="another"), id="sample from another boot"),
     ],
 )
-def test_there_are_no_facts_about_servers_of(snapshot: Snapshot, at: Stamp) -> None:
+def test_no_server_evidence(snapshot: Snapshot, at: Stamp) -> None:
     assert evidence.server_evidence("worker-0", snapshot, now=at) is None
 
 
-def test_without_a_listing_of_containers_there_is_no_answer_about_one() -> None:
+def test_container_is_unavailable_without_a_list_of_containers() -> None:
     with served(live(servers=None)) as port:
         assert get(port, "/evidence?container=worker-0")[0] == 503
 
@@ -392,13 +396,13 @@ def test_without_a_listing_of_containers_there_is_no_answer_about_one() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
-    """`gpuwarden exporter` as a process of its own."""
+    """`gpuwarden exporter` as a separate process."""
 
     process: subprocess.Popen[str]
     port: int
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Exit status and the rest of its log."""
+        """Return its exit status and the rest of its log."""
         self.process.send_signal(number)
         _, log = self.process.communicate(timeout=20)
         return self.process.returncode, log
@@ -409,12 +413,12 @@ def command(*arguments: object) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's, without settings of ours that a developer may have in it."""
+    """The environment of this process without settings of gpuwarden."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GPUWARDEN_")} | more
 
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and standard error of an exporter that is to end by itself."""
+    """Exit status and standard error of an exporter that ends."""
     done = subprocess.run(
         command(*arguments), env=environment(**(env or {})), capture_output=True, text=True, timeout=120, check=False
     )
@@ -432,13 +436,13 @@ def simulation(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def program(house: Path, simulation: Path) -> Iterator[Exporter]:
-    """An exporter without Docker and with a simulated GPU, ready."""
+    """An exporter with a simulated GPU and without Docker, ready."""
     with running(house, simulation) as found:
         yield found
 
 
 def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Its log line that says it is ready. A program that ends before that fails the test with all that it wrote."""
+    """Wait for the log line of readiness. A program that ends before it fails the test with its output."""
     assert process.stderr
     written: list[str] = []
     for line in process.stderr:
@@ -466,7 +470,7 @@ def running(house: Path, simulation: Path, *more: object) -> Iterator[Exporter]:
         process.communicate()
 
 
-def test_the_rules_read_the_bounds_that_are_set(house: Path, simulation: Path) -> None:
+def test_settings_of_rules_are_published(house: Path, simulation: Path) -> None:
     with running(
         house,
         simulation,
@@ -481,31 +485,31 @@ def test_the_rules_read_the_bounds_that_are_set(house: Path, simulation: Path) -
         "--xids-fatal",
         "79, 154",
     ) as exporter:
-        told = get(exporter.port, "/metrics")[1].splitlines()
+        found = get(exporter.port, "/metrics")[1].splitlines()
 
-    assert "gpuwarden_gpu_lost_threshold_seconds 7.0" in told
-    assert "gpuwarden_server_not_ready_threshold_seconds 90.0" in told
-    assert "gpuwarden_server_page_after_ratio 4.0" in told
-    assert "gpuwarden_job_slow_threshold_ratio 1.5" in told
-    assert [line for line in told if line.startswith("gpuwarden_gpu_xid_fatal_info")] == [
+    assert "gpuwarden_gpu_lost_threshold_seconds 7.0" in found
+    assert "gpuwarden_server_not_ready_threshold_seconds 90.0" in found
+    assert "gpuwarden_server_page_after_ratio 4.0" in found
+    assert "gpuwarden_job_slow_threshold_ratio 1.5" in found
+    assert [line for line in found if line.startswith("gpuwarden_gpu_xid_fatal_info")] == [
         'gpuwarden_gpu_xid_fatal_info{xid="79"} 1.0',
         'gpuwarden_gpu_xid_fatal_info{xid="154"} 1.0',
     ]
 
 
-def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter, start_worker: StartWorker) -> None:
+def test_program_publishes_a_worker_and_its_evidence(program: Exporter, start_worker: StartWorker) -> None:
     worker = start_worker("w0", job_id=7)
 
     def answer() -> WorkerFacts | None:
         status, text, _ = get(program.port, "/evidence?worker=w0")
         found = facts.parse(text) if status == 200 else None
-        return found if found and found.job_id is not None else None  # a look may fall between its two files
+        return found if found and found.job_id is not None else None  # a sample may see only one of its two files
 
-    told = eventually(answer)
+    found = eventually(answer)
     _, text, _ = get(program.port, "/metrics")
 
-    assert (told.host, told.alive, told.job_id, told.gpu_simulated) == ("box-1", True, 7, True)
-    assert told.worker_incarnation == worker.incarnation
+    assert (found.host, found.alive, found.job_id, found.gpu_simulated) == ("box-1", True, 7, True)
+    assert found.worker_incarnation == worker.incarnation
     assert 'gpuwarden_worker_alive{container="w0",worker="w0"} 1.0' in text
     info = 'attribution="process",gpu="GPU-sim-0",index="0",name="Simulated GPU",source="simulated"'
     assert f"gpuwarden_gpu_info{{{info}}} 1.0" in text
@@ -514,23 +518,23 @@ def test_the_program_publishes_a_worker_and_testifies_about_it(program: Exporter
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_program_ends_in_good_order_on(number: signal.Signals, program: Exporter) -> None:
+def test_program_stops_cleanly_on(number: signal.Signals, program: Exporter) -> None:
     status, log = program.stop(number)
 
     assert status == 0
     assert json.loads(log.splitlines()[-1])["event"] == "exporter stopped"
 
 
-def test_sighup_ends_nothing_and_tells_what_is_in_force(program: Exporter) -> None:
+def test_sighup_reloads_and_logs_it(program: Exporter) -> None:
     program.process.send_signal(signal.SIGHUP)
     assert program.process.stderr
-    told = json.loads(program.process.stderr.readline())
+    found = json.loads(program.process.stderr.readline())
 
-    assert told["event"] == "SIGHUP: what changed in files is in force; options want a restart"
+    assert found["event"] == "SIGHUP: what changed in files is in force; options want a restart"
     assert get(program.port, "/-/healthy")[0] == 200
 
 
-def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
+def test_sighup_during_start_does_not_stop_it(house: Path) -> None:
     key = house / "host"
     name = key.read_bytes()
     key.unlink()
@@ -544,7 +548,7 @@ def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
     def reads() -> int | None:
         try:
             return os.open(key, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody has it open
+        except OSError:  # not open yet
             return None
 
     try:
@@ -564,7 +568,7 @@ def test_sighup_while_it_starts_ends_nothing(house: Path) -> None:
         process.communicate()
 
 
-def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(house: Path, tmp_path: Path) -> None:
+def test_invalid_web_configuration_ends_the_program_with_one_line(house: Path, tmp_path: Path) -> None:
     config = tmp_path / "web.yml"
     config.write_text("basic_auth_users: {prom: plain}\n")
 
@@ -577,7 +581,7 @@ def test_a_web_configuration_that_will_not_do_ends_the_program_with_one_line(hou
     )
 
 
-def test_a_bad_simulation_file_makes_gpus_unknown_until_it_is_whole(program: Exporter, simulation: Path) -> None:
+def test_invalid_simulation_file_makes_gpus_unknown_until_it_is_valid(program: Exporter, simulation: Path) -> None:
     whole = simulation.read_text()
 
     def gpu_source_is(success: bool) -> bool:
@@ -597,29 +601,27 @@ def test_a_bad_simulation_file_makes_gpus_unknown_until_it_is_whole(program: Exp
 @pytest.mark.parametrize(
     ("arguments", "env", "says"),
     [
-        pytest.param(["--nonsense"], {}, "usage: gpuwarden exporter", id="an option that is none"),
-        pytest.param(["--port", "abc"], {}, "'abc' will not do for --port", id="a port that is no number"),
-        pytest.param(["--port", "70000"], {}, "'70000' will not do for --port", id="a port past the last"),
+        pytest.param(["--nonsense"], {}, "usage: gpuwarden exporter", id="unknown option"),
+        pytest.param(["--port", "abc"], {}, "'abc' will not do for --port", id="port is not a number"),
+        pytest.param(["--port", "70000"], {}, "'70000' will not do for --port", id="port out of range"),
         pytest.param(["--log-level", "loud"], {}, "'loud' will not do for --log-level", id="an unknown level"),
         pytest.param(
-            ["--gpu-idle-ratio", "5"], {}, "'5' will not do for --gpu-idle-ratio", id="a percentage for a ratio"
+            ["--gpu-idle-ratio", "5"], {}, "'5' will not do for --gpu-idle-ratio", id="percentage for a ratio"
         ),
-        pytest.param(
-            ["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="so long that nothing adds up"
-        ),
+        pytest.param(["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="longer than a gap"),
         pytest.param(
             ["--docker", "/run/d.sock"],
             {},
             "'/run/d.sock' will not do for --docker (or GPUWARDEN_EXPORTER_DOCKER): wanted is "
             "unix:///run/d.sock, or 'none', or 'auto'\n",
-            id="a file for a socket's address",
+            id="file path instead of a socket address",
         ),
         pytest.param(
-            [], {"GPUWARDEN_EXPORTER_PORT": "x"}, "(or GPUWARDEN_EXPORTER_PORT)", id="a bad environment variable"
+            [], {"GPUWARDEN_EXPORTER_PORT": "x"}, "(or GPUWARDEN_EXPORTER_PORT)", id="invalid environment variable"
         ),
     ],
 )
-def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], env: dict[str, str], says: str) -> None:
+def test_invalid_call_ends_with_2_and_names_the_problem(arguments: list[str], env: dict[str, str], says: str) -> None:
     status, error = run(*arguments, env=env)
 
     assert status == 2
@@ -627,14 +629,14 @@ def test_a_wrong_call_ends_with_2_and_names_what_is_wrong(arguments: list[str], 
     assert "Traceback" not in error
 
 
-def test_a_misspelt_variable_is_told_in_the_log(tmp_path: Path) -> None:
+def test_unknown_variable_is_logged(tmp_path: Path) -> None:
     _, error = run("--runtime-dir", tmp_path / "nowhere", env={"GPUWARDEN_EXPORTER_VRAM_FLOR_MIB": "2048"})
 
-    told = json.loads(error.splitlines()[0])
-    assert (told["level"], told["variable"]) == ("warning", "GPUWARDEN_EXPORTER_VRAM_FLOR_MIB")
+    found = json.loads(error.splitlines()[0])
+    assert (found["level"], found["variable"]) == ("warning", "GPUWARDEN_EXPORTER_VRAM_FLOR_MIB")
 
 
-def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
+def test_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
 
     assert run("--runtime-dir", missing) == (
@@ -643,14 +645,14 @@ def test_a_missing_directory_is_named_in_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_the_directory_is_the_one_that_workers_are_told(tmp_path: Path) -> None:
+def test_directory_comes_from_the_variable_of_workers(tmp_path: Path) -> None:
     status, error = run(env={"GPUWARDEN_RUNTIME_DIR": str(tmp_path / "nowhere")})
 
     assert status == 1
     assert f"{tmp_path}/nowhere does not exist" in error
 
 
-def test_a_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
+def test_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
     status, error = run("--runtime-dir", tmp_path)
 
     assert status == 1
@@ -658,7 +660,7 @@ def test_a_missing_host_key_is_named_in_one_line(tmp_path: Path) -> None:
     assert error.count("\n") == 1
 
 
-def test_a_port_in_use_ends_the_program_with_one_line(house: Path) -> None:
+def test_port_in_use_ends_the_program_with_one_line(house: Path) -> None:
     with served(live()) as port:
         status, error = run("--runtime-dir", house, "--docker", "none", "--port", port)
 

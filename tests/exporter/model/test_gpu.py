@@ -1,4 +1,4 @@
-"""What a GPU's figures say of themselves."""
+"""Values of a GPU."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.exporter import builders as build
 pytestmark = pytest.mark.pure
 
 
-def test_a_gpu_names_the_unknown_figures_that_hide_what_is_done_on_it() -> None:
+def test_gpu_names_unknown_metrics_that_hide_its_use() -> None:
     unknown = {"utilization": "not_supported", "temperature": "not_supported", "processes": "asleep"}
 
     assert build.gpu(0, figures=GpuFigures(unknown=unknown)).unread_metrics == {"utilization": "not_supported"}

@@ -1,4 +1,4 @@
-"""What is kept of servers that have answered: written, read back by the next exporter, or not believed."""
+"""The file of servers that have answered: written, read by the next exporter, or rejected."""
 
 import json
 import os
@@ -33,7 +33,7 @@ FAILING: dict[str, Any] = {"status": "unhealthy", "passed": False, "newest": "2"
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> AnsweredFile:
+def answered_file(tmp_path: Path) -> AnsweredFile:
     return AnsweredFile(tmp_path / "exporter")
 
 
@@ -44,26 +44,26 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
     return capture
 
 
-def seen(kept: AnsweredFile | None, *containers: Container) -> ServerEvidence:
-    """What one exporter sees of the first, from its start to its end."""
-    with closing(Servers(Prober(), kept)) as servers:
+def evidence_of_run(answered_file: AnsweredFile | None, *containers: Container) -> ServerEvidence:
+    """The server's evidence from one exporter, from start to stop."""
+    with closing(Servers(Prober(), answered_file)) as servers:
         found = servers.observe(containers, build.NO_WORKERS, now_s=100.0)
         servers.keep()
     return found[0]
 
 
 def content(**changes: Any) -> bytes:
-    """A whole file that tells of one incarnation, but for what is changed; `None` takes a field away."""
+    """A valid file with one incarnation, with `changes`; `None` removes a field."""
     fields = {**json.loads(render(["c@1"], now=NOW)), **changes}
     return json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
 
 
 @pytest.mark.parametrize("incarnations", [(), ("c@2026",), ("c@2026", 'é\n"d"@1')], ids=len)
-def test_what_is_written_is_read_back_in_order(incarnations: tuple[str, ...]) -> None:
+def test_written_file_is_read_back_in_order(incarnations: tuple[str, ...]) -> None:
     assert parse(render(incarnations, now=NOW), now=LATER) == incarnations
 
 
-def test_of_more_than_fit_those_that_were_seen_last_are_written() -> None:
+def test_newest_incarnations_are_kept_if_there_are_too_many() -> None:
     many = [f"{number:0256}" for number in range(ANSWERED_MAX + 2)]
 
     assert parse(render(many, now=NOW), now=LATER) == tuple(many[2:])
@@ -74,63 +74,70 @@ def test_of_more_than_fit_those_that_were_seen_last_are_written() -> None:
     [
         pytest.param(b"", "not valid JSON", id="empty"),
         pytest.param(content()[:-9], "not valid JSON", id="torn"),
-        pytest.param(b"\xff", "not valid JSON", id="no UTF-8"),
+        pytest.param(b"\xff", "not valid JSON", id="not UTF-8"),
         pytest.param(b"[" * 200_000, "not valid JSON", id="deep"),
         pytest.param(b" " * (answered_servers.SIZE_MAX_BYTES + 1), "over 524288 bytes", id="oversized"),
         pytest.param(b"[]", "has not format 1", id="no object"),
-        pytest.param(content(format=2), "has not format 1", id="of another format"),
-        pytest.param(content(written=None), "no valid time", id="without a time"),
-        pytest.param(content(written={"boottime_s": "1", "boot_id": "this boot"}), "no valid time", id="of no time"),
+        pytest.param(content(format=2), "has not format 1", id="other format"),
+        pytest.param(content(written=None), "no valid time", id="no time"),
         pytest.param(
-            content(written={"boottime_s": 10**400, "boot_id": "this boot"}), "no valid time", id="of no float"
+            content(written={"boottime_s": "1", "boot_id": "this boot"}), "no valid time", id="time without a number"
         ),
-        pytest.param(content(written={"boottime_s": 1.0, "boot_id": "x"}), "from another boot", id="of another boot"),
+        pytest.param(
+            content(written={"boottime_s": 10**400, "boot_id": "this boot"}),
+            "no valid time",
+            id="time too large for a float",
+        ),
+        pytest.param(content(written={"boottime_s": 1.0, "boot_id": "x"}), "from another boot", id="other boot"),
         pytest.param(content(written={"boottime_s": 5001.0, "boot_id": "this boot"}), "1 s in the future", id="future"),
-        pytest.param(content(answered=None), "has no list", id="without a list"),
-        pytest.param(content(answered={"c@1": 1}), "has no list", id="something else than a list"),
+        pytest.param(content(answered=None), "has no list", id="no list"),
+        pytest.param(content(answered={"c@1": 1}), "has no list", id="not a list"),
         pytest.param(content(answered=["c@1", ""]), "has no list", id="an empty incarnation"),
         pytest.param(content(answered=["c@1"] * (ANSWERED_MAX + 1)), "has no list", id="too many"),
     ],
 )
-def test_what_cannot_be_believed_tells_nothing(found: bytes, says: str) -> None:
+def test_invalid_file_is_rejected(found: bytes, says: str) -> None:
     assert parse(content(), now=LATER) == ("c@1",)
     with pytest.raises(PersistedFileError, match=says):
         parse(found, now=LATER)
 
 
-def test_nobody_has_answered_where_there_is_no_file(kept: AnsweredFile) -> None:
-    assert kept.read() == ()
+def test_missing_file_has_no_incarnations(answered_file: AnsweredFile) -> None:
+    assert answered_file.read() == ()
 
 
-def test_nobody_else_may_write_what_is_kept(kept: AnsweredFile) -> None:
-    kept.write(["c@1"])
+def test_file_and_folder_are_private(answered_file: AnsweredFile) -> None:
+    answered_file.write(["c@1"])
 
-    assert [each.name for each in kept.path.parent.iterdir()] == [answered_servers.NAME]
-    assert (kept.path.stat().st_mode & 0o777, kept.path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
-
-
-def test_what_an_exporter_left_that_was_killed_as_it_wrote_is_in_nobodys_way(kept: AnsweredFile) -> None:
-    kept.write(["c@1"])
-    (kept.path.parent / f".{answered_servers.NAME}.new").write_bytes(b'{"form')
-
-    assert kept.read() == ("c@1",)
-    kept.write(["c@1", "c@2"])
-    assert kept.read() == ("c@1", "c@2")
+    assert [each.name for each in answered_file.path.parent.iterdir()] == [answered_servers.NAME]
+    assert (answered_file.path.stat().st_mode & 0o777, answered_file.path.parent.stat().st_mode & 0o777) == (
+        0o600,
+        0o700,
+    )
 
 
-def test_what_was_kept_stays_where_the_disk_fills_up_in_the_middle(kept: AnsweredFile) -> None:
-    kept.write(["c@1"])
+def test_partial_write_of_a_killed_exporter_does_not_matter(answered_file: AnsweredFile) -> None:
+    answered_file.write(["c@1"])
+    (answered_file.path.parent / f".{answered_servers.NAME}.new").write_bytes(b'{"form')
+
+    assert answered_file.read() == ("c@1",)
+    answered_file.write(["c@1", "c@2"])
+    assert answered_file.read() == ("c@1", "c@2")
+
+
+def test_file_stays_if_the_disk_is_full(answered_file: AnsweredFile) -> None:
+    answered_file.write(["c@1"])
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         with pytest.raises(OSError, match="too large") as refused:
-            kept.write(["c@1", "c@2"])
+            answered_file.write(["c@1", "c@2"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    assert kept.read() == ("c@1",)
-    assert refused.value.filename == str(kept.path)
+    assert answered_file.read() == ("c@1",)
+    assert refused.value.filename == str(answered_file.path)
 
 
 def writable_by_others(file: Path) -> None:
@@ -154,44 +161,44 @@ def a_link(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [writable_by_others, of_another_user, a_pipe, a_link])
-def test_a_file_that_others_may_write_is_not_believed(kept: AnsweredFile, spoil: Callable[[Path], None]) -> None:
-    kept.write(["c@1"])
-    assert kept.read() == ("c@1",)
+def test_file_writable_by_others_is_rejected(answered_file: AnsweredFile, spoil: Callable[[Path], None]) -> None:
+    answered_file.write(["c@1"])
+    assert answered_file.read() == ("c@1",)
 
-    spoil(kept.path)
+    spoil(answered_file.path)
 
     with pytest.raises((PersistedFileError, OSError)):
-        kept.read()
+        answered_file.read()
 
 
-def test_a_server_that_hangs_as_its_exporter_is_started_anew_has_answered(kept: AnsweredFile) -> None:
-    seen(kept, by_health())
+def test_server_that_hangs_during_a_restart_of_the_exporter_has_answered(answered_file: AnsweredFile) -> None:
+    evidence_of_run(answered_file, by_health())
 
-    assert seen(kept, by_health(**FAILING)).answered is True
-    assert seen(None, by_health(**FAILING)).answered is False
+    assert evidence_of_run(answered_file, by_health(**FAILING)).answered is True
+    assert evidence_of_run(None, by_health(**FAILING)).answered is False
 
 
-def test_that_it_has_answered_is_of_one_incarnation(kept: AnsweredFile) -> None:
-    seen(kept, by_health())
+def test_answer_belongs_to_one_incarnation(answered_file: AnsweredFile) -> None:
+    evidence_of_run(answered_file, by_health())
     reborn = replace(by_health(**FAILING), incarnation="another")
 
-    assert seen(kept, reborn).answered is False
+    assert evidence_of_run(answered_file, reborn).answered is False
 
 
-def test_it_is_known_through_a_start_at_which_the_server_is_not_seen(kept: AnsweredFile) -> None:
-    seen(kept, by_health())
-    seen(kept, replace(by_health(), id="other", name="other", incarnation="other"))
+def test_answer_is_known_after_a_restart_without_the_server(answered_file: AnsweredFile) -> None:
+    evidence_of_run(answered_file, by_health())
+    evidence_of_run(answered_file, replace(by_health(), id="other", name="other", incarnation="other"))
 
-    assert kept.read() == (by_health().incarnation, "other")
-    assert seen(kept, by_health(**FAILING)).answered is True
+    assert answered_file.read() == (by_health().incarnation, "other")
+    assert evidence_of_run(answered_file, by_health(**FAILING)).answered is True
 
 
-def test_incarnations_that_ended_make_room_and_those_that_are_there_do_not(kept: AnsweredFile) -> None:
-    kept.write([by_health().incarnation, *(f"over@{number}" for number in range(ANSWERED_MAX - 1))])
+def test_ended_incarnations_are_removed_first(answered_file: AnsweredFile) -> None:
+    answered_file.write([by_health().incarnation, *(f"over@{number}" for number in range(ANSWERED_MAX - 1))])
 
-    seen(kept, by_health(), replace(by_health(), id="other", name="other", incarnation="other"))
+    evidence_of_run(answered_file, by_health(), replace(by_health(), id="other", name="other", incarnation="other"))
 
-    assert kept.read() == (
+    assert answered_file.read() == (
         *(f"over@{number}" for number in range(1, ANSWERED_MAX - 1)),
         by_health().incarnation,
         "other",
@@ -201,45 +208,45 @@ def test_incarnations_that_ended_make_room_and_those_that_are_there_do_not(kept:
 @pytest.mark.parametrize(
     "found",
     [b"{", render(["c@1"], now=replace(clock.stamp(), boot_id="x"))],
-    ids=["half a file", "of another boot"],  # the same in each process of a run
+    ids=["half a file", "other boot"],  # the same in each process of a run
 )
-def test_an_empty_file_is_reported_and_rewritten(kept: AnsweredFile, logged: LogCapture, found: bytes) -> None:
-    kept.write(())
-    kept.path.write_bytes(found)
+def test_invalid_file_is_reported_and_rewritten(answered_file: AnsweredFile, logged: LogCapture, found: bytes) -> None:
+    answered_file.write(())
+    answered_file.path.write_bytes(found)
 
-    assert seen(kept, by_health(**FAILING)).answered is False
+    assert evidence_of_run(answered_file, by_health(**FAILING)).answered is False
     (entry,) = [each for each in logged.entries if each["log_level"] == "warning"]
     assert entry["event"] == "file of answered servers not read"
-    seen(kept, by_health())
-    assert kept.read() == (by_health().incarnation,)
+    evidence_of_run(answered_file, by_health())
+    assert answered_file.read() == (by_health().incarnation,)
 
 
-def test_nothing_is_written_while_nothing_changes(kept: AnsweredFile) -> None:
-    with closing(Servers(Prober(), kept)) as servers:
+def test_unchanged_file_is_not_written(answered_file: AnsweredFile) -> None:
+    with closing(Servers(Prober(), answered_file)) as servers:
         servers.observe([by_health()], build.NO_WORKERS, now_s=100.0)
         servers.keep()
-        kept.path.unlink()
+        answered_file.path.unlink()
         servers.observe([by_health()], build.NO_WORKERS, now_s=101.0)
         servers.keep()
 
-    assert not kept.path.exists()
+    assert not answered_file.path.exists()
 
 
-def test_an_unwritable_folder_is_reported_and_tried_again(house: Path, kept: AnsweredFile) -> None:
-    kept.path.parent.write_bytes(b"a file in the place of the folder")
-    with closing(Servers(Prober(), kept)) as servers:
+def test_unwritable_folder_is_reported_and_retried(house: Path, answered_file: AnsweredFile) -> None:
+    answered_file.path.parent.write_bytes(b"a file in the place of the folder")
+    with closing(Servers(Prober(), answered_file)) as servers:
         sampler = Sampler(
             host="box-1", directory=house, containers={"docker": Docker(by_health())}, gpus=None,
             thresholds=Thresholds(), servers=servers,
         )  # fmt: skip
 
         failed = sampler.sample()
-        kept.path.parent.unlink()
-        mended = sampler.sample()
+        answered_file.path.parent.unlink()
+        retried = sampler.sample()
 
-    success = [{each.source: each.success for each in snapshot.sources} for snapshot in (failed, mended)]
+    success = [{each.source: each.success for each in snapshot.sources} for snapshot in (failed, retried)]
     everything = {"workers": True, "docker": True, "servers": True}
     assert success == [{**everything, "answered": False}, {**everything, "answered": True}]
     assert failed.servers is not None
     assert [each.answered for each in failed.servers] == [True]
-    assert kept.read() == (by_health().incarnation,)
+    assert answered_file.read() == (by_health().incarnation,)
