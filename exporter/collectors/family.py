@@ -10,7 +10,8 @@ reads; `Sample` objects are slow and made on demand.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
@@ -27,9 +28,9 @@ class Family(Metric):
 
     def __init__(
         self,
+        kind: str,
         name: str,
         help_text: str,
-        kind: str,
         labels: Sequence[str],
         rows: Iterable[Row],
         *,
@@ -61,29 +62,6 @@ def or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def gauge(
-    name: str,
-    help_text: str,
-    labels: Sequence[str],
-    rows: Iterable[Row],
-    *,
-    source: str,
-    absent: str,
-    values: str = "",
-) -> Family:
-    """Return a gauge family of the rows with a known value."""
-    return Family(name, help_text, "gauge", labels, rows, source=source, absent=absent, values=values)
-
-
-def counter(
-    name: str,
-    help_text: str,
-    labels: Sequence[str],
-    rows: Iterable[Row],
-    *,
-    source: str,
-    absent: str,
-    values: str = "",
-) -> Family:
-    """Return a counter family, named without `_total`, of the rows with a known value."""
-    return Family(name, help_text, "counter", labels, rows, source=source, absent=absent, values=values)
+gauge: Final = partial(Family, "gauge")
+counter: Final = partial(Family, "counter")
+"""A family of the rows with a known value; a counter is named without `_total`."""
