@@ -40,59 +40,16 @@ _PACKAGES = ("python3-minimal", "libpython3-stdlib", "busybox-static")
 # Needed for installing packages, not for Python.
 _NOT_IN_THE_IMAGE = frozenset({"dpkg", "tar", "gcc-12-base", "gcc-14-base", "libmd0", "media-types", "readline-common"})
 _LEFT_OUT = (
-    "usr/share/doc",
-    "usr/share/man",
-    "usr/share/locale",
-    "usr/share/lintian",
-    "usr/share/perl5",
-    "var/lib/dpkg",
-)
-_LEFT_OUT_OF_LIBRARIES = (
-    "*-linux-gnu*/gconv",
-    "python3*/idlelib",
-    "python3*/lib2to3",
-    "python3*/pydoc_data",
-    "python3*/turtledemo",
+    *(f"usr/share/{folder}" for folder in ("doc", "man", "locale", "lintian", "perl5")),
+    *("var/lib/dpkg", "usr/lib/*-linux-gnu*/gconv"),
+    *(f"usr/lib/python3*/{folder}" for folder in ("idlelib", "lib2to3", "pydoc_data", "turtledemo")),
 )
 _MERGED = ("bin", "sbin", "lib", "lib64")
 _COMMANDS = (
-    *(
-        "sh",
-        "cat",
-        "cp",
-        "date",
-        "echo",
-        "env",
-        "false",
-        "grep",
-        "head",
-        "id",
-        "kill",
-        "ls",
-        "mkdir",
-        "mv",
-        "nice",
-        "ps",
-    ),
-    *(
-        "pwd",
-        "rm",
-        "sed",
-        "seq",
-        "sleep",
-        "stat",
-        "sync",
-        "tail",
-        "test",
-        "timeout",
-        "touch",
-        "tr",
-        "true",
-        "uname",
-        "wc",
-        "yes",
-    ),
-)
+    "sh", "cat", "cp", "date", "echo", "env", "false", "grep", "head", "id", "kill", "ls", "mkdir", "mv", "nice", "ps",
+    "pwd", "rm", "sed", "seq", "sleep", "stat", "sync", "tail", "test", "timeout", "touch", "tr", "true", "uname", "wc",
+    "yes",
+)  # fmt: skip
 
 
 def worker_image(client: docker.DockerClient, *, extra: Mapping[str, Path]) -> str:
@@ -137,10 +94,8 @@ def _merge_usr(root: Path) -> None:
 def _complete(root: Path) -> None:
     """Do the work of the packages' scripts, and delete unneeded files."""
     _merge_usr(root)
-    for left_out in _LEFT_OUT:
-        _remove(root / left_out)
-    for pattern in _LEFT_OUT_OF_LIBRARIES:
-        for found in list((root / "usr/lib").glob(pattern)):
+    for pattern in _LEFT_OUT:
+        for found in list(root.glob(pattern)):
             _remove(found)
     for folder in ("app", "dev", "etc", "proc", "root", "run", "sys", "tmp", "var/tmp"):
         (root / folder).mkdir(parents=True, exist_ok=True)

@@ -129,10 +129,8 @@ def add_watchdog(parser: argparse.ArgumentParser) -> None:
 def web_address(given: str) -> str:
     """Parse an http or https URL. Raises argparse.ArgumentTypeError."""
     try:
-        debian_packages = urlsplit(given)
-        opens = (
-            bool(debian_packages.hostname) and debian_packages.port != 0
-        )  # .port raises, and so does urlsplit for an invalid IPv6 address
+        url = urlsplit(given)  # raises for an invalid IPv6 address, and so does `.port`
+        opens = bool(url.hostname) and url.port != 0
     except ValueError:
         opens = False
     if opens and re.fullmatch(r"https?://[^\s/]+(/\S*)?", given):
