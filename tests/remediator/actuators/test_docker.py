@@ -1,4 +1,4 @@
-"""The actuator of containers on real engines, Docker and Podman: stop and start, one that is gone, and no engine."""
+"""The container actuator on real Docker and Podman: stop, start, missing containers and a missing engine."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def run(engine: Engine) -> Iterator[Callable[..., str]]:
-    """Run a container with these labels until it says that it is ready; its full id."""
+    """Run a container with these labels until it prints `ready`. Returns its full id."""
     client = docker.DockerClient(base_url=engine.base_url)
     started = []
 
@@ -62,7 +62,7 @@ def run(engine: Engine) -> Iterator[Callable[..., str]]:
     client.close()
 
 
-def test_a_container_keeps_its_handle_and_changes_its_incarnation(engine: Engine, run: Callable[..., str]) -> None:
+def test_restart_keeps_the_handle_and_changes_the_incarnation(engine: Engine, run: Callable[..., str]) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(gpuwarden_managed="true")
 
@@ -89,9 +89,9 @@ def test_a_container_keeps_its_handle_and_changes_its_incarnation(engine: Engine
 @pytest.mark.parametrize(
     ("labels", "managed"),
     [({"gpuwarden_managed": "true"}, True), ({"gpuwarden_managed": "yes"}, False), ({}, False)],
-    ids=["its owner says true", "its owner says something else", "its owner says nothing"],
+    ids=["label true", "another label value", "no label"],
 )
-def test_a_label_opts_in_and_nothing_else(
+def test_only_the_label_opts_in(
     engine: Engine, run: Callable[..., str], labels: dict[str, str], *, managed: bool
 ) -> None:
     assert LABEL == "gpuwarden.managed"
@@ -103,7 +103,7 @@ def test_a_label_opts_in_and_nothing_else(
 
 
 @pytest.mark.parametrize("vanishes", [False, True])
-def test_a_container_with_rm_vanishes_at_its_end(engine: Engine, run: Callable[..., str], *, vanishes: bool) -> None:
+def test_container_with_rm_vanishes_at_its_end(engine: Engine, run: Callable[..., str], *, vanishes: bool) -> None:
     found = DockerActuator(engine.base_url, kind=engine.kind).look(run(auto_remove=vanishes))
 
     assert found is not None
@@ -113,7 +113,9 @@ def test_a_container_with_rm_vanishes_at_its_end(engine: Engine, run: Callable[.
 @pytest.mark.parametrize(
     ("restart", "left_down"), [("always", True), ("unless-stopped", True), ("on-failure", False), ("no", False)]
 )
-def test_a_stop_beats_restart_always(engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool) -> None:
+def test_stop_overrides_the_restart_policy(
+    engine: Engine, run: Callable[..., str], restart: str, *, left_down: bool
+) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(restart=restart)
     up = actuator.look(handle)
@@ -126,23 +128,23 @@ def test_a_stop_beats_restart_always(engine: Engine, run: Callable[..., str], re
     assert (up.left_down, down.left_down) == (False, left_down)
 
 
-def test_a_container_that_restarts_by_itself_is_never_left_down(engine: Engine, run: Callable[..., str]) -> None:
+def test_crash_looping_container_is_never_left_down(engine: Engine, run: Callable[..., str]) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     handle = run(restart="always", program="import time; print('ready', flush=True); time.sleep(0.2); exit(3)")
     seen = []
 
-    def was_seen_down_and_up_a_few_times() -> bool:
-        with suppress(ActuatorError):  # it is ending as it is looked at
+    def was_seen_down_and_up() -> bool:
+        with suppress(ActuatorError):  # it ends during the look
             seen.append(actuator.look(handle))
         looks = [each for each in seen if each is not None]
         return len({each.incarnation for each in looks}) >= 4 and not all(each.running for each in looks)
 
-    eventually(was_seen_down_and_up_a_few_times, "it was restarted a few times", within_s=60)
+    eventually(was_seen_down_and_up, "it was restarted a few times", within_s=60)
 
     assert not any(each is None or each.left_down for each in seen)
 
 
-def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine) -> None:
+def test_removed_container_is_none_and_rejects_actions(engine: Engine) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
 
     assert actuator.look(UNKNOWN) is None
@@ -152,7 +154,7 @@ def test_a_container_that_is_gone_is_none_and_cannot_be_acted_on(engine: Engine)
         actuator.stop(UNKNOWN, grace_s=0)
 
 
-def test_the_rest_of_a_forgotten_container_is_listed(engine: Engine, tmp_path: Path) -> None:
+def test_processes_left_in_the_cgroup_of_a_removed_container_are_listed(engine: Engine, tmp_path: Path) -> None:
     actuator = DockerActuator(engine.base_url, kind=engine.kind)
     (tmp_path / "cgroup.procs").write_text("4001\n4002\n")
 
@@ -166,7 +168,7 @@ def test_the_rest_of_a_forgotten_container_is_listed(engine: Engine, tmp_path: P
     assert actuator.look(UNKNOWN, cgroup=str(tmp_path / "gone")) is None
 
 
-def test_unlisted_processes_raise(engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_cgroup_raises(engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     handle = run()
 
     def unreadable(_: Path) -> frozenset[int]:
@@ -181,7 +183,7 @@ def test_unlisted_processes_raise(engine: Engine, run: Callable[..., str], monke
 @pytest.mark.parametrize(
     ("error", "says"), [(FileNotFoundError(), "cannot be read"), (None, "is in no cgroup of container")]
 )
-def test_a_process_that_ends_while_it_is_looked_at_is_an_error_not_a_container_without_processes(
+def test_process_that_ends_during_the_look_is_an_error(
     engine: Engine, run: Callable[..., str], monkeypatch: pytest.MonkeyPatch, error: OSError | None, says: str
 ) -> None:
     handle = run()
@@ -196,7 +198,7 @@ def test_a_process_that_ends_while_it_is_looked_at_is_an_error_not_a_container_w
         DockerActuator(engine.base_url, kind=engine.kind).look(handle)
 
 
-def test_what_the_engine_refuses_is_told_in_its_words(engine: Engine) -> None:
+def test_engine_refusal_is_reported_verbatim(engine: Engine) -> None:
     client = docker.DockerClient(base_url=engine.base_url)
     container = client.containers.create(worker_image(client, extra={}), ["/no/such/program"], network_mode="none")
 
@@ -207,8 +209,8 @@ def test_what_the_engine_refuses_is_told_in_its_words(engine: Engine) -> None:
     client.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # docker-py leaves its socket open then
-def test_an_engine_that_is_not_there_is_an_error_and_not_a_container_that_is_gone(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # docker-py leaks its socket
+def test_missing_engine_is_an_error(tmp_path: Path) -> None:
     actuator = DockerActuator(f"unix://{tmp_path}/no.sock")
 
     with pytest.raises(ActuatorError, match="is unreachable"):

@@ -1,4 +1,4 @@
-"""The process actuator on real processes: look, start, stop, children, stale records, and files that will not do."""
+"""The process actuator on real processes: look, start, stop, children, stale records and invalid files."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from remediator.actuators import ActuatorError, process
 from remediator.actuators.process import ProcessActuator
 from tests.waiting import eventually
 
-# Says when it is ready: a signal before that would find Python still starting.
+# Prints when it is ready: an earlier signal would find Python still starting.
 PATIENT = "import signal; print('ready', flush=True); signal.pause()"
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + PATIENT
 FAMILY = (
@@ -28,8 +28,8 @@ FAMILY = (
 )
 
 
-class Room:
-    """One supervised worker, its files, and what is ended when the test ends."""
+class Supervised:
+    """One supervised worker, its files, and the pids to end after the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -47,7 +47,7 @@ class Room:
         return ProcessActuator(file)
 
     def start(self, actuator: ProcessActuator) -> int:
-        """Start it and wait until it says a line; its pid."""
+        """Start it and wait until it prints a line. Returns its pid."""
         actuator.start("w1")
         pid = int(self.pid_file.read_text().split()[0])
         self.started.append(pid)
@@ -56,8 +56,8 @@ class Room:
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[Room]:
-    found = Room(tmp_path)
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    found = Supervised(tmp_path)
     yield found
     for pid in found.started:
         process._end(ProcessId(pid, start_ticks(pid)), grace_s=0.0)
@@ -81,20 +81,20 @@ def python(program: str, *arguments: str) -> tuple[str, ...]:
 # --- look
 
 
-def test_what_the_file_does_not_name_is_gone_for_good(room: Room) -> None:
-    assert room.actuator(*python(PATIENT)).look("w2") is None
+def test_worker_missing_from_the_file_is_none(supervised: Supervised) -> None:
+    assert supervised.actuator(*python(PATIENT)).look("w2") is None
 
 
-def test_a_worker_that_never_started_does_not_run(room: Room) -> None:
-    found = room.actuator(*python(PATIENT)).look("w1")
+def test_worker_that_never_started_does_not_run(supervised: Supervised) -> None:
+    found = supervised.actuator(*python(PATIENT)).look("w1")
 
     assert found is not None
     assert (found.running, found.incarnation, found.pids, found.managed) == (False, "", frozenset(), True)
 
 
-def test_a_running_worker_is_known_by_pid_start_and_boot(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    pid = room.start(actuator)
+def test_incarnation_is_pid_start_time_and_boot_id(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    pid = supervised.start(actuator)
 
     found = actuator.look("w1")
 
@@ -108,11 +108,11 @@ def test_a_running_worker_is_known_by_pid_start_and_boot(room: Room) -> None:
 @pytest.mark.parametrize(
     "record",
     ["", "12", "pid ticks", "1 2 3", "0 5", "1 5", "-1 5", "\xff"],
-    ids=["empty", "no ticks", "words", "three", "pid 0", "init", "every process", "no ASCII"],
+    ids=["empty", "no ticks", "words", "three numbers", "pid 0", "init", "every process", "not ASCII"],
 )
-def test_a_record_that_cannot_be_one_is_no_process(room: Room, record: str) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    room.pid_file.write_text(record, encoding="latin-1")
+def test_invalid_record_names_no_process(supervised: Supervised, record: str) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.pid_file.write_text(record, encoding="latin-1")
 
     found = actuator.look("w1")
 
@@ -121,12 +121,12 @@ def test_a_record_that_cannot_be_one_is_no_process(room: Room, record: str) -> N
     actuator.stop("w1", grace_s=0.0)
 
 
-def test_a_stale_record_whose_pid_is_somebody_elses_now_names_nothing_of_theirs(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
+def test_stale_record_with_a_reused_pid_does_not_match(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
     stranger = subprocess.Popen(python(PATIENT), stdout=subprocess.PIPE, start_new_session=True)
     assert stranger.stdout
     stranger.stdout.readline()
-    room.pid_file.write_text(f"{stranger.pid} {procfs.start_ticks(stranger.pid) - 1}\n")
+    supervised.pid_file.write_text(f"{stranger.pid} {procfs.start_ticks(stranger.pid) - 1}\n")
 
     found = actuator.look("w1")
     actuator.stop("w1", grace_s=0.0)
@@ -138,9 +138,9 @@ def test_a_stale_record_whose_pid_is_somebody_elses_now_names_nothing_of_theirs(
     stranger.communicate()
 
 
-def test_a_record_from_another_boot_is_a_process_of_no_more(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    room.pid_file.write_text("4194304 1\n")
+def test_record_from_an_earlier_boot_does_not_match(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.pid_file.write_text("4194304 1\n")
 
     found = actuator.look("w1")
 
@@ -151,34 +151,36 @@ def test_a_record_from_another_boot_is_a_process_of_no_more(room: Room) -> None:
 # --- start
 
 
-def test_it_leads_a_session_and_process_group_of_its_own(room: Room) -> None:
-    pid = room.start(room.actuator(*python(PATIENT)))
+def test_worker_leads_its_own_session_and_process_group(supervised: Supervised) -> None:
+    pid = supervised.start(supervised.actuator(*python(PATIENT)))
 
     assert (os.getsid(pid), os.getpgid(pid)) == (pid, pid)
 
 
-def test_its_environment_is_the_remediators_and_its_own(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_inherited_and_extended(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INHERITED", "yes")
 
-    room.start(room.actuator(*python("import os; print(os.environ['INHERITED'], os.environ['ADDED'])"), ADDED="too"))
+    supervised.start(
+        supervised.actuator(*python("import os; print(os.environ['INHERITED'], os.environ['ADDED'])"), ADDED="too")
+    )
 
-    assert room.log.read_text() == "yes too\n"
-
-
-def test_it_ignores_no_signal_that_python_does(room: Room) -> None:
-    room.start(room.actuator("/bin/sh", "-c", "grep SigIgn /proc/self/status"))
-
-    assert int(room.log.read_text().split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+    assert supervised.log.read_text() == "yes too\n"
 
 
-def test_its_log_goes_on_where_it_was(room: Room) -> None:
-    actuator = room.actuator("/bin/sh", "-c", "echo out; echo err >&2")
-    room.start(actuator)
+def test_signals_ignored_by_python_are_reset(supervised: Supervised) -> None:
+    supervised.start(supervised.actuator("/bin/sh", "-c", "grep SigIgn /proc/self/status"))
+
+    assert int(supervised.log.read_text().split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+
+
+def test_log_is_appended(supervised: Supervised) -> None:
+    actuator = supervised.actuator("/bin/sh", "-c", "echo out; echo err >&2")
+    supervised.start(actuator)
     eventually(lambda: not running(actuator), "it ended")
 
-    room.start(actuator)
+    supervised.start(actuator)
 
-    eventually(lambda: room.log.read_text() == "out\nerr\n" * 2, "both runs are in the log")
+    eventually(lambda: supervised.log.read_text() == "out\nerr\n" * 2, "both runs are in the log")
 
 
 def running(actuator: ProcessActuator) -> bool:
@@ -186,11 +188,11 @@ def running(actuator: ProcessActuator) -> bool:
     return found is not None and found.running
 
 
-def test_what_runs_is_not_started_twice(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    pid = room.start(actuator)
+def test_running_worker_is_not_started_twice(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    pid = supervised.start(actuator)
 
-    assert room.start(actuator) == pid
+    assert supervised.start(actuator) == pid
 
 
 LEADERLESS: Final = """
@@ -199,27 +201,27 @@ threading.Thread(target=time.sleep, args=(60,)).start()
 print(flush=True)
 ctypes.PyDLL(None).pthread_exit(None)
 """
-"""A program whose main thread ends and whose other one goes on."""
+"""A program whose main thread ends while another thread runs."""
 
 
-def test_one_whose_main_thread_has_ended_runs_and_is_not_started_twice_until_it_is_stopped(room: Room) -> None:
-    actuator = room.actuator(*python(LEADERLESS))
-    pid = room.start(actuator)
+def test_worker_whose_main_thread_ended_still_runs(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(LEADERLESS))
+    pid = supervised.start(actuator)
     eventually(lambda: procfs.stat(pid)[0] == "Z", "its main thread has ended")
 
-    before = running(actuator), room.start(actuator) == pid
+    before = running(actuator), supervised.start(actuator) == pid
     actuator.stop("w1", grace_s=0.1)
 
     assert before == (True, True), "a thread that hangs in a driver keeps its GPU"
     assert not running(actuator)
 
 
-def test_the_next_start_is_another_incarnation(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    room.start(actuator)
+def test_next_start_gives_a_new_incarnation(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.start(actuator)
     before = actuator.look("w1")
     actuator.stop("w1", grace_s=5.0)
-    room.start(actuator)
+    supervised.start(actuator)
     after = actuator.look("w1")
 
     assert before is not None
@@ -229,44 +231,44 @@ def test_the_next_start_is_another_incarnation(room: Room) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [("/no/such/program",), ("/etc/passwd",), ("a\0b",)], ids=["none", "no right", "a NUL"]
+    "argv", [("/no/such/program",), ("/etc/passwd",), ("a\0b",)], ids=["missing", "not executable", "a NUL"]
 )
-def test_what_cannot_be_started_says_so(room: Room, argv: tuple[str, ...]) -> None:
-    actuator = room.actuator(*python(PATIENT))
+def test_failed_start_raises(supervised: Supervised, argv: tuple[str, ...]) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
     actuator._commands["w1"].argv = list(argv)
 
     with pytest.raises(ActuatorError, match="worker w1 cannot be started"):
         actuator.start("w1")
 
 
-def test_an_unrecorded_process_is_ended(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    actuator = room.actuator(*python(DEAF))
-    room.pid_file.mkdir()
+def test_process_that_cannot_be_recorded_is_ended(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    actuator = supervised.actuator(*python(DEAF))
+    supervised.pid_file.mkdir()
     spawn = os.posix_spawnp
 
     def spawn_and_note(*arguments: Any, **how: Any) -> int:
-        room.started.append(spawn(*arguments, **how))
-        return room.started[-1]
+        supervised.started.append(spawn(*arguments, **how))
+        return supervised.started[-1]
 
     monkeypatch.setattr(os, "posix_spawnp", spawn_and_note)
 
     with pytest.raises(ActuatorError, match="was stopped: cannot write its pid file"):
         actuator.start("w1")
 
-    assert [lives(pid) for pid in room.started] == [False]
+    assert [lives(pid) for pid in supervised.started] == [False]
 
 
-def test_where_it_could_not_be_put_on_record_nothing_is_started(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    actuator._commands["w1"].pid_file = room.folder / "missing" / "w1.pid"
+def test_start_without_a_pid_file_folder_starts_nothing(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    actuator._commands["w1"].pid_file = supervised.folder / "missing" / "w1.pid"
 
     with pytest.raises(ActuatorError, match="worker w1 cannot be started"):
         actuator.start("w1")
 
-    assert not room.log.exists()
+    assert not supervised.log.exists()
 
 
-# --- who starts it is killed at it
+# --- the starting process is killed
 
 
 KILLED = """
@@ -286,59 +288,61 @@ process.ProcessActuator(Path(sys.argv[1])).start("w1")
 """
 BEFORE = "os.posix_spawnp = killed"
 AFTER = {
-    "right after it was started": "spawn = os.posix_spawnp; os.posix_spawnp = lambda *a, **k: killed(spawn(*a, **k))",
-    "before it is on record": "Path.replace = killed_at_the_record",
-    "once it is on record": "unlink = Path.unlink\n"
+    "right after the start": "spawn = os.posix_spawnp; os.posix_spawnp = lambda *a, **k: killed(spawn(*a, **k))",
+    "before the record": "Path.replace = killed_at_the_record",
+    "after the record": "unlink = Path.unlink\n"
     "Path.unlink = lambda self, **k: killed() if self.suffix == '.starting' else unlink(self, **k)",
 }
 
 
-def killed(room: Room, at: str) -> ProcessActuator:
-    """Started anew by a program that is killed there; what the next one works with."""
-    actuator = room.actuator(*python(PATIENT))
-    room.start(actuator)
+def killed(supervised: Supervised, at: str) -> ProcessActuator:
+    """Restart the worker by a program that is killed at this point. Returns the actuator of the next program."""
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.start(actuator)
     actuator.stop("w1", grace_s=5.0)
-    room.log.unlink()
-    starter = subprocess.run(python(KILLED.format(at=at), str(room.folder / "workers.toml")), check=False, timeout=30)
+    supervised.log.unlink()
+    starter = subprocess.run(
+        python(KILLED.format(at=at), str(supervised.folder / "workers.toml")), check=False, timeout=30
+    )
     assert starter.returncode == -signal.SIGKILL
-    return room.actuator(*python(PATIENT))
+    return supervised.actuator(*python(PATIENT))
 
 
 @pytest.mark.parametrize("at", AFTER.values(), ids=AFTER)
-def test_what_was_started_by_one_who_was_killed_at_it_is_known_to_the_next_one(room: Room, at: str) -> None:
-    actuator = killed(room, at)
-    eventually(lambda: room.log.exists() and room.log.read_text() == "ready\n", "it runs")
+def test_worker_started_by_a_killed_program_is_found(supervised: Supervised, at: str) -> None:
+    actuator = killed(supervised, at)
+    eventually(lambda: supervised.log.exists() and supervised.log.read_text() == "ready\n", "it runs")
 
     found = actuator.look("w1")
 
     assert found is not None
     assert found.running
     (pid,) = found.pids
-    room.started.append(pid)
+    supervised.started.append(pid)
     assert found.incarnation == f"process:{pid}:{procfs.start_ticks(pid)}@{clock.boot_id()}"
-    assert room.start(actuator) == pid, "it is not started a second time"
+    assert supervised.start(actuator) == pid, "it is not started a second time"
     actuator.stop("w1", grace_s=5.0)
     assert not lives(pid)
-    assert room.log.read_text() == "ready\n"
+    assert supervised.log.read_text() == "ready\n"
 
 
-def test_what_is_started_by_one_who_is_killed_before_it_is_started_by_the_next_one(room: Room) -> None:
-    actuator = killed(room, BEFORE)
+def test_start_by_a_program_killed_before_it_is_repeated(supervised: Supervised) -> None:
+    actuator = killed(supervised, BEFORE)
 
     assert not running(actuator)
-    room.start(actuator)
+    supervised.start(actuator)
 
     assert running(actuator)
-    assert sorted(each.name for each in room.folder.iterdir()) == ["w1.log", "w1.pid", "workers.toml"]
+    assert sorted(each.name for each in supervised.folder.iterdir()) == ["w1.log", "w1.pid", "workers.toml"]
 
 
-def test_a_child_that_leads_a_session_of_its_own_is_not_taken_for_what_was_started(room: Room) -> None:
-    """It has the mark too; once the start is on record nobody looks for that."""
-    apart = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
-    actuator = room.actuator(*python(apart, "import os; print(os.getpid(), flush=True); " + PATIENT))
-    room.start(actuator)
-    child = int(eventually(lambda: room.log.read_text().partition("\n")[0], "its child lives"))
-    room.started.append(child)
+def test_child_in_another_session_is_not_taken_for_the_worker(supervised: Supervised) -> None:
+    """The child inherits the mark, which counts only until the start is recorded."""
+    detached = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    actuator = supervised.actuator(*python(detached, "import os; print(os.getpid(), flush=True); " + PATIENT))
+    supervised.start(actuator)
+    child = int(eventually(lambda: supervised.log.read_text().partition("\n")[0], "its child lives"))
+    supervised.started.append(child)
     eventually(lambda: not running(actuator), "it ended")
 
     found = actuator.look("w1")
@@ -351,9 +355,9 @@ def test_a_child_that_leads_a_session_of_its_own_is_not_taken_for_what_was_start
 # --- stop
 
 
-def test_sigterm_ends_one_that_heeds_it(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    pid = room.start(actuator)
+def test_sigterm_ends_a_worker(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    pid = supervised.start(actuator)
 
     actuator.stop("w1", grace_s=20.0)
 
@@ -361,19 +365,19 @@ def test_sigterm_ends_one_that_heeds_it(room: Room) -> None:
     assert not running(actuator)
 
 
-def test_one_that_ignores_sigterm_is_killed_after_its_grace(room: Room) -> None:
-    actuator = room.actuator(*python(DEAF))
-    pid = room.start(actuator)
+def test_worker_that_ignores_sigterm_is_killed_after_its_grace(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(DEAF))
+    pid = supervised.start(actuator)
 
     actuator.stop("w1", grace_s=0.1)
 
     assert not lives(pid)
 
 
-def test_its_children_end_with_it_deaf_or_not(room: Room) -> None:
-    actuator = room.actuator(*python(FAMILY, DEAF))
-    pid = room.start(actuator)
-    child = int(room.log.read_text())
+def test_children_that_ignore_sigterm_end_with_the_worker(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(FAMILY, DEAF))
+    pid = supervised.start(actuator)
+    child = int(supervised.log.read_text())
     found = actuator.look("w1")
     assert found is not None
     assert found.pids == {pid, child}
@@ -383,10 +387,10 @@ def test_its_children_end_with_it_deaf_or_not(room: Room) -> None:
     assert not lives(child)
 
 
-def test_children_that_outlive_it_are_seen_and_are_ended_by_a_stop(room: Room) -> None:
-    actuator = room.actuator(*python(FAMILY, PATIENT))
-    pid = room.start(actuator)
-    child = int(room.log.read_text())
+def test_children_that_outlive_the_worker_are_listed_and_stopped(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(FAMILY, PATIENT))
+    pid = supervised.start(actuator)
+    child = int(supervised.log.read_text())
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: not running(actuator), "the worker itself is gone")
     left = actuator.look("w1")
@@ -401,19 +405,19 @@ def test_children_that_outlive_it_are_seen_and_are_ended_by_a_stop(room: Room) -
     assert not lives(child)
 
 
-def test_a_stop_of_what_is_down_does_nothing(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
+def test_stop_of_a_stopped_worker_does_nothing(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
     actuator.stop("w1", grace_s=0.0)
-    room.start(actuator)
+    supervised.start(actuator)
     actuator.stop("w1", grace_s=5.0)
 
     actuator.stop("w1", grace_s=0.0)
 
 
-def test_one_that_does_not_die_is_an_error(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No process outlives SIGKILL here; one stuck in a driver does, so its death is what is held back."""
-    actuator = room.actuator(*python(PATIENT))
-    room.start(actuator)
+def test_worker_that_survives_sigkill_is_an_error(supervised: Supervised, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that hangs in a driver survives SIGKILL. Here no signal is sent."""
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.start(actuator)
     monkeypatch.setattr(process, "_signal", lambda *_: None)
     monkeypatch.setattr(process, "KILL_WAIT_S", 0.1)
 
@@ -424,9 +428,8 @@ def test_one_that_does_not_die_is_an_error(room: Room, monkeypatch: pytest.Monke
     assert running(actuator)
 
 
-# Run in a pid namespace of its own, where the next pid can be chosen: a worker ends between the moment it is seen and
-# the moment it is held, and a stranger is born with its pid. What is printed is how many strangers live, and how the
-# stranger fares that is signalled as itself.
+# In a pid namespace the test chooses the next pid. The worker ends before its pidfd opens, and another process gets
+# its pid.
 RECYCLED = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -445,7 +448,7 @@ def recycled(pid):
     if not strangers:
         worker.kill()
         worker.wait()
-        time.sleep(0.05)  # a start is counted in hundredths of a second
+        time.sleep(0.05)  # a start time has a resolution of 10 ms
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         strangers.append(patient())
     return held(pid)
@@ -460,7 +463,7 @@ print(stranger.wait())
 """
 
 
-def test_a_pid_that_is_somebody_elses_by_the_time_it_is_held_is_not_signalled() -> None:
+def test_pid_reused_before_its_pidfd_opens_is_not_signalled() -> None:
     rights = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 
     said = subprocess.run(
@@ -477,11 +480,13 @@ def test_a_pid_that_is_somebody_elses_by_the_time_it_is_held_is_not_signalled() 
 @pytest.mark.parametrize(
     ("number", "says"),
     [(errno.ENOSYS, "needs Linux 5.3 or later"), (errno.EMFILE, "Too many open files")],
-    ids=["an old kernel", "no descriptor left"],
+    ids=["old kernel", "no free descriptor"],
 )
-def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
-    actuator = room.actuator(*python(PATIENT))
-    pid = room.start(actuator)
+def test_pid_without_a_pidfd_is_not_signalled(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
+    pid = supervised.start(actuator)
 
     def refused(_: int) -> int:
         raise OSError(number, os.strerror(number))
@@ -494,8 +499,8 @@ def test_an_unheld_pid_is_not_signalled(room: Room, monkeypatch: pytest.MonkeyPa
     assert lives(pid)
 
 
-def test_what_the_file_does_not_name_is_neither_started_nor_stopped(room: Room) -> None:
-    actuator = room.actuator(*python(PATIENT))
+def test_worker_missing_from_the_file_rejects_start_and_stop(supervised: Supervised) -> None:
+    actuator = supervised.actuator(*python(PATIENT))
 
     with pytest.raises(ActuatorError, match="worker w2 is not listed in the file of supervised workers"):
         actuator.start("w2")
@@ -503,10 +508,10 @@ def test_what_the_file_does_not_name_is_neither_started_nor_stopped(room: Room) 
         actuator.stop("w2", grace_s=0.0)
 
 
-def test_another_programs_child_is_looked_at_and_left_to_it_to_reap(room: Room) -> None:
-    """The remediator was started anew: the worker is not its child any more."""
-    actuator = room.actuator(*python(PATIENT))
-    room.pid_file.write_text(f"{os.getppid()} {procfs.start_ticks(os.getppid())}\n")
+def test_child_of_another_process_is_read_but_not_reaped(supervised: Supervised) -> None:
+    """After a restart of the remediator the worker is not its child."""
+    actuator = supervised.actuator(*python(PATIENT))
+    supervised.pid_file.write_text(f"{os.getppid()} {procfs.start_ticks(os.getppid())}\n")
 
     assert running(actuator)
 
@@ -515,18 +520,18 @@ def test_another_programs_child_is_looked_at_and_left_to_it_to_reap(room: Room) 
 
 BAD: dict[str, tuple[str | None, str]] = {
     "missing": (None, "No such file"),
-    "no TOML": ("[worker", "Expected"),
+    "not TOML": ("[worker", "Expected"),
     "no worker": ("", "worker"),
     "no command": ("[worker.w1]\npid_file = 'p'\nlog_file = 'l'", "argv"),
-    "an empty command": ("[worker.w1]\nargv = []\npid_file = 'p'\nlog_file = 'l'", "at least 1 item"),
-    "a command in one string": ("[worker.w1]\nargv = 'sh -c x'\npid_file = 'p'\nlog_file = 'l'", "valid list"),
-    "a misspelt key": ("[worker.w1]\nargv = ['a']\npidfile = 'p'\nlog_file = 'l'", "pidfile"),
-    "no text": ("\xff", "decode"),
+    "empty command": ("[worker.w1]\nargv = []\npid_file = 'p'\nlog_file = 'l'", "at least 1 item"),
+    "command as one string": ("[worker.w1]\nargv = 'sh -c x'\npid_file = 'p'\nlog_file = 'l'", "valid list"),
+    "unknown key": ("[worker.w1]\nargv = ['a']\npidfile = 'p'\nlog_file = 'l'", "pidfile"),
+    "not UTF-8": ("\xff", "decode"),
 }
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.values(), ids=BAD)
-def test_a_file_that_will_not_do_says_which_and_why(tmp_path: Path, text: str | None, says: str) -> None:
+def test_invalid_file_is_named_with_the_reason(tmp_path: Path, text: str | None, says: str) -> None:
     file = tmp_path / "workers.toml"
     if text is not None:
         file.write_text(text, encoding="latin-1")

@@ -1,4 +1,4 @@
-"""The systemd actuator on a real systemd: what opts in, what KillMode leaves, what comes back, what is refused."""
+"""The systemd actuator on a real systemd: opt-in, KillMode, restarts and refusals."""
 
 import subprocess
 import sys
@@ -52,28 +52,28 @@ def look(found: SystemdActuator, unit: str, *, cgroup: str | None = None) -> Con
         (("gpu-worker",), False),
         (("GPU-worker@*.service",), False),
     ],
-    ids=["a pattern", "its name among others", "another instance", "half of its name", "another case"],
+    ids=["pattern", "exact name", "another instance", "partial name", "another case"],
 )
-def test_only_a_matching_name_is_opted_in(systemd: Systemd, patterns: Sequence[str], *, managed: bool) -> None:
+def test_only_a_matching_name_opts_in(systemd: Systemd, patterns: Sequence[str], *, managed: bool) -> None:
     systemd.write("gpu-worker@.service", PATIENT)
     systemctl(systemd, "start", "gpu-worker@a.service")
-    hands = actuator(systemd, *patterns)
-    before = look(hands, "gpu-worker@a.service")
+    units = actuator(systemd, *patterns)
+    before = look(units, "gpu-worker@a.service")
 
     if not managed:
         with pytest.raises(ActuatorError, match=r"gpu-worker@a.service matches no --systemd-unit pattern"):
-            hands.stop("gpu-worker@a.service", grace_s=0.0)
+            units.stop("gpu-worker@a.service", grace_s=0.0)
         with pytest.raises(ActuatorError, match="matches no --systemd-unit pattern"):
-            hands.start("gpu-worker@a.service")
+            units.start("gpu-worker@a.service")
     else:
-        hands.stop("gpu-worker@a.service", grace_s=5.0)
+        units.stop("gpu-worker@a.service", grace_s=5.0)
 
     assert before.managed is managed
-    assert look(hands, "gpu-worker@a.service").running is not managed
+    assert look(units, "gpu-worker@a.service").running is not managed
 
 
 @pytest.mark.needs_systemd
-def test_the_remediators_own_service_is_refused(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_unit_of_the_remediator_is_refused(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.write("own.service", PATIENT)
     systemctl(systemd, "start", "own.service")
     monkeypatch.setattr(cgroup, "unit", lambda _: "own.service")
@@ -86,17 +86,17 @@ def test_the_remediators_own_service_is_refused(systemd: Systemd, monkeypatch: p
 
 
 @pytest.mark.needs_systemd
-def test_what_kill_mode_spares_is_killed_after_the_grace(systemd: Systemd) -> None:
+def test_processes_spared_by_kill_mode_are_killed_after_the_grace(systemd: Systemd) -> None:
     systemd.write("family.service", FAMILY)
-    hands = actuator(systemd)
-    hands.start("family.service")
+    units = actuator(systemd)
+    units.start("family.service")
     up = eventually(
-        lambda: found if len((found := look(hands, "family.service")).pids) == 2 else None, "both processes run"
+        lambda: found if len((found := look(units, "family.service")).pids) == 2 else None, "both processes run"
     )
 
-    hands.stop("family.service", grace_s=0.2)
+    units.stop("family.service", grace_s=0.2)
 
-    down = look(hands, "family.service", cgroup=up.cgroup)
+    down = look(units, "family.service", cgroup=up.cgroup)
     assert (down.running, down.pids) == (False, frozenset())
     assert not any(Path(f"/proc/{pid}").exists() for pid in up.pids)
 
@@ -106,16 +106,18 @@ STUBBORN = f"{UNIT}TimeoutStopSec=infinity\nExecStart=/bin/sh -c 'trap true TERM
 
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize("looks", [2, 3, 4])
-def test_a_life_begun_during_the_kill_is_spared(systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+def test_incarnation_started_during_the_kill_is_spared(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, looks: int
+) -> None:
     systemd.write("stubborn.service", STUBBORN)
-    hands = actuator(systemd)
-    hands.start("stubborn.service")
-    before = look(hands, "stubborn.service")
+    units = actuator(systemd)
+    units.start("stubborn.service")
+    before = look(units, "stubborn.service")
     seen: list[str] = []
 
     def show(handle: str) -> dict[str, str]:
-        """After so many looks somebody has ended it, and begun it again."""
-        shown = SystemdActuator._show(hands, handle)
+        """Restart the unit during the given look."""
+        shown = SystemdActuator._show(units, handle)
         seen.append(shown["InvocationID"])
         if len(seen) == looks:
             systemctl(systemd, "kill", "--signal=SIGKILL", handle)
@@ -124,57 +126,57 @@ def test_a_life_begun_during_the_kill_is_spared(systemd: Systemd, monkeypatch: p
         return shown
 
     with monkeypatch.context() as raced:
-        raced.setattr(hands, "_show", show)
-        hands.stop("stubborn.service", grace_s=0.0)
+        raced.setattr(units, "_show", show)
+        units.stop("stubborn.service", grace_s=0.0)
 
-    after = look(hands, "stubborn.service")
+    after = look(units, "stubborn.service")
     assert len(seen) > looks
     assert (after.running, after.incarnation != before.incarnation) == (True, True)
-    hands.stop("stubborn.service", grace_s=0.0)
-    assert not look(hands, "stubborn.service").running, "the control"
+    units.stop("stubborn.service", grace_s=0.0)
+    assert not look(units, "stubborn.service").running, "the control"
 
 
 @pytest.mark.needs_systemd
-def test_who_may_not_kill_says_so(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_right_to_kill_is_an_error(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.write("stubborn.service", STUBBORN)
-    hands = actuator(systemd)
-    hands.start("stubborn.service")
+    units = actuator(systemd)
+    units.start("stubborn.service")
 
     def refused(*_: int) -> None:
         raise PermissionError
 
-    with monkeypatch.context() as no_root:  # which is what may ask this systemd
+    with monkeypatch.context() as no_root:  # this systemd answers only root
         no_root.setattr("signal.pidfd_send_signal", refused)
         with pytest.raises(ActuatorError, match=r"of stubborn\.service may not be killed: run the executor as root"):
-            hands.stop("stubborn.service", grace_s=0.0)
+            units.stop("stubborn.service", grace_s=0.0)
 
-    assert look(hands, "stubborn.service").running
-    hands.stop("stubborn.service", grace_s=0.0)
+    assert look(units, "stubborn.service").running
+    units.stop("stubborn.service", grace_s=0.0)
 
 
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize(("restart", "left_down"), [("always", True), ("on-failure", False), ("no", False)])
-def test_a_stopped_service_stays_down(systemd: Systemd, restart: str, *, left_down: bool) -> None:
+def test_service_stopped_by_an_operator_is_left_down(systemd: Systemd, restart: str, *, left_down: bool) -> None:
     systemd.write("kept.service", f"{PATIENT}Restart={restart}\n")
-    hands = actuator(systemd)
-    hands.start("kept.service")
-    up = look(hands, "kept.service")
+    units = actuator(systemd)
+    units.start("kept.service")
+    up = look(units, "kept.service")
 
     systemctl(systemd, "stop", "kept.service")
 
-    down = look(hands, "kept.service")
+    down = look(units, "kept.service")
     assert (up.left_down, down.left_down) == (False, left_down)
     assert not down.running
 
 
 @pytest.mark.needs_systemd
-def test_between_two_lives_it_does_not_run_and_is_not_left_down(systemd: Systemd) -> None:
+def test_service_between_two_restarts_is_not_left_down(systemd: Systemd) -> None:
     systemd.write("loop.service", f"{UNIT}ExecStart=/bin/false\nRestart=always\nRestartSec=600\n")
-    hands = actuator(systemd)
+    units = actuator(systemd)
     systemctl(systemd, "start", "loop.service")
 
     found = eventually(
-        lambda: state if not (state := look(hands, "loop.service")).running else None, "its first life is over"
+        lambda: state if not (state := look(units, "loop.service")).running else None, "its first incarnation ended"
     )
 
     assert not found.left_down
@@ -183,12 +185,12 @@ def test_between_two_lives_it_does_not_run_and_is_not_left_down(systemd: Systemd
 
 
 @pytest.mark.needs_systemd
-def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_where_to_look(systemd: Systemd) -> None:
+def test_start_limit_hit_is_an_error_that_names_journalctl(systemd: Systemd) -> None:
     limits = "StartLimitIntervalSec=600\nStartLimitBurst=1\n"
     systemd.write("broken.service", f"[Unit]\nDefaultDependencies=no\n{limits}[Service]\nExecStart=/bin/false\n")
     systemctl(systemd, "start", "broken.service")
     failed = [*systemd.enter, "systemctl", "is-failed", "--quiet", "broken.service"]
-    eventually(lambda: subprocess.run(failed, check=False, timeout=30).returncode == 0, "its one life is over")
+    eventually(lambda: subprocess.run(failed, check=False, timeout=30).returncode == 0, "its only start failed")
 
     with pytest.raises(
         ActuatorError, match=r"broken.service does not start \(failed, .*journalctl --unit=broken.service"
@@ -200,9 +202,11 @@ def test_a_service_that_systemd_does_not_start_any_more_is_an_error_that_says_wh
 @pytest.mark.parametrize(
     ("start", "state"),
     [("ExecStart=/bin/sh -c 'sleep 0.2; exit 3'", "failed, exit-code"), ("ExecStart=/bin/true", "inactive, success")],
-    ids=["it fails once it counts as active", "it has ended well"],
+    ids=["fails while active", "exits with 0"],
 )
-def test_a_short_life_is_no_start(systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str) -> None:
+def test_service_that_ends_at_once_is_not_started(
+    systemd: Systemd, monkeypatch: pytest.MonkeyPatch, start: str, state: str
+) -> None:
     monkeypatch.setattr(module, "RUNS_FOR_S", 5.0)
     systemd.write("brief.service", f"{UNIT}{start}\n")
 
@@ -212,51 +216,51 @@ def test_a_short_life_is_no_start(systemd: Systemd, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.needs_systemd
 @pytest.mark.parametrize(("kind", "starting"), [("notify", True), ("oneshot", False), ("simple", False)])
-def test_what_systemd_waits_for_still_is_starting(systemd: Systemd, kind: str, *, starting: bool) -> None:
+def test_unit_that_systemd_waits_for_is_starting(systemd: Systemd, kind: str, *, starting: bool) -> None:
     systemd.write("slow.service", f"{PATIENT}Type={kind}\nTimeoutStartSec=infinity\n")
-    hands = actuator(systemd)
+    units = actuator(systemd)
 
-    hands.start("slow.service")
+    units.start("slow.service")
 
-    found = look(hands, "slow.service")
+    found = look(units, "slow.service")
     assert (found.running, found.starting) == (True, starting)
-    hands.stop("slow.service", grace_s=5.0)
+    units.stop("slow.service", grace_s=5.0)
 
 
 @pytest.mark.needs_systemd
-def test_an_earlier_failure_does_not_count(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_after_an_earlier_failure_succeeds(systemd: Systemd, monkeypatch: pytest.MonkeyPatch) -> None:
     systemd.write(
         "late.service", f"{UNIT}ExecStartPre=/bin/sh -c 'sleep 0.3; test -e /run/may'\nExecStart=/bin/sleep 9\n"
     )
-    hands = actuator(systemd)
+    units = actuator(systemd)
     with monkeypatch.context() as patient:
         patient.setattr(module, "RUNS_FOR_S", 5.0)
         with pytest.raises(ActuatorError, match=r"does not start \(failed, exit-code\)"):
-            hands.start("late.service")
+            units.start("late.service")
     (systemd.root / "run/may").touch()
 
-    hands.start("late.service")
+    units.start("late.service")
 
-    assert look(hands, "late.service").running
+    assert look(units, "late.service").running
 
 
 @pytest.mark.needs_systemd
-def test_one_made_by_systemd_run_is_known_to_vanish_when_it_ends(systemd: Systemd) -> None:
+def test_transient_unit_vanishes_at_its_end(systemd: Systemd) -> None:
     subprocess.run(
         [*systemd.enter, "systemd-run", "--property=DefaultDependencies=no", "--unit=fleeting", "sleep", "600"],
         check=True, capture_output=True, timeout=30,
     )  # fmt: skip
-    hands = actuator(systemd)
-    up = look(hands, "fleeting.service")
+    units = actuator(systemd)
+    up = look(units, "fleeting.service")
 
-    hands.stop("fleeting.service", grace_s=5.0)
+    units.stop("fleeting.service", grace_s=5.0)
 
     assert up.vanishes
-    assert hands.look("fleeting.service") is None
+    assert units.look("fleeting.service") is None
 
 
 @pytest.mark.needs_systemd
-def test_another_name_of_a_service_is_refused(systemd: Systemd) -> None:
+def test_alias_is_refused(systemd: Systemd) -> None:
     systemd.write("real.service", f"{PATIENT}[Install]\nAlias=also.service\n")
     (systemd.root / "run/systemd/system/also.service").symlink_to("real.service")
     systemctl(systemd, "daemon-reload")
@@ -270,11 +274,11 @@ def test_another_name_of_a_service_is_refused(systemd: Systemd) -> None:
     "name",
     ["", "*.service", "w@[ab].service", "--root=/x.service", "../w.service", "w.socket", "a b.service", "w\n.service"],
 )
-def test_what_is_no_whole_name_of_a_service_never_reaches_systemctl(name: str) -> None:
-    hands = SystemdActuator(("*",), systemctl=[sys.executable, "-c", "raise SystemExit('it was asked')"])
+def test_invalid_service_name_never_reaches_systemctl(name: str) -> None:
+    units = SystemdActuator(("*",), systemctl=[sys.executable, "-c", "raise SystemExit('it was asked')"])
 
     with pytest.raises(ActuatorError, match="is not a full service name"):
-        hands.look(name)
+        units.look(name)
 
 
 @pytest.mark.parametrize(
@@ -287,8 +291,8 @@ def test_what_is_no_whole_name_of_a_service_never_reaches_systemctl(name: str) -
         ),
         (["sh", "-c", "echo Id=w.service", "sh"], "does not report LoadState"),
     ],
-    ids=["no systemctl", "no systemd", "an old systemd"],
+    ids=["no systemctl", "no systemd", "old systemd"],
 )
-def test_a_host_without_systemd_is_an_error_and_not_a_service_that_is_gone(systemctl: list[str], says: str) -> None:
+def test_host_without_systemd_is_an_error(systemctl: list[str], says: str) -> None:
     with pytest.raises(ActuatorError, match=says):
         SystemdActuator(("*",), systemctl=systemctl).look("w.service")

@@ -1,4 +1,4 @@
-"""What is captured of real processes, wedged in the ways that workers wedge, by the real py-spy; and its bounds."""
+"""Captures of real hung processes with the real py-spy, and their limits."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MAX_BYTES = 256 * 2**10
 LOOK = (sys.executable, "-IS", probe.__file__)
 WITH_THE_LOCK = "ctypes.PyDLL(None).pause()"
 WITHOUT_IT = "ctypes.CDLL(None).pause()"
-WEDGE = """
+HANG = """
 import ctypes, sys, threading, time
 sys.setswitchinterval(1e-4)
 
@@ -47,7 +47,7 @@ train()
 
 @contextmanager
 def python(code: str) -> Iterator[int]:
-    """A process that runs it, from when it says that it is ready; its pid."""
+    """A process that runs this code. Yields its pid after it printed `ready`."""
     target = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert target.stdout is not None
@@ -59,9 +59,9 @@ def python(code: str) -> Iterator[int]:
 
 
 @contextmanager
-def wedged(call: str = WITHOUT_IT) -> Iterator[int]:
-    with python(WEDGE.format(call=call)) as pid:
-        eventually(lambda: "pause" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"), "it has wedged")
+def hung(call: str = WITHOUT_IT) -> Iterator[int]:
+    with python(HANG.format(call=call)) as pid:
+        eventually(lambda: "pause" in Path(f"/proc/{pid}/wchan").read_text(encoding="ascii"), "it has hung")
         yield pid
 
 
@@ -69,13 +69,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
 
 
-def captor(**changed: Any) -> CaptureRunner:
+def capture_runner(**changed: Any) -> CaptureRunner:
     return CaptureRunner(**{"for_s": 30.0, "max_bytes": MAX_BYTES, "py_spy": find_py_spy(), **changed})
 
 
 def capture(*pids: int, by: CaptureRunner | None = None, armed: bool = True, **container: Any) -> Capture:
     target = build.container(**{"kind": "process", "pids": frozenset(pids), "cgroup": None, **container})
-    return (by or captor()).capture(build.episode(), target, build.evidence(), armed=armed, now=build.NOW)
+    return (by or capture_runner()).capture(build.episode(), target, build.evidence(), armed=armed, now=build.NOW)
 
 
 def process(captured: Capture, pid: int) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frames() -> None:
-    with wedged(WITH_THE_LOCK) as pid:
+def test_thread_that_holds_the_gil_in_native_code_is_named_with_its_frames() -> None:
+    with hung(WITH_THE_LOCK) as pid:
         captured = capture(pid)
 
         thread = main_thread(captured, pid)
@@ -108,8 +108,8 @@ def test_a_thread_that_holds_pythons_lock_in_native_code_is_named_with_its_frame
         assert functions(thread["python"]) == ["forward", "train", "<module>"]
 
 
-def test_a_thread_that_sleeps_without_the_lock_is_not_said_to_hold_it_and_each_thread_is_told_of() -> None:
-    with wedged() as pid:
+def test_thread_without_the_gil_is_not_marked_and_all_threads_are_listed() -> None:
+    with hung() as pid:
         captured = capture(pid)
 
         thread = main_thread(captured, pid)
@@ -119,7 +119,7 @@ def test_a_thread_that_sleeps_without_the_lock_is_not_said_to_hold_it_and_each_t
         assert names == {"MainThread", "heartbeat"}
 
 
-def test_the_kernel_tells_where_a_thread_waits_and_how_much_cpu_it_has_used() -> None:
+def test_wait_channel_and_cpu_time_of_a_thread_are_captured() -> None:
     with python("print('ready', flush=True)\nsum(range(10**8))\nimport time; time.sleep(600)") as pid:
         eventually(lambda: state(pid) == "S", "it has computed, and sleeps", within_s=60)
 
@@ -131,16 +131,16 @@ def test_the_kernel_tells_where_a_thread_waits_and_how_much_cpu_it_has_used() ->
             assert "nanosleep" in thread["stack"][0]
 
 
-def test_a_thread_that_runs_has_no_wait() -> None:
+def test_running_thread_has_no_wait_channel() -> None:
     with python("print('ready', flush=True)\nwhile True: pass") as pid:
         thread = main_thread(capture(pid), pid)
 
         assert (thread["state"], thread["wchan"]) == ("R", None)
 
 
-def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
-    with wedged() as pid:
-        captured = capture(pid, by=captor(py_spy=None))
+def test_without_py_spy_only_the_stacks_are_missing() -> None:
+    with hung() as pid:
+        captured = capture(pid, by=capture_runner(py_spy=None))
 
         assert captured.document["notes"] == [
             "no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]')"
@@ -149,11 +149,11 @@ def test_without_py_spy_there_is_all_the_rest_and_one_sentence() -> None:
         assert main_thread(captured, pid)["wchan"]
 
 
-def test_where_it_may_not_trace_a_sentence_says_so() -> None:
-    undumpable = WEDGE.replace("train()\n", "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntrain()\n")
+def test_missing_right_to_trace_is_noted() -> None:
+    undumpable = HANG.replace("train()\n", "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\ntrain()\n")
     drop = ("setpriv", "--inh-caps=-sys_ptrace", "--bounding-set=-sys_ptrace") if os.geteuid() == 0 else ()
     with python(undumpable.format(call=WITHOUT_IT)) as pid:
-        captured = capture(pid, by=captor(look=(*drop, *LOOK)))
+        captured = capture(pid, by=capture_runner(look=(*drop, *LOOK)))
 
         (note,) = captured.document["notes"]
         assert note.startswith(f"no Python stacks of process {pid}: ")
@@ -161,7 +161,7 @@ def test_where_it_may_not_trace_a_sentence_says_so() -> None:
         assert main_thread(captured, pid)["state"] == "S"
 
 
-def test_what_is_no_python_is_told_of_without_stacks() -> None:
+def test_process_other_than_python_has_no_stacks() -> None:
     with subprocess.Popen(["sleep", "600"]) as target:
         captured = capture(target.pid, armed=False)
         target.kill()
@@ -173,7 +173,7 @@ def test_what_is_no_python_is_told_of_without_stacks() -> None:
     )
 
 
-def test_a_process_that_has_ended_meanwhile_is_said_to_be_gone() -> None:
+def test_ended_process_is_noted() -> None:
     with subprocess.Popen(["true"]) as target:
         pass
 
@@ -183,10 +183,10 @@ def test_a_process_that_has_ended_meanwhile_is_said_to_be_gone() -> None:
     assert captured.document["notes"] == [f"process {target.pid} was not read: No such file or directory"]
 
 
-def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> None:
+def test_hung_py_spy_costs_only_its_own_time(tmp_path: Path) -> None:
     hangs = script(tmp_path / "py-spy", "exec sleep 600")
-    with wedged() as pid:
-        captured = capture(pid, by=captor(for_s=4.0, py_spy=hangs), armed=False)
+    with hung() as pid:
+        captured = capture(pid, by=capture_runner(for_s=4.0, py_spy=hangs), armed=False)
 
     assert 3.0 < captured.took_s < 5.0
     assert captured.document["cut_short"] is None
@@ -195,38 +195,38 @@ def test_a_py_spy_that_hangs_costs_its_own_time_and_is_told(tmp_path: Path) -> N
     assert main_thread(captured, pid)["wchan"]
 
 
-def test_a_hanging_capture_is_killed_at_its_deadline_and_what_it_has_is_kept(tmp_path: Path) -> None:
+def test_hung_capture_is_killed_at_its_deadline_and_partly_saved(tmp_path: Path) -> None:
     hangs = script(tmp_path / "py-spy", f"kill -STOP $PPID; echo $$ >{tmp_path}/pid; exec sleep 600")
-    with wedged() as pid:
-        captured = capture(pid, by=captor(for_s=3.0, py_spy=hangs))
+    with hung() as pid:
+        captured = capture(pid, by=capture_runner(for_s=3.0, py_spy=hangs))
 
         assert 3.0 <= captured.took_s < 4.0
         assert captured.document["cut_short"] == "cut short after 3 s"
         assert captured.message.endswith("; cut short after 3 s")
         assert main_thread(captured, pid)["wchan"]
         left = int((tmp_path / "pid").read_text(encoding="ascii"))
-        eventually(lambda: not Path(f"/proc/{left}").exists() or state(left) == "Z", "what it started is gone")
+        eventually(lambda: not Path(f"/proc/{left}").exists() or state(left) == "Z", "its child ended")
 
 
-def test_a_look_that_fails_says_why() -> None:
-    captured = capture(1, by=captor(look=(sys.executable, "-c", "raise SystemExit('no luck')")))
+def test_failed_probe_gives_the_reason() -> None:
+    captured = capture(1, by=capture_runner(look=(sys.executable, "-c", "raise SystemExit('no luck')")))
 
     assert captured.document["cut_short"] == "the probe failed (1): no luck"
 
 
-def test_a_look_that_cannot_be_started_says_why() -> None:
-    captured = capture(1, by=captor(look=("/nowhere/python",)))
+def test_probe_that_cannot_start_gives_the_reason() -> None:
+    captured = capture(1, by=capture_runner(look=("/nowhere/python",)))
 
     assert captured.document["cut_short"].startswith("the probe did not start: ")
     assert "No such file" in captured.document["cut_short"]
 
 
-def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Path) -> None:
+def test_probe_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     code = f"""
         from remediator.capture.capture import CaptureRunner
         from tests.remediator import builders as build
-        captor = CaptureRunner(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
-        captor.capture(build.episode(), build.container(), None, armed=False, now=build.NOW)
+        capture_runner = CaptureRunner(for_s=5.0, max_bytes=2**18, engines={{"docker": "unix://{tmp_path}/engine"}})
+        capture_runner.capture(build.episode(), build.container(), None, armed=False, now=build.NOW)
     """
     with socket.socket(socket.AF_UNIX) as engine:
         engine.bind(str(tmp_path / "engine"))
@@ -239,24 +239,24 @@ def test_nobody_is_left_to_go_on_where_the_one_who_waits_is_killed(tmp_path: Pat
         waits.wait()
         its.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
 
-        with pytest.raises(OSError, match="Broken pipe"):  # before all of it is told
-            _tell_slowly(its, 999)
+        with pytest.raises(OSError, match="Broken pipe"):  # the probe ended before the whole answer
+            _send_slowly(its, 999)
 
         its.close()
-        eventually(lambda: not Path(f"/proc/{look}").exists() or state(look) == "Z", "it has ended by itself")
+        eventually(lambda: not Path(f"/proc/{look}").exists() or state(look) == "Z", "the probe has ended")
 
 
-def _tell_slowly(whom: socket.socket, size: int) -> None:
+def _send_slowly(connection: socket.socket, size: int) -> None:
     for _ in range(size):
-        whom.sendall(b".")
+        connection.sendall(b".")
         time.sleep(0.1)
 
 
-def test_a_number_that_is_somebody_elses_by_now_is_not_looked_at(tmp_path: Path) -> None:
+def test_reused_pid_is_not_read(tmp_path: Path) -> None:
     listing = tmp_path / "inside" / "cgroup.procs"
     listing.parent.mkdir()
     (tmp_path / "cgroup.procs").touch()
-    with wedged() as one, wedged() as other:
+    with hung() as one, hung() as other:
         listing.write_text(f"{other}\n", encoding="ascii")
         captured = [
             capture(one, other, cgroup=str(tmp_path)),
@@ -265,17 +265,17 @@ def test_a_number_that_is_somebody_elses_by_now_is_not_looked_at(tmp_path: Path)
             capture(one, session=os.getsid(one)),
         ]
 
-    looked_at = [[each["pid"] for each in told.document["processes"]] for told in captured]
+    looked_at = [[process["pid"] for process in each.document["processes"]] for each in captured]
     assert looked_at == [[other], [], [], [one]]
     stranger = f"process {one} was not read: it does not belong to the target now"
-    assert [stranger in told.document["notes"] for told in captured] == [True, True, True, False]
+    assert [stranger in each.document["notes"] for each in captured] == [True, True, True, False]
 
 
-def test_more_than_may_be_kept_is_cut_the_stacks_first_and_how_much_is_told() -> None:
-    deep = WEDGE.replace("def train():\n    forward()", "def train(n=50):\n    return train(n - 1) if n else forward()")
+def test_capture_over_its_limit_loses_stacks_first_and_counts_them() -> None:
+    deep = HANG.replace("def train():\n    forward()", "def train(n=50):\n    return train(n - 1) if n else forward()")
     many = deep.replace("train()\n", "for n in range(40):\n    threading.Thread(target=beat).start()\ntrain()\n")
     with python(many.format(call=WITHOUT_IT)) as pid:
-        whole, cut = capture(pid), capture(pid, by=captor(max_bytes=16 * 2**10))
+        whole, cut = capture(pid), capture(pid, by=capture_runner(max_bytes=16 * 2**10))
 
     assert (whole.document["left_out_bytes"], len(process(whole, pid)["seen"])) == (0, 42)
     assert len(json.dumps(cut.document)) <= 17 * 2**10
@@ -284,10 +284,8 @@ def test_more_than_may_be_kept_is_cut_the_stacks_first_and_how_much_is_told() ->
     assert not all("python" in thread for thread in process(cut, pid)["seen"])
 
 
-def test_the_innermost_frames_of_a_deep_stack_are_kept() -> None:
-    deep = WEDGE.replace(
-        "def train():\n    forward()", "def train(n=200):\n    return train(n - 1) if n else forward()"
-    )
+def test_innermost_frames_of_a_deep_stack_are_kept() -> None:
+    deep = HANG.replace("def train():\n    forward()", "def train(n=200):\n    return train(n - 1) if n else forward()")
     with python(deep.format(call=WITHOUT_IT)) as pid:
         stack = main_thread(capture(pid), pid)["python"]
 
@@ -295,11 +293,11 @@ def test_the_innermost_frames_of_a_deep_stack_are_kept() -> None:
     assert stack["frames_cut"] == 203 - probe.FRAMES_MAX
 
 
-def test_of_many_threads_and_many_processes_the_first_are_looked_at_and_the_rest_counted() -> None:
-    many = WEDGE.replace("train()\n", "for n in range(300):\n    threading.Thread(target=beat).start()\ntrain()\n")
+def test_threads_and_processes_over_the_limit_are_counted() -> None:
+    many = HANG.replace("train()\n", "for n in range(300):\n    threading.Thread(target=beat).start()\ntrain()\n")
     with python(many.format(call=WITHOUT_IT)) as pid:
         idle = [subprocess.Popen(["sleep", "600"]) for _ in range(probe.PROCESSES_MAX)]
-        captured = capture(pid, *(each.pid for each in idle), by=captor(py_spy=None))
+        captured = capture(pid, *(each.pid for each in idle), by=capture_runner(py_spy=None))
     for each in idle:
         each.kill()
         each.wait()
@@ -314,10 +312,10 @@ def test_of_many_threads_and_many_processes_the_first_are_looked_at_and_the_rest
 
 
 def logs(**container: Any) -> Capture:
-    return capture(os.getpid(), by=captor(py_spy=None), **container)
+    return capture(os.getpid(), by=capture_runner(py_spy=None), **container)
 
 
-def test_the_last_lines_of_its_output_are_kept(tmp_path: Path) -> None:
+def test_last_lines_of_the_log_are_kept(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     log.write_text("".join(f"line {number}\n" for number in range(250)), encoding="ascii")
 
@@ -327,7 +325,7 @@ def test_the_last_lines_of_its_output_are_kept(tmp_path: Path) -> None:
     assert kept["lines"] == [f"line {number}" for number in range(150, 250)]
 
 
-def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_refused(tmp_path: Path) -> None:
+def test_log_is_kept_up_to_its_byte_limit_with_any_bytes(tmp_path: Path) -> None:
     log = tmp_path / "worker.log"
     log.write_bytes(b"x" * 100_000 + b"\n\0\xff\x1b[2J\nlast\n")
 
@@ -337,7 +335,7 @@ def test_of_long_lines_so_many_bytes_are_kept_as_may_be_and_no_byte_of_them_is_r
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept(tmp_path: Path, end: str) -> None:
+def test_end_of_a_last_line_over_the_limit_is_kept(tmp_path: Path, end: str) -> None:
     log = tmp_path / "worker.log"
     log.write_text(f"before\n{'x' * 5 * 2**20}last{end}", encoding="ascii")
 
@@ -348,7 +346,7 @@ def test_of_a_last_line_that_is_longer_than_that_the_end_is_kept(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("length", "lines"), [(16378, ["x" * 16378, "last"]), (16379, ["last"])])
-def test_a_line_is_kept_whole_or_not_at_all(tmp_path: Path, length: int, lines: list[str]) -> None:
+def test_line_is_kept_whole_or_dropped(tmp_path: Path, length: int, lines: list[str]) -> None:
     log = tmp_path / "worker.log"
     log.write_text(f"before\n{'x' * length}\nlast\n", encoding="ascii")
 
@@ -358,9 +356,9 @@ def test_a_line_is_kept_whole_or_not_at_all(tmp_path: Path, length: int, lines: 
     assert not any("last" in note for note in document["notes"])
 
 
-def test_a_jobs_own_log_is_read_rather_than_its_workers(tmp_path: Path) -> None:
+def test_log_of_the_job_is_preferred_to_that_of_the_worker(tmp_path: Path) -> None:
     (tmp_path / "worker.log").write_text("the worker's\n", encoding="ascii")
-    by = captor(py_spy=None, job_logs=tmp_path)
+    by = capture_runner(py_spy=None, job_logs=tmp_path)
     before = capture(os.getpid(), by=by, log_file=str(tmp_path / "worker.log"))
     (tmp_path / "job-7-attempt-1.log").write_text("the job's\n", encoding="ascii")
 
@@ -370,7 +368,7 @@ def test_a_jobs_own_log_is_read_rather_than_its_workers(tmp_path: Path) -> None:
     assert [each["lines"] for each in after.document["logs"]] == [["the job's"]]
 
 
-def test_a_log_that_is_a_link_or_no_file_is_not_read(tmp_path: Path) -> None:
+def test_log_that_is_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret\n", encoding="ascii")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
@@ -382,22 +380,22 @@ def test_a_log_that_is_a_link_or_no_file_is_not_read(tmp_path: Path) -> None:
     assert pipe.document["notes"][0] == f"no last lines of {tmp_path}/pipe: not a regular file"
 
 
-def test_an_engine_that_is_not_there_or_has_no_socket_is_said_to_give_no_lines(tmp_path: Path) -> None:
-    told = []
+def test_missing_engine_or_socket_is_noted(tmp_path: Path) -> None:
+    log_notes = []
     for url in (f"unix://{tmp_path}/docker.sock", "tcp://127.0.0.1:2375"):
         target = build.container(pids=frozenset({os.getpid()}))
-        by = captor(py_spy=None, engines={"docker": url})
+        by = capture_runner(py_spy=None, engines={"docker": url})
         captured = by.capture(build.episode(), target, None, armed=True, now=build.NOW)
-        told += [note for note in captured.document["notes"] if "last lines" in note]
+        log_notes += [note for note in captured.document["notes"] if "last lines" in note]
 
-    assert told == [
+    assert log_notes == [
         "no last lines of the container's log: No such file or directory",
         "no last lines of the container's log: the engine at tcp://127.0.0.1:2375 has no local socket",
     ]
 
 
-def test_the_exporters_facts_are_kept_but_for_other_peoples_processes() -> None:
-    captured = capture(os.getpid(), by=captor(py_spy=None))
+def test_evidence_is_kept_without_the_pids_of_other_processes() -> None:
+    captured = capture(os.getpid(), by=capture_runner(py_spy=None))
 
     facts = captured.document["facts"]
     assert (facts["step_beat_age_s"], facts["gpu_idle_s"], facts["ram_idle_s"], facts["phase"], facts["step"]) == (
@@ -406,11 +404,11 @@ def test_the_exporters_facts_are_kept_but_for_other_peoples_processes() -> None:
     assert "gpu_pids" not in facts
 
 
-def test_a_captor_that_takes_long_is_told_how_long(tmp_path: Path) -> None:
+def test_duration_of_a_slow_capture_is_recorded(tmp_path: Path) -> None:
     slow = script(tmp_path / "py-spy", "sleep 0.5; exit 1")
     started_s = time.monotonic()
 
-    captured = capture(os.getpid(), by=captor(py_spy=slow), armed=False)
+    captured = capture(os.getpid(), by=capture_runner(py_spy=slow), armed=False)
 
     assert 0.5 < captured.took_s <= time.monotonic() - started_s
     assert captured.document["took_s"] == pytest.approx(captured.took_s, abs=0.001)

@@ -1,7 +1,7 @@
-"""The curves around a trip, asked for while the processes are looked at: they never hold up the stop beyond its bound.
+"""Curves are read while the processes are probed, and delay the stop at most by the timeout.
 
-The ledger, the queue and the process are real. What a real Prometheus has is in `test_real_curves` and in the e2e
-tests; here are those that are stopped or hang, and one that answers when it is told to.
+The ledger, the queue and the process are real. Prometheus is down, hangs or answers on request. `test_real_curves`
+has a real one.
 """
 
 import asyncio
@@ -25,40 +25,40 @@ from tests.waiting import eventually
 
 __all__ = ["target"]  # a fixture
 
-NOBODY = "http://127.0.0.1:9"
+CLOSED_PORT = "http://127.0.0.1:9"
 NAMES = "beat age, heartbeat age, GPU use, GPU memory, RAM"
 
 
 @pytest.fixture
-def asking() -> Iterator[Callable[[str], Curves]]:
-    """Clients of a Prometheus at an address, to the end of the test."""
+def client_of() -> Iterator[Callable[[str], Curves]]:
+    """Make a client of the Prometheus at an address."""
     with ExitStack() as stack:
         yield lambda url: stack.enter_context(closing(Curves([url], around_s=900.0)))
 
 
-def test_a_prometheus_that_is_stopped_costs_its_curves_alone_and_the_stop_comes(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
+def test_stopped_prometheus_costs_only_its_curves(
+    ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
-    by = capture_runner(py_spy=None, curves=asking(NOBODY))
+    by = capture_runner(py_spy=None, curves=client_of(CLOSED_PORT))
 
     to_the_end(executor(ledger, store, world, by), ledger)
 
     assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
     document = ledger.captures.of_episode(1)[0].document
-    why = f"{NOBODY} failed: All connection attempts failed"
-    assert (document["curves"], noted(document)) == ([], f"no curve of {NAMES}: {why}")
+    why = f"{CLOSED_PORT} failed: All connection attempts failed"
+    assert (document["curves"], curve_note(document)) == ([], f"no curve of {NAMES}: {why}")
     assert document["processes"][0]["pid"] == target
 
 
-def noted(document: Mapping[str, Any]) -> str:
-    """What it says of curves that there are none of."""
+def curve_note(document: Mapping[str, Any]) -> str:
+    """The note about missing curves."""
     (note,) = (each for each in document["notes"] if "curve" in each)
     return str(note)
 
 
-class Stand(Answering):
-    """What a range of each figure is, once this is over."""
+class FakePrometheus(Answering):
+    """Answers with a range of each metric after `waits` returns."""
 
     def __init__(self, waits: Callable[[], object]) -> None:
         super().__init__()
@@ -72,27 +72,27 @@ class Stand(Answering):
         return 200, json.dumps({"status": "success", "data": {"resultType": "matrix", "result": lines}}).encode()
 
 
-def test_a_prometheus_that_hangs_delays_the_stop_to_the_bound_and_no_longer(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
+def test_hung_prometheus_delays_the_stop_at_most_by_the_timeout(
+    ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
     ends = threading.Event()
-    with Stand(lambda: ends.wait(30)) as hangs:
-        to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=asking(hangs.url))), ledger)
+    with FakePrometheus(lambda: ends.wait(30)) as hangs:
+        to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=client_of(hangs.url))), ledger)
         ends.set()
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures.of_episode(1)[0].document
-    assert noted(document) == f"no curve of {NAMES}: {hangs.url} failed: no answer within 1.8 s"
+    assert curve_note(document) == f"no curve of {NAMES}: {hangs.url} failed: no answer within 1.8 s"
     assert 1.8 <= document["took_s"] < 4.0
     assert document["processes"][0]["pid"] == target
 
 
-def test_a_client_that_hangs_itself_is_not_waited_for_beyond_the_bound(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
+def test_hung_client_delays_the_stop_at_most_by_the_timeout(
+    ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
     world, box = wedge(ledger, store, target)
-    client, ends = asking(NOBODY), threading.Event()
+    client, ends = client_of(CLOSED_PORT), threading.Event()
 
     async def hang() -> None:
         ends.wait(30)
@@ -100,27 +100,27 @@ def test_a_client_that_hangs_itself_is_not_waited_for_beyond_the_bound(
     client._loop.start(hang())
     to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=client)), ledger)
     ends.set()
-    client._loop.run(asyncio.sleep(0.05))  # what was asked in vain comes to its end
+    client._loop.run(asyncio.sleep(0.05))  # the pending request ends
 
     assert box.calls == ["stop", "start"]
     document = ledger.captures.of_episode(1)[0].document
-    assert noted(document) == "no curves: no time left"
+    assert curve_note(document) == "no curves: no time left"
     assert 2.0 <= document["took_s"] < 4.0
 
 
-def test_prometheus_answers_while_the_processes_are_looked_at(
-    ledger: Ledger, store: JobStore, target: int, tmp_path: Path, asking: Callable[[str], Curves]
+def test_prometheus_is_read_while_the_processes_are_probed(
+    ledger: Ledger, store: JobStore, target: int, tmp_path: Path, client_of: Callable[[str], Curves]
 ) -> None:
-    """Each waits for the other to have begun, so that one after the other would see nothing."""
+    """Each waits for the other to begin, so a sequential run would time out."""
     world, _ = wedge(ledger, store, target)
     looks = f'touch {tmp_path}/looks; until [ -e {tmp_path}/asked ]; do sleep 0.02; done; exec "$@"'
 
     def both() -> None:
         (tmp_path / "asked").touch()
-        eventually((tmp_path / "looks").exists, "the look has begun")
+        eventually((tmp_path / "looks").exists, "the probe has begun")
 
-    with Stand(both) as stand:
-        by = capture_runner(look=("sh", "-c", looks, "sh", *LOOK), curves=asking(stand.url))
+    with FakePrometheus(both) as stand:
+        by = capture_runner(look=("sh", "-c", looks, "sh", *LOOK), curves=client_of(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures.of_episode(1)[0].document
@@ -131,15 +131,15 @@ def test_prometheus_answers_while_the_processes_are_looked_at(
         "gpuwarden_container_memory_bytes",
     ]
     assert document["curves"][0]["values"][-1] == 130.0
-    assert noted(document) == f"no curve of GPU use, GPU memory: {stand.url} has no samples"
+    assert curve_note(document) == f"no curve of GPU use, GPU memory: {stand.url} has no samples"
 
 
-def test_curves_that_are_more_than_may_be_kept_are_counted_with_what_was_left_out(
-    ledger: Ledger, store: JobStore, target: int, asking: Callable[[str], Curves]
+def test_curves_over_the_size_limit_are_counted_as_left_out(
+    ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
     world, _ = wedge(ledger, store, target)
-    with Stand(lambda: None) as stand:
-        by = capture_runner(max_bytes=1000, curves=asking(stand.url))
+    with FakePrometheus(lambda: None) as stand:
+        by = capture_runner(max_bytes=1000, curves=client_of(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)
 
     document = ledger.captures.of_episode(1)[0].document

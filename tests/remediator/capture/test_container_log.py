@@ -1,4 +1,4 @@
-"""The last lines of a container that are kept, as real engines give them."""
+"""The last log lines of a container from real engines."""
 
 from collections.abc import Callable
 
@@ -18,19 +18,19 @@ time.sleep(600)
 
 
 def last_lines(engine: Engine, container: str) -> tuple[list[list[str]], list[str]]:
-    captor = CaptureRunner(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
+    capture_runner = CaptureRunner(for_s=30.0, max_bytes=2**18, engines={engine.kind: engine.base_url})
     target = build.container(kind=engine.kind, handle=container, pids=frozenset())
-    document = captor.capture(build.episode(), target, None, armed=False, now=build.NOW).document
+    document = capture_runner.capture(build.episode(), target, None, armed=False, now=build.NOW).document
     return [log["lines"] for log in document["logs"]], [each for each in document["notes"] if "last" in each]
 
 
-def test_of_more_than_a_hundred_lines_the_last_hundred_are_kept(engine: Engine, run: Callable[..., str]) -> None:
+def test_last_hundred_lines_are_kept(engine: Engine, run: Callable[..., str]) -> None:
     container = run(program=PROGRAM.format("for n in range(150): print(n, flush=True)\nprint('ready', flush=True)"))
 
     assert last_lines(engine, container) == ([[*(str(n) for n in range(51, 150)), "ready"]], [])
 
 
-def test_a_line_of_any_length_is_followed_by_the_next(engine: Engine, run: Callable[..., str]) -> None:
+def test_line_after_a_very_long_line_is_read(engine: Engine, run: Callable[..., str]) -> None:
     container = run(program=PROGRAM.format(f"print('a' * {6 * 2**20}, flush=True)\nprint('ready', flush=True)"))
 
     logs, notes = last_lines(engine, container)
