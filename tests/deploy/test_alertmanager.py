@@ -16,7 +16,7 @@ from deploy.standalone import debian_packages, init
 from deploy.standalone.config_files import IMPLIED, Intervals, alertmanager_config
 from deploy.standalone.stack import Chain, Plan
 from testbed.check_release import CHECKOUT, RULES_GLOB, run_part
-from tests.remediator.alertmanager import silence, tell
+from tests.remediator.alertmanager import send_alerts, silence
 from tests.remediator.listening import listening
 from tests.waiting import eventually
 
@@ -146,7 +146,7 @@ def held_back(url: str) -> list[str]:
 )  # fmt: skip
 def test_holds_back(fire: list[Mapping[str, str]], held: list[str], tmp_path: Path) -> None:
     with alertmanager(tmp_path) as url:
-        tell(url, *fire)
+        send_alerts(url, *fire)
 
         eventually(lambda: held_back(url) == held, f"it holds back {held}", log=lambda: str(held_back(url)))
 
@@ -176,8 +176,8 @@ def test_each_wedge_is_a_call_of_its_own_and_people_are_called_once_for_a_kind_a
         ("people", ("alertname=GpuwardenCircuitBreakerOpen",), 2),
     }
     with alertmanager(tmp_path) as url:
-        tell(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)
-        tell(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BREAKER_OPEN, {**BREAKER_OPEN, **on_b})
+        send_alerts(url, STALL, {**STALL, "worker": "v", "container": "d"}, HEALTH)
+        send_alerts(url, LOW, {**LOW, "gpu": "GPU-2"}, {**LOW, **on_b}, BREAKER_OPEN, {**BREAKER_OPEN, **on_b})
 
         eventually(lambda: grouped(url) == wanted, "each is called of what it is for", log=lambda: str(grouped(url)))
 
@@ -236,15 +236,15 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
             for name, path in (("webhook", "warden"), ("outside", "outside"), ("people", "people"))
         }
         with alertmanager(tmp_path, **addresses) as url:
-            tell(url, DEAD, LOST)
+            send_alerts(url, DEAD, LOST)
             first = {
                 ("/warden", DEAD["alertname"]),
                 ("/warden", LOST["alertname"]),
                 ("/people", LOST["alertname"]),
             }
             eventually(lambda: first <= set(hook.told), "dead worker and lost host are told of, the host to people too")
-            tell(url, DOWN, WATCHDOG)
-            tell(url, STALL, LOW)
+            send_alerts(url, DOWN, WATCHDOG)
+            send_alerts(url, STALL, LOW)
 
             wanted = {
                 ("/warden", "GpuwardenWatchdog"),
@@ -262,10 +262,10 @@ def test_what_is_held_back_reaches_nobody_and_the_watchdog_reaches_both(tmp_path
 def test_a_stall_is_acted_on_while_its_dead_workers_alert_is_silenced_and_its_end_is_told(tmp_path: Path) -> None:
     with heard() as hook, alertmanager(tmp_path, webhook=f"http://127.0.0.1:{hook.server_port}/warden") as url:
         silence(url, alertname=DEAD["alertname"])
-        tell(url, DEAD)
-        tell(url, STALL)
+        send_alerts(url, DEAD)
+        send_alerts(url, STALL)
         eventually(lambda: ("/warden", STALL["alertname"]) in hook.told, "the stall is told of")
-        tell(url, STALL, firing=False)
+        send_alerts(url, STALL, firing=False)
 
         eventually(lambda: set(hook.resolved) == {STALL["alertname"]}, "and that it is over")
 

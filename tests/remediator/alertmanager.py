@@ -1,4 +1,4 @@
-"""A real Alertmanager for tests of the webhook: one receiver, and alerts that it is told of."""
+"""A real Alertmanager with one receiver, and calls to send and silence alerts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ RECEIVER = "gpuwarden (its own)"
 
 @contextmanager
 def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
-    """Its address, while it runs; `webhook` is its receiver's webhook_config."""
+    """Run an Alertmanager whose receiver has this `webhook_config`. Yields its URL."""
     folder.mkdir()
     route = {"receiver": RECEIVER, "group_wait": "1s", "group_interval": "1s", "repeat_interval": "1h"}
     receivers = [{"name": RECEIVER, "webhook_configs": [webhook]}]
@@ -35,16 +35,16 @@ def alertmanager(folder: Path, **webhook: Any) -> Iterator[str]:
         yield url
 
 
-def tell(url: str, *labels: Mapping[str, str], firing: bool = True) -> None:
-    """Tell it of alerts that fire, or are over, as Prometheus does."""
+def send_alerts(url: str, *labels: Mapping[str, str], firing: bool = True) -> None:
+    """Send alerts that fire or are resolved, as Prometheus does."""
     now = datetime.now(UTC).isoformat()
     times = {"startsAt": now} if firing else {"startsAt": now, "endsAt": now}
-    fire = [{"labels": dict(each), "annotations": {"summary": "wedged"}, **times} for each in labels]
+    fire = [{"labels": dict(each), "annotations": {"summary": "stalled"}, **times} for each in labels]
     httpx.post(f"{url}/api/v2/alerts", json=fire, trust_env=False, verify=PLAIN).raise_for_status()
 
 
 def silence(url: str, *, comment: str = "known", is_regex: bool = False, **labels: str) -> str:
-    """Silence for an hour what has these labels; the silence's id."""
+    """Silence alerts with these labels for an hour. Returns the id of the silence."""
     now = datetime.now(UTC)
     matchers = [{"name": name, "value": value, "isRegex": is_regex} for name, value in labels.items()]
     times = {"startsAt": now.isoformat(), "endsAt": (now + timedelta(hours=1)).isoformat()}

@@ -1,6 +1,6 @@
-"""Alerts, evidence, containers, intents and facts with defaults: a test names only what it is about.
+"""Alerts, evidence, containers, intents and facts with defaults.
 
-The default is a wedge: worker w1 in container c1 on box1, attempt 1 of job 7, silent, idle and still for 130 s of 120.
+The default is a stalled job: worker w1 in container c1 on box1, attempt 1 of job 7, inactive for 130 s of 120.
 """
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ LABELS = {
 }
 
 
-def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "wedged", **labels: str | None) -> Alert:
-    """An alert as the webhook passes it on; a label given as `None` is left out."""
+def alert(fingerprint: str = "f1", *, firing: bool = True, summary: str = "stalled", **labels: str | None) -> Alert:
+    """An alert as the webhook parses it. A label of `None` is left out."""
     merged = {**LABELS, **labels}
     return Alert(
         fingerprint=fingerprint,
@@ -82,7 +82,7 @@ def host_alert(fingerprint: str = "h1", *, firing: bool = True, **labels: str | 
 
 
 def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str | None) -> Alert:
-    """An alert about the tenant in container c1, which holds too much of GPU-0's memory."""
+    """An alert about container c1, which is over its VRAM budget on GPU-0."""
     of_tenant: dict[str, Any] = {
         "alertname": "GpuwardenVramRecycleDue", "remedy": "recycle_container", "condition": "vram", "gpu": "GPU-0",
     }  # fmt: skip
@@ -90,7 +90,7 @@ def tenant_alert(fingerprint: str = "t1", *, firing: bool = True, **labels: str 
 
 
 def run_alert(fingerprint: str = "r1", *, firing: bool = True, **labels: str | None) -> Alert:
-    """An alert about run r1, items of which fail on worker w1."""
+    """An alert about run r1, whose items fail on worker w1."""
     of_run: dict[str, Any] = {
         "alertname": "GpuwardenItemsFailing", "remedy": "wrangle", "condition": "items", "run": "r1",
         "container": None, "incarnation": None, "job_id": None, "attempt": None,
@@ -103,7 +103,7 @@ def sent(fingerprint: str = "f1", *, status: str = "firing", **labels: str) -> d
     return {
         "status": status,
         "labels": {**LABELS, **labels},
-        "annotations": {"summary": "wedged", "description": "d", "runbook": "r"},
+        "annotations": {"summary": "stalled", "description": "d", "runbook": "r"},
         "startsAt": "2026-01-01T00:02:10.123Z",
         "endsAt": "0001-01-01T00:00:00Z" if status == "firing" else "2026-01-01T00:03:00Z",
         "generatorURL": "http://prometheus/graph?g0.expr=up",
@@ -129,7 +129,7 @@ def payload(*alerts: Any, **changed: Any) -> dict[str, Any]:
 
 
 def evidence(**changed: Any) -> WorkerFacts:
-    """What the exporter says of w1: by default a wedge that it saw 0.3 s ago."""
+    """Evidence of w1: by default a stalled job in a sample that is 0.3 s old."""
     default = WorkerFacts(
         host=HOST, worker="w1", sample_age_s=0.3, alive=True, worker_incarnation="i1", heartbeat_age_s=1.0,
         cpu_idle_s=0.0, dead_s=None, dead_after_s=30.0,
@@ -146,7 +146,7 @@ def evidence(**changed: Any) -> WorkerFacts:
 
 
 def server(**changed: Any) -> ServerFacts:
-    """What the exporter says of the server in c1: by default it was seen 0.3 s ago, silent for 130 s of 120."""
+    """Evidence of the server in c1: by default without an answer for 130 s of 120, in a sample that is 0.3 s old."""
     default = ServerFacts(
         host=HOST, sample_age_s=0.3, container_kind="docker", container="c1", container_id=HANDLE,
         container_incarnation=KEY, probe="http", workers=0, answered=True, unanswered_s=130.0, silence_allowed_s=120.0,
@@ -161,7 +161,7 @@ def server(**changed: Any) -> ServerFacts:
 def tenant(
     name: str = "c1", used_mib: int | None = 10_957, budget_mib: int | None = 2048, **changed: Any
 ) -> TenantFacts:
-    """A container's part in a GPU's memory: by default c1, which holds 8909 MiB more than its budget."""
+    """The GPU memory of a container: by default c1, which holds 8909 MiB more than its budget."""
     incarnation = KEY if name == "c1" else f"{name}@1"
     default = TenantFacts(
         container=name, incarnation=incarnation, recyclable=True,
@@ -174,7 +174,7 @@ def tenant(
 def card(
     *tenants: TenantFacts, free_mib: int | None = 400, returning_mib: int | None = 0, gpu: str = "GPU-0"
 ) -> CardFacts:
-    """A GPU's memory: by default 400 MiB are free of a floor of 1536, none on its way back; two within 256 level."""
+    """The memory of a GPU: by default 400 MiB are free of a floor of 1536. Two containers within 256 MiB tie."""
     return CardFacts(
         gpu=gpu, size_bytes=16_384 * MIB, free_bytes=None if free_mib is None else free_mib * MIB,
         floor_bytes=1536 * MIB, tie_bytes=256 * MIB, tenants=list(tenants),
@@ -183,7 +183,7 @@ def card(
 
 
 def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
-    """As `server_facts`, before c1, a tenant and no server, which is confirmed to be most over its budget."""
+    """As `server_facts`, for container c1, which is confirmed to be most over its VRAM budget."""
     own = episode(
         free,
         remedy="recycle_container",
@@ -200,7 +200,7 @@ def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
 
 
 def wish(**changed: Any) -> ProposedAction:
-    """That the free of container c1 may begin."""
+    """The proposed restart of container c1."""
     default = ProposedAction(
         episode_id=1, host=HOST, remedy="restart_worker", handle=HANDLE, key=KEY, message="silent for 130 s"
     )
@@ -208,7 +208,7 @@ def wish(**changed: Any) -> ProposedAction:
 
 
 def container(**changed: Any) -> ContainerState:
-    """Container c1 as its engine has it: by default it runs."""
+    """Container c1 as its engine reports it: by default it runs."""
     default = ContainerState(
         kind="docker",
         handle=HANDLE,
@@ -228,7 +228,7 @@ def stopped(**changed: Any) -> ContainerState:
 
 
 def job(**changed: Any) -> JobFacts:
-    """Job 7 as its queue has it: by default it runs its first attempt."""
+    """Job 7 as its queue returns it: by default its first attempt runs."""
     default = JobFacts(
         job_id=7, attempt=1, state=State.RUNNING, claimed_by="i1", attempts_max=20, watchdog_retries=0, retried=True
     )
@@ -239,7 +239,7 @@ FENCED_JOB: Final = job(state=State.FENCING)
 
 
 def free(stage: Stage, **data: Any) -> Intent:
-    """The free of container c1, at `stage`."""
+    """The intent to restart container c1, at `stage`."""
     known: dict[str, Any] = {
         "kind": "docker", "handle": HANDLE, "name": "c1", "gpus": ["GPU-0"], "pids": sorted(PIDS),
         "cgroup": "/sys/fs/cgroup/docker/c1",
@@ -250,7 +250,7 @@ def free(stage: Stage, **data: Any) -> Intent:
 
 
 def settle(stage: Stage) -> Intent:
-    """The settle of attempt 1 of job 7, at `stage`."""
+    """The intent to settle attempt 1 of job 7, at `stage`."""
     return Intent(
         intent_id=2, kind=Kind.SETTLE, key="7/1", stage=stage, created_at=NOW, entered_at=NOW,
         data={"incarnation": "i1"},
@@ -258,7 +258,7 @@ def settle(stage: Stage) -> Intent:
 
 
 def episode(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Episode:
-    """The episode of w1's wedge: by default nothing is promised yet and its alert fires."""
+    """The episode of the stalled job on w1: by default without an intent, and its alert fires."""
     default = Episode(
         episode_id=1,
         remedy="restart_worker",
@@ -279,7 +279,7 @@ def episode(free: Intent | None = None, settle: Intent | None = None, **changed:
 
 
 def server_episode(free: Intent | None = None, **changed: Any) -> Episode:
-    """The episode of the server in c1: by default nothing is promised yet and its alert fires."""
+    """The episode of the server in c1: by default without an intent, and its alert fires."""
     default = episode(
         free,
         remedy="restart_container",
@@ -295,25 +295,25 @@ def server_episode(free: Intent | None = None, **changed: Any) -> Episode:
 
 
 def server_facts(free: Intent | None = None, **changed: Any) -> Facts:
-    """As `facts`, before a server that is confirmed to be silent."""
+    """As `facts`, for a server that is confirmed to hang."""
     default = facts(episode=server_episode(free), evidence=None, server=server(), job=None)
     return replace(default, **changed)
 
 
 def held_job(**changed: Any) -> HeldJob:
-    """Job 7 of box1 as its queue has it: by default it runs, and was last heard of 200 s ago."""
+    """Job 7 of box1 as its queue returns it: by default it runs, and its last heartbeat is 200 s old."""
     return replace(HeldJob(job_id=7, attempt=1, state=State.RUNNING, heard_s_ago=200.0), **changed)
 
 
 def host(*jobs: HeldJob, **changed: Any) -> HostFacts:
-    """What is known of box1: by default it has been silent for 200 s of 180, and one other host shows life."""
+    """Facts of box1: by default it has been silent for 200 s of 180, and one other host is alive."""
     default = HostFacts(jobs=jobs, shows_life=False, silent_for_s=200.0, accused=1, alive=1, taken=False)
     return replace(default, **changed)
 
 
 def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
-    """As `facts`, of a silent host; what is no fact of its own is one of the host's."""
-    its = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
+    """As `facts`, for a silent host. Other keywords change its `HostFacts`."""
+    general = {name: changed.pop(name) for name in ("armed", "host", "unknown") if name in changed}
     about = episode(
         remedy="hold_lost_host",
         condition=Condition.HOST_LOST,
@@ -329,12 +329,12 @@ def host_facts(*jobs: HeldJob, firing: bool = True, would_act: bool = False, **c
     default = facts(
         episode=about, evidence=None, container=None, container_known=False, job=None, host=host(*jobs, **changed)
     )
-    return replace(default, **its)
+    return replace(default, **general)
 
 
 def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = False, **changed: Any) -> Facts:
-    """As `facts`, of run r1 on box1; what is no fact of its own is one of the run's."""
-    its = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
+    """As `facts`, for run r1 on box1. Other keywords change its `RunFacts`."""
+    general = {name: changed.pop(name) for name in ("armed", "limits", "run", "unknown") if name in changed}
     about = episode(
         remedy="wrangle",
         condition=Condition.ITEMS,
@@ -349,13 +349,13 @@ def run_facts(tally: RunTally | None, *, firing: bool = True, would_act: bool = 
     )
     found = replace(RunFacts(tally=tally, decided=False, done=False), **changed)
     default = facts(episode=about, evidence=None, container=None, container_known=False, job=None, run=found)
-    return replace(default, **its)
+    return replace(default, **general)
 
 
 def facts(free: Intent | None = None, settle: Intent | None = None, **changed: Any) -> Facts:
-    """Everything a remedy may look at: by default an armed remediator before a confirmed wedge.
+    """All facts that a remedy reads: by default of an armed remediator and a confirmed stall.
 
-    It has looked on for an hour, seen the container run as long, and known the intents at their stages for no time yet.
+    By default the remediator and the container have run for an hour, and the intents have just reached their stages.
     """
     default = Facts(
         armed=True, limits=LIMITS, episode=episode(free, settle), evidence=evidence(), container=container(),
@@ -365,5 +365,5 @@ def facts(free: Intent | None = None, settle: Intent | None = None, **changed: A
 
 
 def missing(text: str, *words: str) -> list[str]:
-    """Which of these words a text lacks. A test of a message names its figures, names and commands, no sentence."""
+    """Words that a text lacks. A test of a message names its figures, names and commands, no sentence."""
     return [each for each in words if each not in text]

@@ -1,4 +1,4 @@
-"""Rooms for the tests of `remediator`: a ledger and a queue in real databases, SQLite files and PostgreSQL."""
+"""A ledger and a queue in real databases: SQLite files and PostgreSQL."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.templates import Files, copied, empty_file
 
 @pytest.fixture(scope="session")
 def template(postgres: Postgres) -> str:
-    """A PostgreSQL database with the tables of ledger and queue, to be copied."""
+    """A PostgreSQL database with the tables of ledger and queue, as a template."""
     name = "remediator_template"
     postgres.create(name)
     Ledger.open(postgres.url(name)).close()
@@ -26,7 +26,7 @@ def template(postgres: Postgres) -> str:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres, template: str) -> Iterator[str]:
-    """An empty ledger and an empty queue in one PostgreSQL database; its server runs again afterwards."""
+    """An empty ledger and an empty queue in one PostgreSQL database. A stopped server is started afterwards."""
     name = f"remediator_{uuid4().hex}"
     postgres.create(name, template=template)
     yield postgres.url(name)
@@ -36,20 +36,20 @@ def postgres_url(postgres: Postgres, template: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """An SQLite file with the ledger's tables and one with the queue's, to be copied."""
+    """SQLite files with the tables of ledger and queue, as templates."""
     folder = tmp_path_factory.mktemp("templates")
     return Files(ledger=empty_file(Ledger, folder / "ledger.db"), queue=empty_file(JobStore, folder / "queue.db"))
 
 
 @pytest.fixture
 def ledger_file(tmp_path: Path) -> Path:
-    """Where the ledger's database is, or will be, when it is a file."""
+    """The path of an SQLite ledger."""
     return tmp_path / "ledger.db"
 
 
 @pytest.fixture
 def ledger_url(backend: str, request: pytest.FixtureRequest, ledger_file: Path) -> str:
-    """Where an empty ledger is."""
+    """The URL of an empty ledger."""
     if backend == "sqlite":
         return copied(request.getfixturevalue("files").ledger, ledger_file)
     found: str = request.getfixturevalue("postgres_url")
@@ -58,7 +58,7 @@ def ledger_url(backend: str, request: pytest.FixtureRequest, ledger_file: Path) 
 
 @pytest.fixture
 def queue_url(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an empty queue is."""
+    """The URL of an empty queue."""
     if backend == "sqlite":
         return copied(request.getfixturevalue("files").queue, tmp_path / "queue.db")
     found: str = request.getfixturevalue("postgres_url")
@@ -75,7 +75,7 @@ def ledger(ledger_url: str) -> Iterator[Ledger]:
 
 @pytest.fixture
 def cli(ledger: Ledger, ledger_url: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The commands, on this ledger, which an executor of box1 works."""
+    """Run a command on this ledger, for which an executor of box1 has a heartbeat."""
     monkeypatch.setenv("GPUWARDEN_REMEDIATOR_LEDGER", ledger_url)
     ledger.executors.beat(host=HOST, pid=1, armed=False, started_at=NOW, errors=0, now=NOW)
 

@@ -1,4 +1,4 @@
-"""A real program of the chain in a process of its own, at whatever port it is given."""
+"""Run Prometheus or Alertmanager on a free port."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ _LISTENS: Final = re.compile(r'"address":"(127\.0\.0\.1:[1-9]\d*)"')
 
 @contextmanager
 def listening(command: Sequence[str], log: Path) -> Iterator[str]:
-    """Its address once it is ready, by the log that it writes as JSON; killed in the end."""
+    """Run the command until the end. Yields its URL, read from its JSON log, once it is ready."""
     with log.open("wb") as stderr:
         process = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=stderr, stderr=stderr)
     try:

@@ -14,11 +14,11 @@ from tests.remediator.builders import HOST
 from tests.remediator.listening import listening
 
 Series = Mapping[tuple[str, str], float | str]
-"""What a host's exporter publishes: name and labels, as they stand on its page, to the value."""
+"""Published series: values by name and labels."""
 
 
 class Answering:
-    """An HTTP server on loopback; each request goes to `answer`, which says its status and body."""
+    """An HTTP server on loopback. `answer` returns the status and body of each request."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -28,7 +28,7 @@ class Answering:
             def do_GET(self) -> None:
                 length = int(self.headers.get("Content-Length", 0))
                 its.asked.append(f"{self.path} {self.rfile.read(length).decode()}")
-                with suppress(ConnectionError):  # whoever asked has gone, as a scrape does that took too long
+                with suppress(ConnectionError):  # the client closed the connection
                     its.reply(self)
 
             do_POST = do_GET  # noqa: N815 - http.server's own names
@@ -74,9 +74,13 @@ class Scraped(Answering):
 
 @contextmanager
 def prometheus(folder: Path, *scraped: str, host_label: str = "host", **job: Any) -> Iterator[str]:
-    """The address of one that scrapes so often that nobody waits, while it runs; `job` is more of how it scrapes.
+    """Run a Prometheus with short intervals. Yields its URL.
 
-    One that is started again in its folder knows what it has seen before.
+    Args:
+        folder: keeps its data; a later run in the same folder reads them.
+        scraped: addresses of targets.
+        host_label: the label that names the host.
+        job: more fields of the scrape config.
     """
     folder.mkdir(exist_ok=True)
     config = {

@@ -1,4 +1,4 @@
-"""The two programs as they are started: what is wired, how they end, and who may execute."""
+"""Start and end of `serve` and `execute` as programs, and the lock of the executor."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ TOKEN = "0123456789abcdef-token"
 
 
 @pytest.fixture
-def house(tmp_path: Path) -> Path:
+def runtime_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "host").write_text(f"{HOST}\n")
@@ -34,15 +34,15 @@ def house(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def execute(house: Path) -> list[str]:
-    """How the executor of this house is started."""
-    databases = ["--ledger", f"sqlite:///{house}/ledger.db", "--queue-db", f"sqlite:///{house}/queue.db"]
-    return ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
+def execute(runtime_dir: Path) -> list[str]:
+    """The command line of an executor."""
+    databases = ["--ledger", f"sqlite:///{runtime_dir}/ledger.db", "--queue-db", f"sqlite:///{runtime_dir}/queue.db"]
+    return ["remediator", "execute", "--runtime-dir", str(runtime_dir), *databases, "--interval-s", "0.05"]
 
 
 @pytest.fixture
-def told_to_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
-    """Run a program in this process; once it is up, send this process SIGTERM; its exit code."""
+def run_until_sigterm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
+    """Run a program in this process and send SIGTERM once it is up. Returns its exit code."""
     monkeypatch.setattr(logs, "configure", lambda **_: None)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -62,10 +62,10 @@ def told_to_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]
         signal.signal(number, handler)
 
 
-def beats(house: Path) -> tuple[bool, float, int] | None:
-    if not (house / "ledger.db").exists():
+def beats(runtime_dir: Path) -> tuple[bool, float, int] | None:
+    if not (runtime_dir / "ledger.db").exists():
         return None
-    ledger = Ledger.open(f"sqlite:///{house}/ledger.db")
+    ledger = Ledger.open(f"sqlite:///{runtime_dir}/ledger.db")
     try:
         return ledger.reports.totals(HOST).executor
     finally:
@@ -73,7 +73,7 @@ def beats(house: Path) -> tuple[bool, float, int] | None:
 
 
 def refused(arguments: list[str], **env: str) -> tuple[int, list[str]]:
-    """A program that does not start: its exit code and what it says beside its log."""
+    """Run a program that does not start. Returns its exit code and the lines that are not log lines."""
     ended = subprocess.run(
         [sys.executable, "-m", "gpuwarden", *arguments],
         env={**os.environ, **env},
@@ -85,16 +85,16 @@ def refused(arguments: list[str], **env: str) -> tuple[int, list[str]]:
     return ended.returncode, [line for line in ended.stderr.splitlines() if not line.startswith("{")]
 
 
-def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., int]) -> None:
+def test_serve_exits_0_on_sigterm(runtime_dir: Path, run_until_sigterm: Callable[..., int]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     options = [
         "--runtime-dir",
-        str(house),
+        str(runtime_dir),
         "--ledger",
-        f"sqlite:///{house}/l.db",
+        f"sqlite:///{runtime_dir}/l.db",
         "--web-config-file",
-        str(house / "web.yml"),
+        str(runtime_dir / "web.yml"),
     ]
 
     def answers() -> bool:
@@ -104,42 +104,53 @@ def test_serve_ends_with_0_when_told_to(house: Path, told_to_end: Callable[..., 
             return False
 
     handler = signal.getsignal(signal.SIGTERM)
-    assert told_to_end(["remediator", "serve", *options, "--port", str(port)], up=answers) == 0
+    assert run_until_sigterm(["remediator", "serve", *options, "--port", str(port)], up=answers) == 0
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
 @pytest.mark.parametrize("armed", ["--armed", "--no-armed"])
-def test_execute_beats_and_exits(house: Path, execute: list[str], told_to_end: Callable[..., int], armed: str) -> None:
-    assert told_to_end([*execute, armed], up=lambda: beats(house)) == 0
+def test_execute_writes_heartbeats_and_exits_0(
+    runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int], armed: str
+) -> None:
+    assert run_until_sigterm([*execute, armed], up=lambda: beats(runtime_dir)) == 0
 
-    found = beats(house)
+    found = beats(runtime_dir)
     assert found is not None
     assert found[0] is (armed == "--armed")
 
 
-def test_an_order_outlives_start_armed(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
-    assert told_to_end([*execute, "--armed"], up=lambda: beats(house)) == 0
-    assert main(["disarm", "--ledger", f"sqlite:///{house}/ledger.db"]) == 0
-    last = beats(house)
+def test_disarm_outlasts_a_restart_with_armed(
+    runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int]
+) -> None:
+    assert run_until_sigterm([*execute, "--armed"], up=lambda: beats(runtime_dir)) == 0
+    assert main(["disarm", "--ledger", f"sqlite:///{runtime_dir}/ledger.db"]) == 0
+    last = beats(runtime_dir)
 
-    assert told_to_end([*execute, "--armed"], up=lambda: beats(house) != last) == 0
+    assert run_until_sigterm([*execute, "--armed"], up=lambda: beats(runtime_dir) != last) == 0
 
-    found = beats(house)
+    found = beats(runtime_dir)
     assert found is not None
     assert found[0] is False
 
 
-def test_execute_supervises_processes(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
-    workers = house / "workers.toml"
+def test_execute_accepts_supervised_processes(
+    runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int]
+) -> None:
+    workers = runtime_dir / "workers.toml"
     workers.write_text("[worker.w1]\nargv = ['true']\npid_file = 'p'\nlog_file = 'l'\n")
 
-    assert told_to_end([*execute, "--docker", "none", "--processes", str(workers)], up=lambda: beats(house)) == 0
+    assert (
+        run_until_sigterm([*execute, "--docker", "none", "--processes", str(workers)], up=lambda: beats(runtime_dir))
+        == 0
+    )
 
 
 @pytest.mark.needs_postgres
-def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, told_to_end: Callable[..., int]) -> None:
+def test_second_executor_exits_1_on_postgres(
+    runtime_dir: Path, postgres_url: str, run_until_sigterm: Callable[..., int]
+) -> None:
     databases = ["--ledger", postgres_url, "--queue-db", postgres_url]
-    execute = ["remediator", "execute", "--runtime-dir", str(house), *databases, "--interval-s", "0.05"]
+    execute = ["remediator", "execute", "--runtime-dir", str(runtime_dir), *databases, "--interval-s", "0.05"]
     ledger = Ledger.open(postgres_url)
     lock = ExecutorLock(ledger, host=HOST)
 
@@ -150,15 +161,15 @@ def test_a_second_executor_exits_1_on_postgres(house: Path, postgres_url: str, t
     assert said[0].startswith(
         f"gpuwarden remediator: another executor holds this ledger's lock (gpuwarden pid {os.getpid()} "
     )
-    assert told_to_end(execute, up=ledger.executors.last_beats) == 0
+    assert run_until_sigterm(execute, up=ledger.executors.last_beats) == 0
     ledger.close()
 
 
-def test_a_second_executor_exits_1(house: Path, execute: list[str], told_to_end: Callable[..., int]) -> None:
-    with (house / "log").open("wb") as log:
+def test_second_executor_exits_1(runtime_dir: Path, execute: list[str], run_until_sigterm: Callable[..., int]) -> None:
+    with (runtime_dir / "log").open("wb") as log:
         first = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
     try:
-        eventually(lambda: beats(house) or first.poll() is not None, "the first one beats")
+        eventually(lambda: beats(runtime_dir) or first.poll() is not None, "the first one has a heartbeat")
 
         code, said = refused(execute)
 
@@ -168,27 +179,27 @@ def test_a_second_executor_exits_1(house: Path, execute: list[str], told_to_end:
         )
         first.send_signal(signal.SIGTERM)
         assert first.wait(20) == 0
-        assert '"event": "executor stopped"' in (house / "log").read_text()
+        assert '"event": "executor stopped"' in (runtime_dir / "log").read_text()
     finally:
         first.kill()
         first.wait()
-    last = beats(house)
+    last = beats(runtime_dir)
 
-    assert told_to_end(execute, up=lambda: beats(house) != last) == 0
+    assert run_until_sigterm(execute, up=lambda: beats(runtime_dir) != last) == 0
 
 
-def test_a_dry_run_says_so_in_its_log(house: Path, execute: list[str]) -> None:
-    with (house / "log").open("wb") as log:
+def test_dry_run_is_logged(runtime_dir: Path, execute: list[str]) -> None:
+    with (runtime_dir / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gpuwarden", *execute], stderr=log)
     try:
-        eventually(lambda: "dry run" in (house / "log").read_text(), "it says that it is a dry run")
+        eventually(lambda: "dry run" in (runtime_dir / "log").read_text(), "the dry run is logged")
     finally:
         process.kill()
         process.wait()
-    assert "arm it with `gpuwarden arm`" in (house / "log").read_text()
+    assert "arm it with `gpuwarden arm`" in (runtime_dir / "log").read_text()
 
 
-def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_settings_are_one_line_each_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["remediator", "execute", "--ledger", "sqlite:////l.db", "--retries-max", "many"]) == 2
 
     said = capsys.readouterr().err.splitlines()
@@ -201,17 +212,22 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        (lambda house: (house / "host").unlink(), "no host key at"),
-        (lambda house: (house / "queue.db").mkdir(), "unable to open database file"),
-        (lambda house: (house / "workers.toml").write_text("worker = 3"), "invalid file of supervised workers"),
+        (lambda runtime_dir: (runtime_dir / "host").unlink(), "no host key at"),
+        (lambda runtime_dir: (runtime_dir / "queue.db").mkdir(), "unable to open database file"),
+        (
+            lambda runtime_dir: (runtime_dir / "workers.toml").write_text("worker = 3"),
+            "invalid file of supervised workers",
+        ),
     ],
-    ids=["no host key", "no queue", "a bad file of workers"],
+    ids=["no host key", "no queue", "invalid file of workers"],
 )
-def test_a_bad_execute_is_a_line(house: Path, execute: list[str], broken: Callable[[Path], None], says: str) -> None:
-    (house / "workers.toml").write_text("[worker]")
-    broken(house)
+def test_failed_start_of_execute_is_one_line(
+    runtime_dir: Path, execute: list[str], broken: Callable[[Path], None], says: str
+) -> None:
+    (runtime_dir / "workers.toml").write_text("[worker]")
+    broken(runtime_dir)
 
-    code, said = refused([*execute, "--docker", "none", "--processes", str(house / "workers.toml")])
+    code, said = refused([*execute, "--docker", "none", "--processes", str(runtime_dir / "workers.toml")])
 
     assert code == 1
     assert said[0].startswith("gpuwarden remediator: ")

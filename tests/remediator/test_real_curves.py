@@ -1,4 +1,4 @@
-"""The curves of a real Prometheus that scrapes a host which publishes what a test sets."""
+"""Curves from a real Prometheus which scrapes the series that a test sets."""
 
 import time
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ def running(scraped: Scraped, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def host(scraped: Scraped) -> Scraped:
-    """The host that Prometheus scrapes. Each test has containers of its own."""
+    """The scraped host. Each test uses its own containers."""
     scraped.series = None
     return scraped
 
 
 @pytest.fixture
-def asked(running: str) -> Iterator[Curves]:
+def curves(running: str) -> Iterator[Curves]:
     with closing(Curves([running], around_s=60.0)) as its:
         yield its
 
@@ -45,31 +45,35 @@ USE = "gpuwarden_container_gpu_utilization_ratio"
 RAM = "gpuwarden_container_memory_bytes"
 
 
-def around_now(asked: Curves, container: str) -> Found:
+def around_now(curves: Curves, container: str) -> Found:
     now = time.time()
     episode, place = build.episode(opened_at=now), build.evidence(container=container)
-    return asked.begin(episode, place, now=now, within_s=5.0).result(10.0)
+    return curves.begin(episode, place, now=now, within_s=5.0).result(10.0)
 
 
-def values(asked: Curves, metric: str, container: str) -> list[float | None]:
-    """The points of one series in the minute before now, a second apart."""
-    return [value for each in around_now(asked, container)[0] if each.metric == metric for value in each.values]
+def values(curves: Curves, metric: str, container: str) -> list[float | None]:
+    """The points of one series in the last minute, one per second."""
+    return [value for each in around_now(curves, container)[0] if each.metric == metric for value in each.values]
 
 
-def known(asked: Curves, metric: str, container: str) -> list[float]:
-    return [value for value in values(asked, metric, container) if value is not None]
+def known(curves: Curves, metric: str, container: str) -> list[float]:
+    return [value for value in values(curves, metric, container) if value is not None]
 
 
-def test_a_stopped_beat_is_seen_and_a_missed_scrape_is_a_gap(host: Scraped, asked: Curves, running: str) -> None:
-    still = {(USE, 'container="its",gpu="GPU-0"'): 0.0, (RAM, 'container="its"'): 2.0**30}
-    host.series = {(BEAT, 'container="its",worker="w1"'): 1.0, (BEAT, 'container="its",worker="w2"'): 999.0, **still}
-    eventually(lambda: known(asked, BEAT, "its")[-1:] == [1.0], "it beats")
-    host.series = {(BEAT, 'container="its",worker="w1"'): 130.0, **still}
-    eventually(lambda: known(asked, BEAT, "its")[-1:] == [130.0], "it is silent")
+def test_step_beat_that_stops_and_missed_scrape_are_in_the_curve(host: Scraped, curves: Curves, running: str) -> None:
+    other_series = {(USE, 'container="its",gpu="GPU-0"'): 0.0, (RAM, 'container="its"'): 2.0**30}
+    host.series = {
+        (BEAT, 'container="its",worker="w1"'): 1.0,
+        (BEAT, 'container="its",worker="w2"'): 999.0,
+        **other_series,
+    }
+    eventually(lambda: known(curves, BEAT, "its")[-1:] == [1.0], "the step beat is recent")
+    host.series = {(BEAT, 'container="its",worker="w1"'): 130.0, **other_series}
+    eventually(lambda: known(curves, BEAT, "its")[-1:] == [130.0], "the step beat is old")
     host.series = None
-    eventually(lambda: values(asked, BEAT, "its")[-1] is None, "it is not seen")
+    eventually(lambda: values(curves, BEAT, "its")[-1] is None, "the scrape is missed")
 
-    found, notes = around_now(asked, "its")
+    found, notes = around_now(curves, "its")
 
     assert [(each.metric, each.gpu) for each in found] == [(BEAT, None), (USE, "GPU-0"), (RAM, None)]
     beat, use, ram = (each.values for each in found)
@@ -80,11 +84,11 @@ def test_a_stopped_beat_is_seen_and_a_missed_scrape_is_a_gap(host: Scraped, aske
     assert notes == [f"no curve of heartbeat age, GPU memory: {running} has no samples"]
 
 
-def test_a_hostile_name_finds_its_own_curve_and_no_other(host: Scraped, asked: Curves) -> None:
+def test_hostile_name_matches_only_its_own_series(host: Scraped, curves: Curves) -> None:
     hostile = 'c1"} or {container="other"} #\\'
     on_the_page = hostile.replace("\\", "\\\\").replace('"', '\\"')
     host.series = {(RAM, f'container="{on_the_page}"'): 7.0, (RAM, 'container="other"'): 9.0}
 
-    eventually(lambda: known(asked, RAM, "other"), "it is scraped")
-    assert set(known(asked, RAM, hostile)) == {7.0}
-    assert known(asked, RAM, hostile + "\n\ud800") == []
+    eventually(lambda: known(curves, RAM, "other"), "it is scraped")
+    assert set(known(curves, RAM, hostile)) == {7.0}
+    assert known(curves, RAM, hostile + "\n\ud800") == []

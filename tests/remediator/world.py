@@ -1,7 +1,7 @@
-"""A host with containers and wedged workers, at the two seams an executor has to it: the witness and the actuator.
+"""A fake host with containers and hung workers: the exporter and the actuator of an executor.
 
-It keeps the rules of the real one: a stop ends an incarnation and a start begins the next, a killed worker's files stay
-and a worker that ends cleanly takes them away, and what does not run is on no GPU.
+A start begins a new incarnation. A killed worker leaves its files, one that exits removes them. A stopped container
+has no GPU processes.
 """
 
 import threading
@@ -18,7 +18,7 @@ from tests.remediator import builders as build
 
 @dataclass
 class Box:
-    """One container with one worker in it, wedged until it is stopped."""
+    """One container with one worker, which hangs until it is stopped."""
 
     worker: str
     job_id: int | None = 7
@@ -26,14 +26,14 @@ class Box:
     managed: bool = True
     ends_cleanly: bool = False
     unkillable: bool = False
-    wedged: bool = True
+    hung: bool = True
     worker_incarnation: str = "i1"
     running: bool = True
     starts: int = 0
     stops: int = 0
     calls: list[str] = field(default_factory=list)
     processes: frozenset[int] = frozenset()
-    """Real ones that stand for those of its first life."""
+    """Real processes of the first incarnation, if any."""
 
     @property
     def handle(self) -> str:
@@ -51,7 +51,7 @@ class Box:
 
 
 class World:
-    """The witness and the actuator of one host."""
+    """The exporter and the actuator of one host."""
 
     def __init__(self, *boxes: Box) -> None:
         self.boxes = {box.worker: box for box in boxes}
@@ -65,7 +65,7 @@ class World:
     def _box(self, handle: str) -> Box:
         return next(box for box in self.boxes.values() if box.handle == handle)
 
-    # --- the witness
+    # --- the exporter
 
     def count_containers(self) -> int:
         return len(self.boxes)
@@ -77,24 +77,24 @@ class World:
         first = box is not None and box.starts == 0
         if box is None or (first and not box.running and box.ends_cleanly):
             raise WorkerUnseenError(f"sees no worker {worker!r}")
-        life: dict[str, Any] = {}
-        if not box.wedged:
-            life = {"step_beat_age_s": 0.1, "gpu_idle_s": 0.0}
+        changes: dict[str, Any] = {}
+        if not box.hung:
+            changes = {"step_beat_age_s": 0.1, "gpu_idle_s": 0.0}
         if not first:
-            life |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "step_beat_age_s": None}
+            changes |= {"worker_incarnation": "i2", "job_id": None, "attempt": None, "step_beat_age_s": None}
         elif not box.running:
-            life |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
+            changes |= {"alive": False, "container_incarnation": None, "container_id": None, "container": None}
         if first and box.running and box.processes:
-            life["worker_pid"] = min(box.processes)
+            changes["worker_pid"] = min(box.processes)
         if box.running:
-            life |= {"container": box.worker, "container_id": box.handle, "container_incarnation": box.incarnation}
+            changes |= {"container": box.worker, "container_id": box.handle, "container_incarnation": box.incarnation}
         if self.gpu_lost:
-            life |= {"gpu_pids": {"GPU-0": None}, "lost_gpus_s": {"GPU-0": self.gpu_lost_s}, "gpu_idle_s": None}
-            if first and box.running and box.wedged:
-                life |= {"gpu_lost_s": 300.0, "ram_idle_s": 300.0, "phase_age_s": 300.0, "step_beat_age_s": 300.0}
+            changes |= {"gpu_pids": {"GPU-0": None}, "lost_gpus_s": {"GPU-0": self.gpu_lost_s}, "gpu_idle_s": None}
+            if first and box.running and box.hung:
+                changes |= {"gpu_lost_s": 300.0, "ram_idle_s": 300.0, "phase_age_s": 300.0, "step_beat_age_s": 300.0}
         default = {"job_id": box.job_id, "attempt": box.attempt, "worker_incarnation": box.worker_incarnation}
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
-        return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **life})
+        return build.evidence(**{"host": host, "worker": worker, "gpu_pids": gpu_pids, **default, **changes})
 
     def container_evidence(self, container: str, *, host: str) -> ServerFacts:
         if self.silent:
@@ -104,7 +104,7 @@ class World:
         place: dict[str, Any] = {"container_id": None, "container_incarnation": None, "unanswered_s": None}
         if box.running:
             place = {"container_id": box.handle, "container_incarnation": box.incarnation}
-            place["unanswered_s"] = 130.0 if box.wedged else 0.0
+            place["unanswered_s"] = 130.0 if box.hung else 0.0
         return build.server(host=host, container=container, gpu_pids=gpu_pids, **place)
 
     def close(self) -> None:
@@ -139,4 +139,4 @@ class World:
             if not box.running:
                 box.starts += 1
                 box.running = True
-                box.wedged = False
+                box.hung = False

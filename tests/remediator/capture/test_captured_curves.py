@@ -18,8 +18,15 @@ import pytest
 from gpuwarden.queue import JobStore
 from remediator.clients.prometheus_range import Curves
 from remediator.ledger.ledger import Ledger
-from tests.remediator.executor.builders import to_the_end, told
-from tests.remediator.executor.test_captured_first import ACCOUNT, LOOK, capture_runner, executor, target, wedge
+from tests.remediator.executor.builders import journal, to_the_end
+from tests.remediator.executor.test_captured_first import (
+    JOURNAL,
+    LOOK,
+    capture_runner,
+    executor,
+    stalled_worker,
+    target,
+)
 from tests.remediator.prometheus import Answering
 from tests.waiting import eventually
 
@@ -39,12 +46,12 @@ def client_of() -> Iterator[Callable[[str], Curves]]:
 def test_stopped_prometheus_costs_only_its_curves(
     ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     by = capture_runner(py_spy=None, curves=client_of(CLOSED_PORT))
 
     to_the_end(executor(ledger, store, world, by), ledger)
 
-    assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
+    assert (journal(ledger), box.calls) == (JOURNAL, ["stop", "start"])
     document = ledger.captures.of_episode(1)[0].document
     why = f"{CLOSED_PORT} failed: All connection attempts failed"
     assert (document["curves"], curve_note(document)) == ([], f"no curve of {NAMES}: {why}")
@@ -75,7 +82,7 @@ class FakePrometheus(Answering):
 def test_hung_prometheus_delays_the_stop_at_most_by_the_timeout(
     ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     ends = threading.Event()
     with FakePrometheus(lambda: ends.wait(30)) as hangs:
         to_the_end(executor(ledger, store, world, capture_runner(for_s=2.0, curves=client_of(hangs.url))), ledger)
@@ -91,7 +98,7 @@ def test_hung_prometheus_delays_the_stop_at_most_by_the_timeout(
 def test_hung_client_delays_the_stop_at_most_by_the_timeout(
     ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     client, ends = client_of(CLOSED_PORT), threading.Event()
 
     async def hang() -> None:
@@ -112,7 +119,7 @@ def test_prometheus_is_read_while_the_processes_are_probed(
     ledger: Ledger, store: JobStore, target: int, tmp_path: Path, client_of: Callable[[str], Curves]
 ) -> None:
     """Each waits for the other to begin, so a sequential run would time out."""
-    world, _ = wedge(ledger, store, target)
+    world, _ = stalled_worker(ledger, store, target)
     looks = f'touch {tmp_path}/looks; until [ -e {tmp_path}/asked ]; do sleep 0.02; done; exec "$@"'
 
     def both() -> None:
@@ -137,7 +144,7 @@ def test_prometheus_is_read_while_the_processes_are_probed(
 def test_curves_over_the_size_limit_are_counted_as_left_out(
     ledger: Ledger, store: JobStore, target: int, client_of: Callable[[str], Curves]
 ) -> None:
-    world, _ = wedge(ledger, store, target)
+    world, _ = stalled_worker(ledger, store, target)
     with FakePrometheus(lambda: None) as stand:
         by = capture_runner(max_bytes=1000, curves=client_of(stand.url))
         to_the_end(executor(ledger, store, world, by), ledger)

@@ -1,4 +1,4 @@
-"""The witness against a real HTTP server that answers as an exporter may: rightly, wrongly, late or not at all."""
+"""The client of the exporter against a real HTTP server: valid, invalid, late and missing answers."""
 
 import shutil
 import threading
@@ -27,7 +27,7 @@ from tests.remediator.builders import HOST, evidence, server
 
 
 class Exporter(ThreadingHTTPServer):
-    """Answers `/evidence` with what a test puts here."""
+    """Answers every request with `status` and `body`."""
 
     status = 200
     body = ""
@@ -35,7 +35,7 @@ class Exporter(ThreadingHTTPServer):
     hold: threading.Event | None = None
 
     def handle_error(self, *_: object) -> None:
-        """A client that gave up is what some tests are about."""
+        """Ignore clients that closed the connection."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -69,18 +69,18 @@ def exporter() -> Iterator[Exporter]:
 
 @pytest.fixture
 def ask(exporter: Exporter) -> Iterator[Callable[..., facts.WorkerFacts]]:
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}/")
-    yield lambda worker="w1": witness.worker_evidence(worker, host=HOST)
-    witness.close()
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}/")
+    yield lambda worker="w1": client.worker_evidence(worker, host=HOST)
+    client.close()
 
 
-def test_a_workers_evidence_is_returned(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
+def test_evidence_of_a_worker_is_returned(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
     exporter.body = facts.render(evidence())
 
     assert ask() == evidence()
 
 
-def test_a_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
+def test_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
     hostile = "w1&host=box2#?/../ $(x)\n\x00é"
     exporter.body = facts.render(evidence(worker=hostile))
 
@@ -89,7 +89,9 @@ def test_a_hostile_name_stays_one_parameter(exporter: Exporter, ask: Callable[..
     assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"worker": [hostile]})
 
 
-def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Callable[..., facts.WorkerFacts]) -> None:
+def test_unknown_worker_is_distinguished_from_no_answer(
+    exporter: Exporter, ask: Callable[..., facts.WorkerFacts]
+) -> None:
     exporter.status, exporter.body = 404, "no such worker on this host\n"
 
     with pytest.raises(WorkerUnseenError, match="lists no worker 'w1' on this host"):
@@ -109,17 +111,17 @@ def test_no_such_worker_is_told_apart_from_no_answer(exporter: Exporter, ask: Ca
         (500, "x" * 10_000, "returned 500: " + "x" * 200 + "$"),
     ],
     ids=[
-        "no fresh look",
-        "a redirect",
-        "nothing",
+        "no recent sample",
+        "redirect",
+        "empty",
         "no facts",
         "another host",
         "another worker",
-        "no number",
-        "a long page",
+        "not a number",
+        "long page",
     ],
 )
-def test_an_answer_that_is_no_evidence_confirms_nothing(
+def test_invalid_evidence_is_an_error(
     exporter: Exporter, ask: Callable[..., facts.WorkerFacts], status: int, body: str, says: str
 ) -> None:
     exporter.status, exporter.body = status, body
@@ -130,56 +132,56 @@ def test_an_answer_that_is_no_evidence_confirms_nothing(
     assert not isinstance(raised.value, WorkerUnseenError)
 
 
-def test_a_slow_exporter_is_silent(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_exporter_is_unreachable(exporter: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
     exporter.hold = threading.Event()
     monkeypatch.setattr(remediator.clients.exporter, "TIMEOUT_S", 0.1)
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
     with pytest.raises(ExporterError, match="is unreachable"):
-        witness.worker_evidence("w1", host=HOST)
+        client.worker_evidence("w1", host=HOST)
 
-    witness.close()
+    client.close()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no url", "http://[::1", "ftp://127.0.0.1"])
-def test_an_exporter_that_is_not_there_is_silent(url: str) -> None:
-    witness = ExporterClient(url)
+def test_missing_exporter_is_unreachable(url: str) -> None:
+    client = ExporterClient(url)
 
     with pytest.raises(ExporterError, match="is unreachable"):
-        witness.worker_evidence("w1", host=HOST)
+        client.worker_evidence("w1", host=HOST)
 
-    witness.close()
+    client.close()
 
 
-def test_what_the_exporter_says_of_a_server_is_passed_on(exporter: Exporter) -> None:
+def test_evidence_of_a_server_is_returned(exporter: Exporter) -> None:
     exporter.body = facts.render(server())
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    assert witness.container_evidence("c1", host=HOST) == server()
+    assert client.container_evidence("c1", host=HOST) == server()
 
     asked = urlsplit(exporter.asked[0])
     assert (asked.path, parse_qs(asked.query)) == ("/evidence", {"container": ["c1"]})
-    witness.close()
+    client.close()
 
 
 @pytest.mark.parametrize(
     ("status", "body", "says"),
     [
-        pytest.param(503, "no recent sample of this host\n", "returned 503: no recent sample", id="no fresh look"),
-        pytest.param(404, "no such page\n", "returned 404", id="an exporter that knows no servers"),
-        pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts about a worker"),
+        pytest.param(503, "no recent sample of this host\n", "returned 503: no recent sample", id="no recent sample"),
+        pytest.param(404, "no such page\n", "returned 404", id="exporter without servers"),
+        pytest.param(200, facts.render(evidence()), "lacks 'probe'", id="facts of a worker"),
         pytest.param(200, facts.render(server(host="box2")), "returned box2/c1 for box1/c1", id="another host"),
         pytest.param(200, facts.render(server(container="c2")), "returned box1/c2 for box1/c1", id="another container"),
     ],
 )
-def test_a_bad_answer_about_a_server_confirms_nothing(exporter: Exporter, status: int, body: str, says: str) -> None:
+def test_invalid_evidence_of_a_server_is_an_error(exporter: Exporter, status: int, body: str, says: str) -> None:
     exporter.status, exporter.body = status, body
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
     with pytest.raises(ExporterError, match=says):
-        witness.container_evidence("c1", host=HOST)
+        client.container_evidence("c1", host=HOST)
 
-    witness.close()
+    client.close()
 
 
 ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
@@ -197,34 +199,34 @@ ALIVE = 'gpuwarden_worker_alive{container="a",worker="a"} 1.0\n'
         ('gpuwarden_worker_info{container="a",worker="a"} 1.0\n', 0),
     ],
 )
-def test_workers_and_servers_are_counted_on_the_exporters_page(exporter: Exporter, page: str, count: int) -> None:
+def test_workers_and_servers_are_counted_on_the_metrics_page(exporter: Exporter, page: str, count: int) -> None:
     exporter.body = page
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
 
-    assert witness.count_containers() == count
+    assert client.count_containers() == count
 
     assert exporter.asked == ["/metrics"]
-    witness.close()
+    client.close()
 
 
-def test_workers_that_cannot_be_counted_are_unknown_not_none(exporter: Exporter) -> None:
-    witness = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
+def test_count_without_a_valid_page_is_an_error(exporter: Exporter) -> None:
+    client = ExporterClient(f"http://127.0.0.1:{exporter.server_port}")
     for status, body, says in (
         (503, "no recent sample", "returned 503: no recent sample"),
         (200, "a{b", "invalid metrics page"),
     ):
         exporter.status, exporter.body = status, body
         with pytest.raises(ExporterError, match=says):
-            witness.count_containers()
-    witness.close()
+            client.count_containers()
+    client.close()
 
-    nobody = ExporterClient("http://127.0.0.1:1")
+    unreachable = ExporterClient("http://127.0.0.1:1")
     with pytest.raises(ExporterError, match="is unreachable"):
-        nobody.count_containers()
-    nobody.close()
+        unreachable.count_containers()
+    unreachable.close()
 
 
-# An exporter with a web configuration
+# --- an exporter with a web configuration
 
 
 @pytest.fixture(scope="module")
@@ -234,20 +236,20 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def guarded(tmp_path: Path, ours: Authority) -> Iterator[int]:
-    """The port of an exporter that wants TLS, a certificate of its callers, and a password."""
+    """The port of an exporter that requires TLS, a client certificate and a password."""
     config = tmp_path / "web.yml"
-    wants = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(ours.own.cert)}
-    config.write_text(tls(ours, **wants) + users(remediator="correct horse"))
+    requires = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": str(ours.own.cert)}
+    config.write_text(tls(ours, **requires) + users(remediator="correct horse"))
     with served(live(host.sighting()), web_config_file=config) as port:
         yield port
 
 
 def ask_exporter(url: str, access: ExporterAuth) -> facts.WorkerFacts:
-    with closing(ExporterClient(url, access)) as witness:
-        return witness.worker_evidence("w0", host="box-1")
+    with closing(ExporterClient(url, access)) as client:
+        return client.worker_evidence("w0", host="box-1")
 
 
-def test_an_exporter_behind_tls_and_a_password_is_asked(guarded: int, ours: Authority, tmp_path: Path) -> None:
+def test_exporter_behind_tls_and_a_password_is_read(guarded: int, ours: Authority, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("remediator:correct horse\n")
     whole = ExporterAuth(
@@ -256,16 +258,16 @@ def test_an_exporter_behind_tls_and_a_password_is_asked(guarded: int, ours: Auth
     )  # fmt: skip
 
     assert ask_exporter(f"https://127.0.0.1:{guarded}", whole).worker == "w0"
-    with closing(ExporterClient(f"https://127.0.0.1:{guarded}", whole)) as witness:
-        assert witness.count_containers() == 1
+    with closing(ExporterClient(f"https://127.0.0.1:{guarded}", whole)) as client:
+        assert client.count_containers() == 1
         secret.write_text("remediator:another\n")
         with pytest.raises(ExporterError, match="returned 401"):
-            witness.count_containers()
+            client.count_containers()
         secret.unlink()
         with pytest.raises(ExporterError, match="secret cannot be read"):
-            witness.worker_evidence("w0", host="box-1")
+            client.worker_evidence("w0", host="box-1")
         secret.write_text("remediator:correct horse\n")
-        assert witness.count_containers() == 1
+        assert client.count_containers() == 1
     for lacking, says in (
         ({"cert_file": None, "key_file": None}, "is unreachable"),
         ({"ca_file": None}, "CERTIFICATE_VERIFY_FAILED"),
@@ -287,30 +289,30 @@ def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypa
         shutil.copy(by, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
 
-    def wants(by: Authority) -> str:
+    def requires(by: Authority) -> str:
         return tls(by, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(by.own.cert))
 
     for path, by in ((ca, ours.own.cert), (cert, ours.client.cert), (key, ours.client.key)):
         renew(path, by)
     config = tmp_path / "web.yml"
-    config.write_text(wants(ours))
+    config.write_text(requires(ours))
     access = ExporterAuth(ca_file=ca, cert_file=cert, key_file=key)
 
     with (
         served(live(host.sighting()), web_config_file=config) as port,
-        closing(ExporterClient(f"https://127.0.0.1:{port}", access)) as witness,
+        closing(ExporterClient(f"https://127.0.0.1:{port}", access)) as client,
     ):
         renew(cert, another.client.cert)
-        assert [witness.count_containers(), witness.count_containers()] == [
+        assert [client.count_containers(), client.count_containers()] == [
             1,
             1,
-        ]  # half a pair: the old one stays
+        ]  # a certificate without its key is not used
         renew(key, another.client.key)
         renew(ca, another.own.cert)
-        config.write_text(wants(another))
-        assert witness.count_containers() == 1
+        config.write_text(requires(another))
+        assert client.count_containers() == 1
         ca.unlink()
-        assert witness.count_containers() == 1
+        assert client.count_containers() == 1
 
     failed, done = "certificate reload failed, old certificates in use", "certificates reloaded"
     assert [each["event"] for each in said.entries] == [failed, done, failed]
@@ -325,7 +327,7 @@ def test_renewed_certificates_are_used(tmp_path: Path, ours: Authority, monkeypa
         ("a:hunter2\nc:d", "must have one line"),
     ],
 )
-def test_a_bad_password_file_is_reported_first(tmp_path: Path, line: str, says: str) -> None:
+def test_bad_password_file_is_refused_at_the_start(tmp_path: Path, line: str, says: str) -> None:
     (tmp_path / "secret").write_text(line)
 
     with pytest.raises(GpuwardenError, match=says) as raised:
@@ -334,7 +336,7 @@ def test_a_bad_password_file_is_reported_first(tmp_path: Path, line: str, says: 
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_path: Path, ours: Authority) -> None:
+def test_invalid_certificate_is_refused_at_the_start(tmp_path: Path, ours: Authority) -> None:
     for broken in (
         ExporterAuth(ca_file=tmp_path / "none.pem"),
         ExporterAuth(ca_file=ours.own.key),
@@ -347,10 +349,10 @@ def test_a_certificate_that_will_not_do_is_told_before_anything_is_asked(tmp_pat
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        pytest.param({"exporter_cert_file": "a"}, "or neither", id="a certificate without its key"),
-        pytest.param({"exporter_ca_file": "a"}, "need --exporter https", id="authorities for plain HTTP"),
+        pytest.param({"exporter_cert_file": "a"}, "or neither", id="certificate without its key"),
+        pytest.param({"exporter_ca_file": "a"}, "need --exporter https", id="CA file for plain HTTP"),
     ],
 )
-def test_settings_that_would_go_unheeded_are_refused(options: dict[str, str], says: str) -> None:
+def test_settings_without_effect_are_refused(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ExecuteSettings(ledger="sqlite:////x", queue_db="sqlite:////y", **options)  # type: ignore[arg-type]

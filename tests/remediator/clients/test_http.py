@@ -1,4 +1,4 @@
-"""One answer of a server, whole or not at all: by servers that answer as none should."""
+"""Limits on one HTTP answer, against misbehaving servers."""
 
 import asyncio
 import time
@@ -11,11 +11,11 @@ from remediator.clients import http as answers
 from remediator.clients.http import AnswerError
 from tests.remediator.prometheus import Answering
 
-NOBODY = "http://ann:secret@127.0.0.1:9"
+CLOSED_PORT = "http://ann:secret@127.0.0.1:9"
 
 
 class Replying(Answering):
-    """Writes this, whatever is asked, and then what `more` writes."""
+    """Answers every request with `head` and then what `more` writes."""
 
     def __init__(self, head: bytes, more: Callable[[BaseHTTPRequestHandler], None] = lambda _: None) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def said(status: str, body: bytes) -> bytes:
     return f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def test_an_answer_of_just_the_size_is_whole_and_one_byte_more_is_none() -> None:
+def test_answer_of_the_maximum_size_is_returned_and_a_larger_one_is_refused() -> None:
     with Replying(said("200 OK", b"x" * 1000)) as server:
         assert get(server.url) == b"x" * 1000
         assert server.asked == ["/?a=b%22%26c "]
@@ -57,7 +57,7 @@ def test_an_answer_of_just_the_size_is_whole_and_one_byte_more_is_none() -> None
             get(server.url, max_bytes=999)
 
 
-def test_what_a_server_compresses_unasked_is_not_unpacked() -> None:
+def test_unrequested_compression_is_not_unpacked() -> None:
     body = b"\x1f\x8b" + b"\0" * 100
     with Replying(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 102\r\n\r\n" + body) as server:
         assert get(server.url) == body
@@ -71,9 +71,9 @@ def test_what_a_server_compresses_unasked_is_not_unpacked() -> None:
         (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
         (b"HTTP/1.1 500 Oh\r\n\r\n", b" "),
     ],
-    ids=["a first line", "headers", "a body", "an error"],
+    ids=["status line", "headers", "body", "error body"],
 )
-def test_the_bound_of_time_is_one_for_all_of_it_however_it_drips(head: bytes, drop: bytes) -> None:
+def test_timeout_covers_a_slowly_sent_answer(head: bytes, drop: bytes) -> None:
     began_s = time.monotonic()
     with Replying(head, drips(drop)) as server, pytest.raises(AnswerError, match=r"^no answer within 0\.5 s$"):
         get(server.url, within_s=0.5, max_bytes=10**6)
@@ -81,7 +81,7 @@ def test_the_bound_of_time_is_one_for_all_of_it_however_it_drips(head: bytes, dr
     assert time.monotonic() - began_s < 4
 
 
-def test_the_bound_of_time_is_one_for_all_that_is_asked_inside() -> None:
+def test_timeout_covers_all_requests_of_a_client() -> None:
     async def ask_all(url: str) -> None:
         async with answers.limited_client(within_s=0.5, max_bytes=1000) as asking:
             while True:
@@ -106,9 +106,9 @@ def test_the_bound_of_time_is_one_for_all_that_is_asked_inside() -> None:
         (b"", "Server disconnected without sending a response."),
         (b"nonsense\r\n\r\n", "illegal status line"),
     ],
-    ids=["an error", "without a word", "a redirect", "a long word", "nothing", "another protocol"],
+    ids=["error", "empty error", "redirect", "long error", "no answer", "another protocol"],
 )
-def test_an_error_is_told_in_one_line_that_any_database_takes(answer: bytes, says: str) -> None:
+def test_error_is_one_short_storable_line(answer: bytes, says: str) -> None:
     with Replying(answer) as server, pytest.raises(AnswerError) as found:
         get(server.url)
 
@@ -116,15 +116,15 @@ def test_an_error_is_told_in_one_line_that_any_database_takes(answer: bytes, say
     assert len(str(found.value)) <= 300
 
 
-def test_the_password_of_an_address_is_told_to_its_server_alone() -> None:
+def test_password_in_a_url_is_not_shown() -> None:
     with pytest.raises(AnswerError) as found:
-        get(NOBODY)
+        get(CLOSED_PORT)
 
     assert "secret" not in str(found.value)
-    assert answers.shown(NOBODY) == "http://127.0.0.1:9"
+    assert answers.shown(CLOSED_PORT) == "http://127.0.0.1:9"
 
 
-def test_a_hanging_look_up_delays_neither_the_answer_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_dns_lookup_delays_neither_the_answer_nor_the_close(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = answers.LoopThread("test")
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: time.sleep(8))
 

@@ -1,4 +1,4 @@
-"""The curves around a trip: what Prometheus is asked, and what is kept of its answers."""
+"""Curves around a tripped condition: the queries and the parsed answers."""
 
 import json
 import re
@@ -35,7 +35,7 @@ RAM = "gpuwarden_container_memory_bytes"
 OVER = Window(at=1000, step_s=10, points=4)
 
 
-# --- what is asked for
+# --- queries
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ OVER = Window(at=1000, step_s=10, points=4)
         (Subject.TENANT, [USE, GPU_MEMORY, RAM]),
     ],
 )
-def test_each_kind_of_target_has_its_own_series(subject: Subject, wanted: list[str]) -> None:
+def test_each_kind_of_target_has_its_metrics(subject: Subject, wanted: list[str]) -> None:
     assert metrics(subject) == wanted
 
 
-def test_a_worker_is_asked_for_by_its_names_as_strings_and_as_nothing_else() -> None:
+def test_names_of_a_worker_are_quoted_in_the_query() -> None:
     hostile = 'c1"} or vector(1) #\\\n\x00☃\ud800'
 
     asked = expression([BEAT, RAM], host="box1", container=hostile, episode=build.episode(worker="w.1"))
@@ -59,18 +59,18 @@ def test_a_worker_is_asked_for_by_its_names_as_strings_and_as_nothing_else() -> 
     assert asked == f'max by (__name__, gpu) ({its},worker=~"w\\\\.1|"}})'
 
 
-def test_of_a_server_only_the_containers_own_series_are_asked_for() -> None:
+def test_query_of_a_server_excludes_series_of_workers() -> None:
     asked = expression([RAM], host="box1", container="c1", episode=build.server_episode())
 
     assert asked == f'max by (__name__, gpu) ({{__name__=~"{RAM}",host="box1",container="c1",worker=~""}})'
 
 
 @given(some.text())
-def test_no_name_ends_the_string_that_it_stands_in(name: str) -> None:
+def test_quoted_name_never_ends_its_string(name: str) -> None:
     assert re.fullmatch(r'"(?:[^"\\\n]|\\.)*"', quoted(name))
 
 
-def test_every_curve_is_of_a_series_that_the_exporter_publishes_with_those_labels() -> None:
+def test_exporter_publishes_the_series_and_labels_of_every_curve() -> None:
     published = dict(re.findall(r"^(\w+)\{(.*?)\} ", golden.PATH.read_text(encoding="utf-8"), re.MULTILINE))
 
     for metric in NAMES:
@@ -80,19 +80,19 @@ def test_every_curve_is_of_a_series_that_the_exporter_publishes_with_those_label
         assert labels == expected.get(metric, {"container"}), metric
 
 
-# --- when
+# --- windows
 
 
 @pytest.mark.parametrize(
     ("trip_at", "now", "begins", "ends"),
     [
-        pytest.param(5000.0, 5000.0, 4100, 5000, id="it has just tripped"),
+        pytest.param(5000.0, 5000.0, 4100, 5000, id="now"),
         pytest.param(5000.0, 5060.7, 4100, 5060, id="a minute ago"),
-        pytest.param(5000.0, 90_000.0, 4100, 5900, id="it was held for a day: as long after as before"),
-        pytest.param(5000.0, 4000.0, 3100, 4000, id="the clock was set back"),
+        pytest.param(5000.0, 90_000.0, 4100, 5900, id="a day ago: as long after as before"),
+        pytest.param(5000.0, 4000.0, 3100, 4000, id="clock set back"),
     ],
 )
-def test_it_reaches_from_so_long_before_the_trip_until_now(trip_at: float, now: float, begins: int, ends: int) -> None:
+def test_window_covers_the_time_around_the_trip(trip_at: float, now: float, begins: int, ends: int) -> None:
     found = window(trip_at, now=now, around_s=900.0)
 
     assert found.until == ends
@@ -100,7 +100,7 @@ def test_it_reaches_from_so_long_before_the_trip_until_now(trip_at: float, now: 
 
 
 @given(around_s=some.floats(0.1, 86_400.0), since_s=some.floats(-1e6, 1e6), at=some.floats(1e9, 2e9))
-def test_points_are_bounded_and_close_enough(around_s: float, since_s: float, at: float) -> None:
+def test_number_and_step_of_points_are_within_limits(around_s: float, since_s: float, at: float) -> None:
     found = window(at, now=at + since_s, around_s=around_s)
 
     span_s = found.until - found.at
@@ -109,7 +109,7 @@ def test_points_are_bounded_and_close_enough(around_s: float, since_s: float, at
     assert found.step_s <= 2 * around_s / (POINTS_MAX - 1) + 1
 
 
-# --- what is answered
+# --- answers
 
 
 def answer(*lines: tuple[dict[str, str], list[Any]], **more: Any) -> bytes:
@@ -122,7 +122,7 @@ def drawn(*values: Any, gpu: str | None = None, metric: str = BEAT) -> list[Curv
     return list(read(answer((line, list(values))), OVER, source="http://a"))
 
 
-def test_what_is_known_stands_at_its_time_and_the_rest_is_a_gap() -> None:
+def test_sample_is_put_at_its_time_and_missing_samples_are_gaps() -> None:
     (curve,) = drawn([1000, "0.25"], [1030.0, "30.1234567"])
 
     assert curve == Curve(
@@ -131,23 +131,23 @@ def test_what_is_known_stands_at_its_time_and_the_rest_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf"])
-def test_what_is_no_number_is_a_gap_which_any_database_can_hold(odd: str) -> None:
+def test_value_that_is_not_finite_is_a_gap(odd: str) -> None:
     (curve,) = drawn([1000, odd], [1010, "0"])
 
     assert curve.values == [None, 0.0, None, None]
 
 
 @pytest.mark.parametrize("at", [990, 1040, float("nan"), float("inf")])
-def test_what_was_not_asked_for_by_its_time_is_left_out(at: float) -> None:
+def test_sample_outside_the_window_is_dropped(at: float) -> None:
     assert drawn([at, "1"]) == []
 
 
-def test_a_curve_of_which_nothing_is_known_is_none() -> None:
+def test_curve_without_samples_is_dropped() -> None:
     assert drawn() == []
     assert drawn([1000, "NaN"]) == []
 
 
-def test_the_curves_of_each_gpu_stand_in_the_order_of_their_names() -> None:
+def test_curves_are_ordered_by_metric_and_gpu() -> None:
     lines = [({"__name__": metric, "gpu": gpu}, [[1000, "1"]]) for metric in (GPU_MEMORY, USE) for gpu in ("b", "a")]
 
     found = read(answer(*lines, ({"__name__": "another"}, [[1000, "1"]])), OVER, source="http://a")
@@ -158,14 +158,14 @@ def test_the_curves_of_each_gpu_stand_in_the_order_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("found", "because"),
     [
-        pytest.param(b"<html>", "invalid answer: it: Invalid JSON", id="no JSON"),
-        pytest.param(answer(({}, [[1000, "many"]])), "values", id="no number"),
+        pytest.param(b"<html>", "invalid answer: it: Invalid JSON", id="not JSON"),
+        pytest.param(answer(({}, [[1000, "many"]])), "values", id="not a number"),
         pytest.param(
-            b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "resultType", id="no curve"
+            b'{"status": "success", "data": {"resultType": "vector", "result": []}}', "resultType", id="not a matrix"
         ),
-        pytest.param(answer(warnings=["store 2 did not answer"]), "store 2 did not answer", id="half an answer"),
+        pytest.param(answer(warnings=["store 2 did not answer"]), "store 2 did not answer", id="partial answer"),
     ],
 )
-def test_what_cannot_be_read_or_may_not_be_whole_is_no_answer(found: bytes, because: str) -> None:
+def test_invalid_or_partial_answer_is_an_error(found: bytes, because: str) -> None:
     with pytest.raises(CurvesError, match=because):
         read(found, OVER, source="http://a")

@@ -19,13 +19,13 @@ from tests.remediator.builders import NOW, alert, missing
 from tests.remediator.executor.builders import (
     BOUNDLESS,
     executor,
+    history,
+    journal,
     looping,
-    story,
+    stalled_job,
     take_up,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
 from tests.remediator.world import Box, World
@@ -39,11 +39,11 @@ def _ann(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> World:
     """A wedge about which an executor has asked."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world, armed=False)
     assert cli("arm", "--yes", "--approval") == 0
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: approval"
+    assert journal(ledger)[-1] == "decided wait: approval"
     return world
 
 
@@ -58,7 +58,7 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     world = asked(ledger, store, cli)
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
-    message = story(ledger).entries[-1].message
+    message = history(ledger).entries[-1].message
     wanted = ("`gpuwarden approve 1`", "`gpuwarden decline 1`", "silent 130.0 s")
     assert [each for each in wanted if each not in message] == []
     capsys.readouterr()
@@ -68,25 +68,25 @@ def test_a_wedge_is_confirmed_and_waits_and_a_yes_mends_it(
     first, second = capsys.readouterr().out.splitlines()
     assert missing(first, "approved", "episode 1 on box1", "ann@") == []
     assert "silent 130.0 s" in second
-    assert told(ledger)[-1] == "ordered approve"
-    assert story(ledger).entries[-1].message.endswith(": I looked at it")
+    assert journal(ledger)[-1] == "ordered approve"
+    assert history(ledger).entries[-1].message.endswith(": I looked at it")
     to_the_end(executor(ledger, store, world), ledger)
     assert (world.boxes["w1"].calls, store.job(1).watchdog_retries) == (["stop", "start"], 1)
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_a_running_executor_obeys_an_approval(ledger: Ledger, store: JobStore, cli: Callable[..., int]) -> None:
     structlog.reset_defaults()
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world, armed=False)
     with capture_logs() as logged, looping(works):
         cli("arm", "--yes", "--approval")
-        eventually(lambda: ledger.reports.newest() and "decided wait: approval" in told(ledger), "it asks")
+        eventually(lambda: ledger.reports.newest() and "decided wait: approval" in journal(ledger), "it asks")
         assert world.boxes["w1"].calls == []
         assert cli("approve", "1") == 0
-        eventually(lambda: story(ledger).outcome == "mended", "it is mended")
+        eventually(lambda: history(ledger).outcome == "mended", "it is mended")
 
-    assert told(ledger).count("decided wait: approval") == 1
+    assert journal(ledger).count("decided wait: approval") == 1
     assert any(each["event"].startswith("armed with approval") for each in logged)
 
 
@@ -94,16 +94,16 @@ def test_a_no_holds_until_a_yes(ledger: Ledger, store: JobStore, cli: Callable[.
     world = asked(ledger, store, cli)
     assert cli("decline", "1", "--reason", "the job is nearly done") == 0
     go_on(ledger, store, world)
-    assert told(ledger)[-1] == "decided wait: declined"
+    assert journal(ledger)[-1] == "decided wait: declined"
     assert cli("arm", "--yes") == 0
 
     go_on(ledger, store, world)
 
-    assert told(ledger)[-1] == "decided wait: declined"
+    assert journal(ledger)[-1] == "decided wait: declined"
     assert world.boxes["w1"].calls == []
     assert cli("approve", "1") == 0
     to_the_end(executor(ledger, store, world), ledger)
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_an_approval_is_for_one_incarnation_and_the_next_one_is_asked_about_anew(ledger: Ledger) -> None:
@@ -134,27 +134,27 @@ def test_an_approval_of_one_episode_is_none_of_another(ledger: Ledger) -> None:
 
     assert isinstance(found, Wait)
     assert found.reason == "approval"
-    assert told(ledger, second.episode_id) == ["saw alert: firing"], "its account tells of its own answers only"
+    assert journal(ledger, second.episode_id) == ["saw alert: firing"], "its account tells of its own answers only"
 
 
 def test_what_is_only_promised_when_approval_is_ordered_is_asked_about(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
     works.processor.performer.perform(episode, decide(works.processor.facts.of_container(episode)))
     ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
 
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: approval"
+    assert journal(ledger)[-1] == "decided wait: approval"
     assert store.job(1).state is State.RUNNING
 
     ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time())
     to_the_end(works, ledger)
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
 
     def before_stop(_: Box) -> None:
         ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because=""))
@@ -163,7 +163,7 @@ def test_what_was_taken_when_approval_is_ordered_is_finished(ledger: Ledger, sto
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert (story(ledger).outcome, store.job(1).watchdog_retries) == ("mended", 1)
+    assert (history(ledger).outcome, store.job(1).watchdog_retries) == ("mended", 1)
 
 
 @pytest.mark.parametrize("command", ["approve", "decline"])
@@ -177,7 +177,7 @@ def test_an_answer_to_what_is_over_or_asks_nothing_is_refused_with_a_sentence(
     assert said("1").startswith(
         f"gpuwarden {command}: no episode 1 in the ledger: `gpuwarden status` lists episodes that ask"
     )
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world, armed=False)
     turn(works, ledger)
     assert missing(said("1"), "episode 1 ", "(dry_run)") == []

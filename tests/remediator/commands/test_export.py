@@ -39,7 +39,7 @@ def test_a_line_holds_the_whole_episode(ledger: Ledger, ledger_url: str, capsys:
     assert first["alerts"] == [
         {
             "received_at": NOW, "host": HOST, "fingerprint": "f1", "firing": True, "labels": dict(alert().labels),
-            "annotations": {"summary": "wedged"}, "starts_at": "2026-01-01T00:02:10Z", "message": None,
+            "annotations": {"summary": "stalled"}, "starts_at": "2026-01-01T00:02:10Z", "message": None,
         }
     ]  # fmt: skip
     assert [(intent["kind"], intent["key"], intent["stage"]) for intent in first["intents"]] == [

@@ -56,7 +56,7 @@ def test_show_prints_all_entries_and_times(ledger: Ledger, ledger_url: str, caps
 
     assert said(capsys, "--ledger", ledger_url, "show", "1") == [
         "episode 1: stall of w1 on box1, job 7 attempt 1: mended (all is well)",
-        "     +0.0 s  saw      alert: firing      wedged",
+        "     +0.0 s  saw      alert: firing      stalled",
         "     +3.2 s  did      stop               took 1.2 s",
         "     +4.0 s  decided  close: mended      all is well",
     ]

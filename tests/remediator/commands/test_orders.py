@@ -25,12 +25,12 @@ from tests.remediator.builders import HOST, NOW, alert, missing, wish
 from tests.remediator.executor.builders import (
     BOUNDLESS,
     executor,
+    journal,
     looping,
-    story_outcome,
+    outcome_of,
+    stalled_job,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.ledger.test_ledger import BEGIN, accept, rows
 from tests.remediator.world import Box, World
@@ -55,9 +55,9 @@ def standing(ledger: Ledger) -> list[tuple[str, str | None, str | None]]:
 
 def dry(ledger: Ledger, store: JobStore) -> World:
     """A wedge that a dry run has recorded."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     turn(executor(ledger, store, world, armed=False), ledger)
-    assert told(ledger)[-1] == "decided wait: dry_run"
+    assert journal(ledger)[-1] == "decided wait: dry_run"
     return world
 
 
@@ -151,11 +151,11 @@ def test_an_order_is_in_the_journal_of_its_episodes(ledger: Ledger, store: JobSt
 
     cli("arm", "--yes", "--host", HOST, "--reason", "we agree")
 
-    assert told(ledger)[-1] == "ordered arm"
+    assert journal(ledger)[-1] == "ordered arm"
     story = ledger.reports.get(1)
     assert story is not None
     assert re.fullmatch(r"by ann@\S+: we agree", story.entries[-1].message)
-    assert told(ledger, 2) == ["saw alert: firing"]
+    assert journal(ledger, 2) == ["saw alert: firing"]
 
 
 def test_ledger_orders_lists_who_ordered_what(cli: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,7 +207,7 @@ def test_a_disarming_that_comes_before_the_begin_is_committed_is_obeyed(ledger: 
 def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
 
     def before_stop(_: Box) -> None:
         assert cli("pause", "--for", "1h") == 0
@@ -216,7 +216,7 @@ def test_what_was_begun_when_a_pause_comes_is_finished_and_pause_says_so(
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story_outcome(ledger) == "mended"
+    assert outcome_of(ledger) == "mended"
     assert missing(capsys.readouterr().out, "episode 1 of w1 on box1", "will finish") == []
 
 
@@ -275,7 +275,7 @@ def test_a_resumed_pause_does_not_come_back_with_the_next_one(ledger: Ledger, cl
 
 
 def test_recent_frees_are_listed_by_name_and_promises_are_not(ledger: Ledger, store: JobStore) -> None:
-    to_the_end(executor(ledger, store, wedged(ledger, store)), ledger)
+    to_the_end(executor(ledger, store, stalled_job(ledger, store)), ledger)
     accept(ledger, alert("b", worker="w2"))
     (promised,) = ledger.episodes.list_open()
     step = replace(BEGIN, free_key="another", settle_key=None)

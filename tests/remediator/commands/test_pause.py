@@ -12,7 +12,7 @@ from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.remedies.guards import Act, Order
 from tests.remediator.builders import HOST, missing
-from tests.remediator.executor.builders import executor, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import executor, history, journal, stalled_job, to_the_end, turn
 from tests.remediator.ledger.test_ledger import rows
 from tests.waiting import eventually
 
@@ -31,7 +31,7 @@ def local(in_s: float) -> str:
 
 
 def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     now = time.time()
     ledger.orders.give(
@@ -39,19 +39,19 @@ def test_inside_it_a_wedge_is_recorded_and_held_and_taken_up_after_its_end(ledge
     )
 
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: paused"
+    assert journal(ledger)[-1] == "decided wait: paused"
     assert (world.boxes["w1"].calls, store.job(1).state) == ([], State.RUNNING)
     assert rows(ledger, "SELECT count(*) FROM intents") == [(0,)]
 
     eventually(lambda: not left(ledger), "it has ended")
     to_the_end(works, ledger)
-    assert (story(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
+    assert (history(ledger).outcome, world.boxes["w1"].calls) == ("mended", ["stop", "start"])
 
 
 def test_one_that_is_planned_holds_nothing_before_it_begins(
     ledger: Ledger, store: JobStore, cli: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     assert cli("pause", "--from", local(3600), "--for", "2h", "--reason", "new\x1b driver") == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
@@ -62,7 +62,7 @@ def test_one_that_is_planned_holds_nothing_before_it_begins(
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_it_ends_at_the_time_of_day_that_follows_its_beginning(ledger: Ledger, cli: Callable[..., int]) -> None:

@@ -1,4 +1,4 @@
-"""An executor with a real ledger and a real queue, an alert in its inbox, and what it wrote in its journal.
+"""An executor with a real ledger and a real queue, alerts in its inbox, and its journal.
 
 Only the host's containers and its exporter are fakes: see `world`.
 """
@@ -35,7 +35,7 @@ ROUNDS_MAX = 60
 
 
 def running(store: JobStore, *, worker: str = "w1", incarnation: str = "i1", **submission: Any) -> int:
-    """A job that a worker has claimed; its id."""
+    """Submit a job and let a worker claim it. Returns its id."""
     job_id = store.runs.submit(Submission(queue=worker, **submission), now=time.time())
     assert store.claims.claim(worker, host=HOST, worker=worker, incarnation=incarnation, now=time.time())
     return job_id
@@ -68,7 +68,7 @@ def arm(ledger: Ledger, *, host: str = HOST, armed: bool = True) -> None:
 
 
 def turn(works: Executor, ledger: Ledger) -> None:
-    """One look without the loop: take what is new and give every open episode its share."""
+    """One iteration of the loop: take the inbox and process every open episode once."""
     works.clock.tick()
     while ledger.inbox.take_new(HOST, now=time.time()):
         pass
@@ -77,7 +77,7 @@ def turn(works: Executor, ledger: Ledger) -> None:
 
 
 def sql(store: JobStore | Ledger, statement: str) -> list[tuple[Any, ...]]:
-    """Run a statement in its database; the rows that it returns."""
+    """Run a statement in the database. Returns its rows."""
     with db_transactions.writing(store._engine) as connection:
         found = connection.exec_driver_sql(statement)
         return [tuple(row) for row in found] if found.returns_rows else []
@@ -88,29 +88,29 @@ def to_the_end(works: Executor, ledger: Ledger) -> None:
         turn(works, ledger)
         if not ledger.episodes.list_open():
             return
-    pytest.fail(f"still open after {ROUNDS_MAX} rounds: {told(ledger)}")
+    pytest.fail(f"still open after {ROUNDS_MAX} rounds: {journal(ledger)}")
 
 
-def told(ledger: Ledger, episode_id: int = 1) -> list[str]:
-    """Its account as words: act and step."""
-    return [f"{entry.act} {entry.what}" for entry in story(ledger, episode_id).entries]
+def journal(ledger: Ledger, episode_id: int = 1) -> list[str]:
+    """The journal of an episode, each entry as act and step."""
+    return [f"{entry.act} {entry.what}" for entry in history(ledger, episode_id).entries]
 
 
-def story(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
+def history(ledger: Ledger, episode_id: int = 1) -> EpisodeHistory:
     found = ledger.reports.get(episode_id)
     assert found is not None
     return found
 
 
-def wedged(ledger: Ledger, store: JobStore, **submission: Any) -> World:
-    """A job that runs on w1, wedged, and its alert in the inbox."""
+def stalled_job(ledger: Ledger, store: JobStore, **submission: Any) -> World:
+    """A stalled job on w1, and its alert in the inbox."""
     job_id = running(store, **submission)
     ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
     return World(Box(worker="w1", job_id=job_id))
 
 
 def on_a_lost_gpu(ledger: Ledger, store: JobStore, *, unkillable: bool = False, **submission: Any) -> World:
-    """A job that runs on w1 and hangs on a GPU that is lost, and its alert in the inbox."""
+    """A job on w1 that hangs on a lost GPU, and its alert in the inbox."""
     job_id = running(store, **submission)
     lost = alert(job_id=str(job_id), alertname="GpuwardenJobGpuLost", condition="health")
     ledger.inbox.accept([lost], [], now=time.time())
@@ -120,14 +120,14 @@ def on_a_lost_gpu(ledger: Ledger, store: JobStore, *, unkillable: bool = False, 
 
 
 def take_up(ledger: Ledger) -> Episode:
-    """Take the alert from the inbox; its episode."""
+    """Take the alert from the inbox. Returns its episode."""
     ledger.inbox.take_new(HOST, now=time.time())
     (episode,) = ledger.episodes.list_open(HOST)
     return episode
 
 
 def after_begin(ledger: Ledger, happens: Callable[[], object]) -> None:
-    """Have something happen right after a free is promised."""
+    """Call `happens` right after an intent is written."""
     begin = ledger.intents.begin
 
     def begin_and_then(*promised: Any, **how: Any) -> Any:
@@ -139,14 +139,14 @@ def after_begin(ledger: Ledger, happens: Callable[[], object]) -> None:
 
 
 def silent_server(ledger: Ledger, **box: Any) -> World:
-    """A server in a container, silent, and its alert in the inbox."""
+    """A hung server in a container, and its alert in the inbox."""
     found = Box(worker="w1", job_id=None, attempt=None, **box)
     ledger.inbox.accept([server_alert(container="w1", incarnation=found.incarnation)], [], now=time.time())
     return World(found)
 
 
 def claims(store: JobStore, worker: str, *, incarnation: str = "new", gpu: str = "", host: str = HOST) -> int | None:
-    """The job that a worker of queue w1 gets, if any."""
+    """Let a worker of queue w1 claim a job. Returns its id, if any."""
     store.claims.register(
         "w1", host=host, worker=worker, incarnation=incarnation, now=store.now(), gpus=[gpu] if gpu else []
     )
@@ -159,11 +159,11 @@ class Crash(BaseException):
 
 
 UNCOUNTED = frozenset({"now", "current", "with_activity"})
-"""What is only read from the ledger before an act: to end there is to end before the act."""
+"""Calls that only read, and after which the process need not end."""
 
 
 class Crashing:
-    """Stands before a part and ends the process after its n-th call, counted over every part that shares the count."""
+    """Wraps a part and ends the process after its n-th call. Nested parts share the count."""
 
     def __init__(self, part: Any, *, after: int, calls: Iterator[int] | None = None) -> None:
         self._part = part
@@ -185,18 +185,18 @@ class Crashing:
         return call if callable(attribute) and name not in UNCOUNTED else attribute
 
 
-def assert_mended_once(ledger: Ledger, store: JobStore, world: World, *, failed: bool = False) -> None:
-    box, job, account = world.boxes["w1"], store.job(1), told(ledger)
-    assert box.stops == 1, account
-    assert box.starts == 1, account
-    assert box.running, account
-    assert story(ledger).outcome == "mended", account
-    assert account.count("did requeue") + account.count("did fail") + account.count("saw settle: done") == 1, account
+def assert_fixed_once(ledger: Ledger, store: JobStore, world: World, *, failed: bool = False) -> None:
+    box, job, lines = world.boxes["w1"], store.job(1), journal(ledger)
+    assert box.stops == 1, lines
+    assert box.starts == 1, lines
+    assert box.running, lines
+    assert history(ledger).outcome == "mended", lines
+    assert lines.count("did requeue") + lines.count("did fail") + lines.count("saw settle: done") == 1, lines
     if failed:
-        assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), account
-        assert store.outbox.dispatch_events(1) == ["failed"], account
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 1, 0), lines
+        assert store.outbox.dispatch_events(1) == ["failed"], lines
     else:
-        assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), account
+        assert (job.state, job.attempt, job.watchdog_retries) == (State.QUEUED, 1, 1), lines
         assert claims(store, "w9") == 1
         assert claims(store, "w8") is None
 
@@ -213,7 +213,7 @@ def looping(works: Executor) -> Iterator[threading.Thread]:
         assert not thread.is_alive()
 
 
-def story_outcome(ledger: Ledger) -> str | None:
+def outcome_of(ledger: Ledger) -> str | None:
     found = ledger.reports.get(1)
     return found.outcome if found else None
 

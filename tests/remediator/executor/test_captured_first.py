@@ -25,11 +25,20 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome
 from remediator.reasons import Reason
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import PACE, after_begin, arm, silent_server, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import (
+    PACE,
+    after_begin,
+    arm,
+    journal,
+    silent_server,
+    stalled_job,
+    to_the_end,
+    turn,
+)
 from tests.remediator.world import Box, World
 
 LOOK = (sys.executable, "-IS", probe.__file__)
-ACCOUNT = [
+JOURNAL = [
     "saw alert: firing",
     "decided begin",
     "saw capture",
@@ -65,8 +74,8 @@ def executor(
     return Executor(ledger, host=HOST, clients=clients, settings=PACE)
 
 
-def wedge(ledger: Ledger, store: JobStore, target: int) -> tuple[World, Box]:
-    world = wedged(ledger, store)
+def stalled_worker(ledger: Ledger, store: JobStore, target: int) -> tuple[World, Box]:
+    world = stalled_job(ledger, store)
     box = world.boxes["w1"]
     box.processes = frozenset({target})
     return world, box
@@ -83,13 +92,13 @@ def looks(folder: Path) -> int:
 
 
 def test_a_capture_is_kept_before_the_fence_and_the_stop(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     kept: list[int] = []
     world.before_stop = lambda _: kept.append(len(ledger.captures.of_episode(1)))
 
     to_the_end(executor(ledger, store, world, capture_runner()), ledger)
 
-    assert told(ledger) == ACCOUNT
+    assert journal(ledger) == JOURNAL
     assert (kept, box.calls) == ([1], ["stop", "start"])
     (capture,) = ledger.captures.of_episode(1)
     assert [(each["pid"], each["name"]) for each in capture.document["processes"]] == [(target, "sleep")]
@@ -102,21 +111,21 @@ def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, t
 
     to_the_end(executor(ledger, store, world, capture_runner()), ledger)
 
-    assert told(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
+    assert journal(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
     assert ledger.captures.of_episode(1)[0].document["facts"]["unanswered_s"] == 130.0
 
 
 def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, _ = wedge(ledger, store, target)
+    world, _ = stalled_worker(ledger, store, target)
 
     to_the_end(executor(ledger, store, world, None), ledger)
 
-    assert told(ledger) == [line for line in ACCOUNT if line != "saw capture"]
+    assert journal(ledger) == [line for line in JOURNAL if line != "saw capture"]
     assert ledger.captures.of_episode(1) == []
 
 
 def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     advance = ledger.intents.advance
 
     def crash(*_: Any, **__: Any) -> bool:
@@ -125,17 +134,17 @@ def test_a_kept_capture_is_not_repeated(ledger: Ledger, store: JobStore, target:
     ledger.intents.advance = crash  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):  # right after it was kept, before the fence is on record
         turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
-    assert told(ledger)[-1] == "saw capture"
+    assert journal(ledger)[-1] == "saw capture"
     ledger.intents.advance = advance  # type: ignore[method-assign]
 
     to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
-    assert (told(ledger), box.calls) == (ACCOUNT, ["stop", "start"])
+    assert (journal(ledger), box.calls) == (JOURNAL, ["stop", "start"])
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (1, 1)
 
 
 def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
-    world, _ = wedge(ledger, store, target)
+    world, _ = stalled_worker(ledger, store, target)
     keep = ledger.captures.save
 
     def crash(*_: Any, **__: Any) -> bool:
@@ -148,12 +157,12 @@ def test_a_lost_capture_is_repeated(ledger: Ledger, store: JobStore, target: int
 
     to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
-    assert told(ledger) == ACCOUNT
+    assert journal(ledger) == JOURNAL
     assert (looks(tmp_path), len(ledger.captures.of_episode(1))) == (2, 1)
 
 
 def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
 
     def refuse(*_: Any, **__: Any) -> bool:
         raise DatabaseError("too large")
@@ -167,11 +176,11 @@ def test_a_refused_capture_delays_no_stop(ledger: Ledger, store: JobStore, targe
 
 
 def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     for _ in range(3):
         turn(executor(ledger, store, world, capture_runner(look=counted(tmp_path)), armed=False), ledger)
 
-    assert told(ledger) == ["saw alert: firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
+    assert journal(ledger) == ["saw alert: firing", "saw capture", "would act", *["decided wait: dry_run"] * 3]
     assert (looks(tmp_path), box.calls) == (1, [])
     to_the_end(executor(ledger, store, world, capture_runner(look=counted(tmp_path))), ledger)
 
@@ -180,38 +189,38 @@ def test_a_dry_run_and_a_free_have_a_capture_each(ledger: Ledger, store: JobStor
 
 
 def test_facts_are_read_again_after_a_capture(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
 
     class Slow(CaptureRunner):
         def capture(self, *about: Any, **how: Any) -> Capture:
             captured = super().capture(*about, **how)
-            box.wedged = False
+            box.hung = False
             return captured
 
     works = executor(ledger, store, world, Slow(for_s=10.0, max_bytes=2**18))
     turn(works, ledger)
-    assert told(ledger)[1:] == ["decided begin", "saw capture", "decided wait: unconfirmed"]
-    box.wedged = True
+    assert journal(ledger)[1:] == ["decided begin", "saw capture", "decided wait: unconfirmed"]
+    box.hung = True
 
     to_the_end(works, ledger)
 
-    assert told(ledger)[3:6] == ["decided wait: unconfirmed", "did fence", "decided stop"]
+    assert journal(ledger)[3:6] == ["decided wait: unconfirmed", "did fence", "decided stop"]
     assert len(ledger.captures.of_episode(1)) == 1
 
 
 def test_what_does_not_run_any_more_is_not_captured(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     works = executor(ledger, store, world, capture_runner())
     after_begin(ledger, lambda: setattr(box, "running", False))
 
     to_the_end(works, ledger)
 
-    assert "did fence" in told(ledger)
+    assert "did fence" in journal(ledger)
     assert ledger.captures.of_episode(1) == []
 
 
 def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore, target: int) -> None:
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
     (episode,) = ledger.episodes.list_open(HOST)
@@ -226,7 +235,7 @@ def test_a_free_has_one_capture_whoever_keeps_it(ledger: Ledger, store: JobStore
 
 def test_refused_characters_are_replaced(ledger: Ledger, store: JobStore, target: int, tmp_path: Path) -> None:
     (tmp_path / "job-1-attempt-1.log").write_bytes(b"a\0b\xed\xa0\x80c\n")
-    world, _ = wedge(ledger, store, target)
+    world, _ = stalled_worker(ledger, store, target)
 
     to_the_end(executor(ledger, store, world, capture_runner(job_logs=tmp_path)), ledger)
 
@@ -237,7 +246,7 @@ def test_so_many_captures_are_kept_and_besides_those_of_open_episodes(
     ledger: Ledger, store: JobStore, target: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remediator.ledger.captures.CAPTURES_MAX", 0)
-    world, box = wedge(ledger, store, target)
+    world, box = stalled_worker(ledger, store, target)
     box.unkillable = True
     turn(executor(ledger, store, world, None), ledger)
     (episode,) = ledger.episodes.list_open(HOST)

@@ -20,13 +20,23 @@ from remediator.ledger.ledger import Ledger
 from remediator.plan import Facts
 from remediator.remedies import REMEDIES
 from tests.remediator.builders import HOST, alert
-from tests.remediator.executor.builders import PACE, executor, looping, running, sql, story, story_outcome, told, wedged
+from tests.remediator.executor.builders import (
+    PACE,
+    executor,
+    history,
+    journal,
+    looping,
+    outcome_of,
+    running,
+    sql,
+    stalled_job,
+)
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
 
 
 def test_newer_tables_end_the_executor_and_for_older_ones_it_waits(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     ((ours,),) = sql(ledger, "SELECT version_num FROM gpuwarden_ledger_version")
     before = ledger.reports.totals(HOST).executor
@@ -51,7 +61,7 @@ def test_an_alert_is_taken_up_at_once_not_at_the_next_look(ledger: Ledger, store
     with looping(executor(ledger, store, world, settings=replace(PACE, interval_s=60.0))):
         eventually(lambda: ledger.reports.totals(HOST).executor, "the first beat")
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: story_outcome(ledger) == "mended", "mended", within_s=30)
+        eventually(lambda: outcome_of(ledger) == "mended", "mended", within_s=30)
 
 
 def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +86,14 @@ def test_an_idle_executor_is_quiet(ledger_url: str, store: JobStore, monkeypatch
 
 
 def test_what_waits_is_looked_at_again_on_a_timer(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    world.boxes["w1"].wedged = False
+    world = stalled_job(ledger, store)
+    world.boxes["w1"].hung = False
     with looping(executor(ledger, store, world)):
-        eventually(lambda: "decided wait: unconfirmed" in (told(ledger) if ledger.reports.newest() else []), "it waits")
-        world.boxes["w1"].wedged = True
-        eventually(lambda: story_outcome(ledger) == "mended", "mended without another alert")
+        eventually(
+            lambda: "decided wait: unconfirmed" in (journal(ledger) if ledger.reports.newest() else []), "it waits"
+        )
+        world.boxes["w1"].hung = True
+        eventually(lambda: outcome_of(ledger) == "mended", "mended without another alert")
 
 
 def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(ledger: Ledger, store: JobStore) -> None:
@@ -100,28 +112,28 @@ def test_a_container_that_is_slow_to_stop_holds_up_its_own_episode_only(ledger: 
         eventually(stopping.is_set, "the slow stop has begun")
         ledger.inbox.accept([alert("b", worker="w2", job_id=str(quick))], [], now=time.time())
         eventually(
-            lambda: len(ledger.reports.newest()) == 2 and story(ledger, 2).outcome == "mended", "the other is mended"
+            lambda: len(ledger.reports.newest()) == 2 and history(ledger, 2).outcome == "mended", "the other is mended"
         )
-        assert story(ledger, 1).outcome is None
+        assert history(ledger, 1).outcome is None
         go_on.set()
-        eventually(lambda: story(ledger, 1).outcome == "mended", "the slow one is mended too")
+        eventually(lambda: history(ledger, 1).outcome == "mended", "the slow one is mended too")
 
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
 def test_another_hosts_episodes_are_not_its_own(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     ledger.inbox.accept([alert("b", host="box2")], [], now=time.time())
 
     with looping(executor(ledger, store, world)):
-        eventually(lambda: story_outcome(ledger) == "mended", "its own is mended")
+        eventually(lambda: outcome_of(ledger) == "mended", "its own is mended")
 
     assert len(ledger.reports.newest()) == 1
     assert ledger.inbox.take_new("box2", now=time.time()) == 1, "it is left for its own host's executor"
 
 
 def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = wedged(ledger, store)
+    healthy = stalled_job(ledger, store)
     ledger.inbox.accept([alert("b", worker="w2")], [], now=time.time())
     remedy = REMEDIES["restart_worker"]
 
@@ -138,12 +150,12 @@ def test_a_defect_costs_its_own_episode(ledger: Ledger, store: JobStore, monkeyp
         return found[2] if found else 0
 
     with looping(executor(ledger, store, healthy)):
-        eventually(lambda: story_outcome(ledger) == "mended", "the healthy one is mended")
+        eventually(lambda: outcome_of(ledger) == "mended", "the healthy one is mended")
         eventually(lambda: errors() >= 2, "the defect is counted each time")
 
 
 def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     look, times = works.reconcile, itertools.count(1)
 
@@ -154,7 +166,7 @@ def test_a_defect_in_the_loop_itself_is_counted_and_outlived(ledger: Ledger, sto
 
     works.reconcile = defective  # type: ignore[method-assign]
     with looping(works):
-        eventually(lambda: story_outcome(ledger) == "mended", "mended")
+        eventually(lambda: outcome_of(ledger) == "mended", "mended")
 
     found = ledger.reports.totals(HOST).executor
     assert found is not None
@@ -166,7 +178,7 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
 ) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.05)
     ledger = Ledger.open(ledger_url, host=HOST)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     refused = threading.Event()
 
     beat = Executors.beat
@@ -187,6 +199,6 @@ def test_while_the_ledger_is_locked_nothing_is_done_and_afterwards_all_is(
             eventually(refused.is_set, "the ledger refused")
             assert world.boxes["w1"].calls == []
             other.execute("ROLLBACK")
-            eventually(lambda: story_outcome(ledger) == "mended", "mended once it answers")
+            eventually(lambda: outcome_of(ledger) == "mended", "mended once it answers")
     watched.close()
     ledger.close()

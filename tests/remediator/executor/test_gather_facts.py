@@ -19,7 +19,7 @@ from remediator.plan import ContainerState, Facts, Step
 from remediator.remedies import REMEDIES
 from tests.remediator import builders as build
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import PACE, executor, silent_server, take_up, turn, wedged
+from tests.remediator.executor.builders import PACE, executor, silent_server, stalled_job, take_up, turn
 
 
 class Engine:
@@ -70,7 +70,7 @@ def test_an_accused_container_is_looked_for_in_every_engine(
 
 def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspended right after the decision, it wakes to a worker that has long gone on."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     remedy, decided = REMEDIES["restart_worker"], list[str]()
 
     def decide_and_sleep(facts: Facts) -> Step:
@@ -79,7 +79,7 @@ def test_old_facts_are_read_again(ledger: Ledger, store: JobStore, monkeypatch: 
         if isinstance(step, plan.Fence) and decided.count("Fence") == 1:
             slept_s = time.clock_gettime(time.CLOCK_BOOTTIME) + FACTS_S + 1
             monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: slept_s)
-            world.boxes["w1"].wedged = False
+            world.boxes["w1"].hung = False
         return step
 
     sleepy = {"restart_worker": replace(remedy, decide=decide_and_sleep)}

@@ -21,13 +21,13 @@ from tests.remediator.builders import HOST
 from tests.remediator.executor.builders import (
     Crash,
     Crashing,
-    assert_mended_once,
+    assert_fixed_once,
     executor,
+    journal,
     sql,
+    stalled_job,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.world import World
 
@@ -48,7 +48,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Scenes:
             ledger = Ledger.open(f"sqlite:///{folder}/ledger.db", host=HOST)
             store = JobStore.open(f"sqlite:///{folder}/queue.db")
             try:
-                yield ledger, store, wedged(ledger, store, **submission)
+                yield ledger, store, stalled_job(ledger, store, **submission)
             finally:
                 ledger.close()
                 store.close()
@@ -67,7 +67,7 @@ def scenes(backend: str, request: pytest.FixtureRequest, scene: Scenes) -> Scene
     @contextmanager
     def emptied(**submission: Any) -> Iterator[tuple[Ledger, JobStore, World]]:
         sql(ledger, f"TRUNCATE {tables} RESTART IDENTITY")
-        yield ledger, store, wedged(ledger, store, **submission)
+        yield ledger, store, stalled_job(ledger, store, **submission)
 
     return emptied
 
@@ -108,7 +108,7 @@ def test_the_next_executor_finishes_after_a_kill(scenes: Scenes, job_class: JobC
             crashed = crashing(ledger, store, world, after)
             to_the_end(executor(ledger, store, world), ledger)
 
-            assert_mended_once(ledger, store, world, failed=job_class is JobClass.INGEST_LOAD)
+            assert_fixed_once(ledger, store, world, failed=job_class is JobClass.INGEST_LOAD)
         if not crashed:
             assert after > 40, "the calls were counted"
             return
@@ -122,19 +122,19 @@ def test_killed_again_and_again_it_is_still_mended_once(scene: Scenes, crashes: 
             crashing(ledger, store, world, after)
         to_the_end(executor(ledger, store, world), ledger)
 
-        assert_mended_once(ledger, store, world)
+        assert_fixed_once(ledger, store, world)
 
 
 def test_a_worker_that_recovers_while_no_executor_ran_is_not_fenced(ledger: Ledger, store: JobStore) -> None:
     """The promise was written and the executor ended; minutes later the step came through after all."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     with pytest.raises(Crash):
         turn(executor(Crashing(ledger, after=1), store, world), ledger)
-    assert told(ledger)[-1] == "decided begin"
-    world.boxes["w1"].wedged = False
+    assert journal(ledger)[-1] == "decided begin"
+    world.boxes["w1"].hung = False
 
     turn(executor(ledger, store, world), ledger)
 
-    assert told(ledger)[-1] == "decided wait: unconfirmed"
+    assert journal(ledger)[-1] == "decided wait: unconfirmed"
     assert store.job(1).state is State.RUNNING
     assert world.boxes["w1"].calls == []

@@ -19,7 +19,7 @@ from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order
 from remediator.webhook.intake import Inbox
 from tests.remediator.builders import HOST, alert, host_alert
-from tests.remediator.executor.builders import LIMITS, PACE, arm, executor, looping, running, sql, story, told
+from tests.remediator.executor.builders import LIMITS, PACE, arm, executor, history, journal, looping, running, sql
 from tests.remediator.executor.test_shared_ledger import beat
 from tests.remediator.world import World
 from tests.waiting import eventually
@@ -115,7 +115,7 @@ def looked_on(works: Executor) -> Iterator[None]:
 
 
 def lines(ledger: Ledger, step: str) -> list[str]:
-    return [f"{entry.host} {entry.act}" for entry in story(ledger).entries if entry.step == step]
+    return [f"{entry.host} {entry.act}" for entry in history(ledger).entries if entry.step == step]
 
 
 @pytest.mark.behaviour("D4")
@@ -126,19 +126,19 @@ def test_a_silent_hosts_job_is_held_and_comes_back(ledger: Ledger, other: Ledger
 
     with looping(onlooker(other, store)):
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
-        eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is told")
         assert store.job(job_id).attempt == 1
         assert store.claims.claim("w1", host="box2", worker="w1", incarnation="j1", now=time.time()).job_id != job_id  # type: ignore[union-attr]
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
-        eventually(lambda: "saw alert: resolved" in told(ledger), "its alert has ended")
+        eventually(lambda: "saw alert: resolved" in journal(ledger), "its alert has ended")
         assert store.job(job_id).state is State.HOST_LOST
 
         hear(store, job_id)
-        eventually(lambda: story(ledger).outcome == "mended", "it is over")
+        eventually(lambda: history(ledger).outcome == "mended", "it is over")
 
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
     assert lines(ledger, "lose") == ["box2 decided", "box2 did"]
-    assert story(ledger).worker == HOST
+    assert history(ledger).worker == HOST
 
 
 @pytest.mark.behaviour("D4")
@@ -150,7 +150,7 @@ def test_while_its_worker_is_heard_of_its_job_is_not_lost(ledger: Ledger, other:
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: workers_alive"
+        assert journal(ledger)[-1] == "decided wait: workers_alive"
 
         silence(store)
         silence(store)
@@ -182,7 +182,7 @@ def test_a_job_that_was_never_heard_of_is_not_lost(ledger: Ledger, other: Ledger
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert story(ledger).entries[-1].reason == Reason.WORKERS_ALIVE
+        assert history(ledger).entries[-1].reason == Reason.WORKERS_ALIVE
 
 
 @pytest.mark.parametrize("disarmed", [HOST, "box2"])
@@ -193,7 +193,7 @@ def test_both_hosts_must_be_armed(disarmed: str, ledger: Ledger, other: Ledger, 
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger).count("would act") == 1
+        assert journal(ledger).count("would act") == 1
 
         arm(ledger, host=disarmed)
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "armed, it is held")
@@ -207,7 +207,7 @@ def test_a_pause_of_either_host_holds_it(paused: str, ledger: Ledger, other: Led
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: paused"
+        assert journal(ledger)[-1] == "decided wait: paused"
 
         ledger.orders.give(Order(act=Act.RESUME, at=ledger.now(), who="test", because="a test", host=paused))
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "resumed, it is held")
@@ -220,7 +220,7 @@ def test_armed_with_approval_a_person_is_asked_first(ledger: Ledger, other: Ledg
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: approval"
+        assert journal(ledger)[-1] == "decided wait: approval"
 
         ledger.orders.answer(1, Act.APPROVE, who="test", because="a test", now=ledger.now(), until=ledger.now() + 60)
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "approved, it is held")
@@ -234,7 +234,7 @@ def test_whoever_sees_more_hosts_silent_than_alive_holds_none(ledger: Ledger, ot
 
     with looked_on(works):
         assert store.job(job_id).state is State.RUNNING
-        assert told(ledger)[-1] == "decided wait: majority_silent"
+        assert journal(ledger)[-1] == "decided wait: majority_silent"
 
         other.inbox.accept([host_alert("h3", host="box3", firing=False)], [], now=time.time())
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "the same, where the other one is heard of")
@@ -274,7 +274,7 @@ def test_of_several_hosts_that_look_on_one_holds_its_jobs(
             stack.enter_context(looping(onlooker(ledgers(f"box{number}"), store, f"box{number}")))
         stack.enter_context(looping(onlooker(other, store)))
         eventually(lambda: all(store.job(each).state is State.HOST_LOST for each in job_ids), "both are held")
-        eventually(lambda: "decided wait: jobs_held" in told(ledger), "and that is told")
+        eventually(lambda: "decided wait: jobs_held" in journal(ledger), "and that is told")
 
     decided, *did = lines(ledger, "lose")
     assert did == [decided.replace("decided", "did")] * 2
@@ -324,7 +324,7 @@ def test_a_host_without_its_workers_keeps_its_jobs_for_a_lease(ledger: Ledger, o
         eventually(lambda: store.job(job_id).state is State.HOST_LOST, "it is held")
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
         with beating(ledger):
-            eventually(lambda: story(ledger).outcome == "mended", "it is over")
+            eventually(lambda: history(ledger).outcome == "mended", "it is over")
 
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
     assert store.job(job_id).lease_expires_at is not None
@@ -349,12 +349,12 @@ def test_its_own_executor_knows_that_it_lives(ledger: Ledger, other: Ledger, sto
 
     with looping(works):
         eventually(
-            lambda: ledger.episodes.about_silent_hosts() and "decided wait: executor_alive" in told(ledger),
+            lambda: ledger.episodes.about_silent_hosts() and "decided wait: executor_alive" in journal(ledger),
             "it has looked",
         )
         assert store.job(job_id).state is State.RUNNING
         other.inbox.accept([host_alert(firing=False)], [], now=time.time())
-        eventually(lambda: story(ledger).outcome == "unconfirmed", "nothing was done")
+        eventually(lambda: history(ledger).outcome == "unconfirmed", "nothing was done")
 
 
 def test_two_alerts_at_once_open_one_episode(ledger: Ledger, other: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

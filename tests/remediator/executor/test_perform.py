@@ -22,14 +22,14 @@ from tests.remediator.executor.builders import (
     PACE,
     Crash,
     Crashing,
-    assert_mended_once,
+    assert_fixed_once,
     executor,
-    story,
+    history,
+    journal,
+    stalled_job,
     take_up,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.waiting import eventually
 
@@ -56,7 +56,7 @@ class Losing:
 
 @pytest.mark.parametrize("lost", ["fence", "stop", "requeue", "fail", "quarantine", "start"])
 def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, store: JobStore, lost: str) -> None:
-    world = wedged(ledger, store, job_class=JobClass.INGEST_LOAD if lost == "fail" else JobClass.GPU)
+    world = stalled_job(ledger, store, job_class=JobClass.INGEST_LOAD if lost == "fail" else JobClass.GPU)
     world.boxes["w1"].unkillable = lost == "quarantine"
     losing = Losing(ledger, step=lost)
     bounds = replace(LIMITS, settle_timeout_s=0.05, restart_timeout_s=0.1) if lost == "quarantine" else LIMITS
@@ -68,11 +68,11 @@ def test_an_act_whose_record_was_lost_is_repeated_without_harm(ledger: Ledger, s
         assert [each.gpu for each in store.gpu_quarantine.quarantined()] == ["GPU-0"]
         assert store.job(1).watchdog_retries == 1
     else:
-        assert_mended_once(ledger, store, world, failed=lost == "fail")
+        assert_fixed_once(ledger, store, world, failed=lost == "fail")
 
 
 def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     start = world.start
 
     def start_and_end(handle: str) -> None:
@@ -86,19 +86,19 @@ def test_a_container_that_ends_at_its_start_is_not_started_again(ledger: Ledger,
     turn(works, ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
-    assert story(ledger).outcome == "partly_mended"
-    assert told(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_mended"]
+    assert history(ledger).outcome == "partly_mended"
+    assert journal(ledger)[-2:] == ["saw free: abandoned", "decided close: partly_mended"]
 
 
 @pytest.mark.parametrize(("lasts", "outcome"), [(False, "partly_mended"), (True, "mended")])
 def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *, lasts: bool, outcome: str) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     seen_s = 0.5
     works = executor(ledger, store, world, settings=replace(PACE, limits=replace(LIMITS, start_seen_s=seen_s)))
 
     started_s = time.monotonic()
     turn(works, ledger)
-    assert told(ledger)[-2:] == ["did start", "decided wait: stabilizing"]
+    assert journal(ledger)[-2:] == ["did start", "decided wait: stabilizing"]
     world.boxes["w1"].running = lasts
 
     def is_over() -> bool:
@@ -107,18 +107,18 @@ def test_a_start_is_believed_at_a_later_look(ledger: Ledger, store: JobStore, *,
 
     eventually(is_over, "the episode is closed", within_s=10)
 
-    assert story(ledger).outcome == outcome
+    assert history(ledger).outcome == outcome
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert not lasts or time.monotonic() - started_s >= seen_s
 
 
 def test_an_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     box, look, looks = world.boxes["w1"], world.look, itertools.count()
 
     def look_and_restart(handle: str, *, cgroup: str | None = None) -> Any:
         if next(looks) == 3:  # right before the stop: somebody restarts it
-            box.starts, box.wedged = box.starts + 1, False
+            box.starts, box.hung = box.starts + 1, False
         return look(handle, cgroup=cgroup)
 
     world.look = look_and_restart  # type: ignore[method-assign]
@@ -126,18 +126,18 @@ def test_an_incarnation_that_ends_before_the_stop_is_not_stopped(ledger: Ledger,
     to_the_end(executor(ledger, store, world), ledger)
 
     assert box.calls == []
-    assert "decided stop" not in told(ledger)
-    assert story(ledger).outcome == "mended"
+    assert "decided stop" not in journal(ledger)
+    assert history(ledger).outcome == "mended"
     assert store.job(1).watchdog_retries == 1
 
 
 def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
 
     class Finishing(BuiltinQueue):
         def fence(self, job_id: int, **how: Any) -> bool:
             assert store.claims.complete(job_id, attempt=1, incarnation="i1", now=time.time())
-            world.boxes["w1"].wedged = False
+            world.boxes["w1"].hung = False
             world.boxes["w1"].attempt = None
             world.boxes["w1"].job_id = None
             return super().fence(job_id, **how)
@@ -145,26 +145,26 @@ def test_a_job_that_completes_before_the_fence_stays_completed(ledger: Ledger, s
     to_the_end(executor(ledger, Finishing(store), world), ledger)
 
     assert store.job(1).state is State.COMPLETED
-    assert "did fence" not in told(ledger)
+    assert "did fence" not in journal(ledger)
     assert world.boxes["w1"].calls == []
-    assert story(ledger).outcome == "superseded"
+    assert history(ledger).outcome == "superseded"
 
 
 def test_another_trip_of_the_same_incarnation_is_superseded_not_freed_twice(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     to_the_end(executor(ledger, store, world), ledger)
     box = world.boxes["w1"]
-    box.starts, box.wedged = 0, True  # the very same incarnation, as no engine would ever show it again
+    box.starts, box.hung = 0, True  # the very same incarnation, as no engine would ever show it again
     ledger.inbox.accept([alert("second", job_id="1")], [], now=time.time())
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story(ledger, 2).outcome == "superseded"
+    assert history(ledger, 2).outcome == "superseded"
     assert box.calls == ["stop", "start"]
 
 
 def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
 
     class Sulking(BuiltinQueue):
         def retire_worker(self, **_: Any) -> None:
@@ -172,11 +172,11 @@ def test_a_worker_that_cannot_be_retired_holds_nothing_up(ledger: Ledger, store:
 
     to_the_end(executor(ledger, Sulking(store), world), ledger)
 
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     for after in itertools.count(1):
         with suppress(Crash):
@@ -192,7 +192,7 @@ def test_two_that_hold_the_same_decision_start_the_container_once(ledger: Ledger
 
 
 def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
 
@@ -208,5 +208,5 @@ def test_a_decision_that_its_episode_cannot_have_is_a_defect_not_an_act(ledger: 
         episode, plan.Advance(kind=Kind.FREE, stage=Stage.DONE, reason=Reason.DONE, message="no free either")
     )
 
-    assert told(ledger) == ["saw alert: firing"]
+    assert journal(ledger) == ["saw alert: firing"]
     assert world.boxes["w1"].calls == []

@@ -26,30 +26,30 @@ from tests.remediator.executor.builders import (
     Crashing,
     claims,
     executor,
+    history,
+    journal,
     on_a_lost_gpu,
     running,
     sql,
-    story,
+    stalled_job,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.world import Box, World
 
 
 def reason_of(ledger: Ledger, step: str) -> str | None:
     """Why a step of its account was taken."""
-    (found,) = (entry.reason for entry in story(ledger).entries if entry.step == step)
+    (found,) = (entry.reason for entry in history(ledger).entries if entry.step == step)
     return found
 
 
 def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store, priority=100)
+    world = stalled_job(ledger, store, priority=100)
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert told(ledger) == [
+    assert journal(ledger) == [
         "saw alert: firing",
         "decided begin",
         "did fence",
@@ -68,7 +68,7 @@ def test_a_wedge_is_mended_and_every_step_of_it_told_in_order(ledger: Ledger, st
 
 
 def test_a_killed_workers_row_no_longer_counts_as_busy(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store, model="sdxl")
+    world = stalled_job(ledger, store, model="sdxl")
 
     to_the_end(executor(ledger, store, world), ledger)
 
@@ -92,7 +92,7 @@ def test_the_fourth_trip_fails_the_job_and_its_run(ledger: Ledger, store: JobSto
         world.boxes = {"w1": box}
         to_the_end(executor(ledger, store, world), ledger)
 
-    assert [told(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
+    assert [journal(ledger, each)[6] for each in range(1, 5)] == ["did requeue"] * 3 + ["did fail"]
     assert store.job(job_id).state is State.FAILED
     assert store.outbox.dispatch_events(job_id) == ["failed", "run_failed"]
     assert store.runs.state("r1") == "failed"
@@ -105,23 +105,23 @@ def test_a_container_without_a_job_is_freed(ledger: Ledger, store: JobStore, mon
     world = World(Box(worker="w1", job_id=None, attempt=None))
     monkeypatch.setattr(
         "remediator.remedies.job_conditions.confirm",
-        lambda seen, _: Finding.of(world.boxes["w1"].wedged, seen.worker),
+        lambda seen, _: Finding.of(world.boxes["w1"].hung, seen.worker),
     )
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
     assert world.boxes["w1"].calls == ["stop", "start"]
 
 
 def test_a_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     dry = executor(ledger, store, world, armed=False)
     for _ in range(5):
         turn(dry, ledger)
     before = store.job(1)
 
-    assert told(ledger) == ["saw alert: firing", "would act", "decided wait: dry_run"]
+    assert journal(ledger) == ["saw alert: firing", "would act", "decided wait: dry_run"]
     assert (before.state, before.attempt, before.because) == (State.RUNNING, 1, None)
     assert world.boxes["w1"].calls == []
 
@@ -130,23 +130,23 @@ def test_a_dry_run_records_once_and_arming_acts(ledger: Ledger, store: JobStore)
 
 
 def test_disarmed_in_the_middle_it_does_not_stop_and_armed_again_it_goes_on(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     with pytest.raises(Crash):
         turn(executor(Crashing(ledger, after=1), store, world), ledger)
-    assert told(ledger)[-1] == "decided begin"
+    assert journal(ledger)[-1] == "decided begin"
 
     turn(executor(ledger, store, world, armed=False), ledger)
-    assert told(ledger)[-1] == "decided wait: dry_run"
+    assert journal(ledger)[-1] == "decided wait: dry_run"
     assert store.job(1).state is State.RUNNING
     assert world.boxes["w1"].calls == []
 
     to_the_end(executor(ledger, store, world), ledger)
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
 
 
 def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
-    world.boxes["w1"].wedged = False
+    world = stalled_job(ledger, store)
+    world.boxes["w1"].hung = False
     works = executor(ledger, store, world)
     for silent in (False, False, True, True):
         world.silent = silent
@@ -156,7 +156,7 @@ def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store
     ledger.inbox.accept([alert(job_id="1", firing=False)], [], now=time.time())
     turn(works, ledger)
 
-    assert told(ledger) == [
+    assert journal(ledger) == [
         "saw alert: firing",
         "decided wait: unconfirmed",
         "decided wait: no_evidence",
@@ -177,64 +177,64 @@ def test_an_unconfirmed_episode_waits_once_for_each_reason(ledger: Ledger, store
 def test_what_cannot_be_seen_is_waited_for(
     ledger: Ledger, store: JobStore, broken: Callable[[World], None], reason: Reason
 ) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     broken(world)
 
     turn(executor(ledger, store, world), ledger)
 
-    assert story(ledger).entries[-1].reason == reason
+    assert history(ledger).entries[-1].reason == reason
     assert store.job(1).state is State.RUNNING
 
 
 def test_a_kind_of_container_it_has_no_hands_for_is_waited_for(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     clients = Clients(exporter=world, queue=BuiltinQueue(store), actuators={})  # type: ignore[arg-type]
     works = Executor(ledger, host=HOST, clients=clients, settings=PACE)
 
     turn(works, ledger)
 
-    assert story(ledger).entries[-1].reason == Reason.NO_CONTAINER
+    assert history(ledger).entries[-1].reason == Reason.NO_CONTAINER
 
 
 def test_a_queue_that_is_gone_is_waited_for(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     sql(store, "ALTER TABLE jobs RENAME TO lost")
 
     turn(executor(ledger, store, world), ledger)
 
-    assert told(ledger)[-2:] == ["decided begin", "decided wait: queue_unreachable"]
+    assert journal(ledger)[-2:] == ["decided begin", "decided wait: queue_unreachable"]
     sql(store, "ALTER TABLE lost RENAME TO jobs")
     to_the_end(executor(ledger, store, world), ledger)
     assert store.job(1).state is State.QUEUED
 
 
 def test_a_stop_that_fails_is_recorded_and_tried_again_at_the_loops_pace(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     world.boxes["w1"].unkillable = True
     works = executor(ledger, store, world)
 
     turn(works, ledger)
-    assert told(ledger)[-2:] == ["decided stop", "failed stop"]
-    assert story(ledger).entries[-1].message == "it does not die"
+    assert journal(ledger)[-2:] == ["decided stop", "failed stop"]
+    assert history(ledger).entries[-1].message == "it does not die"
     assert world.boxes["w1"].calls == ["stop"]
 
     world.boxes["w1"].unkillable = False
     to_the_end(works, ledger)
-    assert story(ledger).outcome == "mended"
+    assert history(ledger).outcome == "mended"
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
 def test_an_unkillable_worker_has_its_gpu_in_quarantine(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     world.boxes["w1"].unkillable = True
     bounds = replace(LIMITS, settle_timeout_s=0.05, restart_timeout_s=0.1)
 
     to_the_end(executor(ledger, store, world, settings=replace(PACE, limits=bounds)), ledger)
 
-    account = told(ledger)
-    assert account.index("did quarantine") < account.index("saw free: abandoned")
-    assert account.count("did quarantine") == 1
-    assert story(ledger).outcome == "partly_mended"
+    lines = journal(ledger)
+    assert lines.index("did quarantine") < lines.index("saw free: abandoned")
+    assert lines.count("did quarantine") == 1
+    assert history(ledger).outcome == "partly_mended"
     assert "start" not in world.boxes["w1"].calls
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
@@ -251,11 +251,11 @@ def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    account = told(ledger)
-    assert account.index("decided stop") < account.index("did quarantine") < account.index("did requeue")
-    assert account.index("did requeue") < account.index("decided start")
-    assert account.count("did quarantine") == 1
-    assert story(ledger).outcome == "mended"
+    lines = journal(ledger)
+    assert lines.index("decided stop") < lines.index("did quarantine") < lines.index("did requeue")
+    assert lines.index("did requeue") < lines.index("decided start")
+    assert lines.count("did quarantine") == 1
+    assert history(ledger).outcome == "mended"
     (out_of_use,) = store.gpu_quarantine.quarantined()
     assert (out_of_use.gpu, out_of_use.host, out_of_use.worker) == ("GPU-0", HOST, "w1")
     assert reason_of(ledger, "quarantine") == Reason.GPU_LOST
@@ -265,7 +265,7 @@ def test_a_lost_gpu_is_in_quarantine_and_its_worker_starts(ledger: Ledger, store
 
 
 def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     world.gpu_lost_s, about = 0.0, world.worker_evidence
 
     def lost_once(worker: str, *, host: str) -> WorkerFacts:
@@ -277,14 +277,14 @@ def test_a_gpu_that_is_lost_for_one_look_stays_in_use(ledger: Ledger, store: Job
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert "decided wait: driver_unreachable" in told(ledger), "it was lost when it was to be seen dead"
-    assert story(ledger).outcome == Outcome.FIXED
+    assert "decided wait: driver_unreachable" in journal(ledger), "it was lost when it was to be seen dead"
+    assert history(ledger).outcome == Outcome.FIXED
     assert store.gpu_quarantine.quarantined() == []
 
 
 @pytest.mark.parametrize(("avoid_s", "gets_it"), [(600.0, None), (0.0, 1)], ids=["for a while", "not at all"])
 def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s: float, gets_it: int | None) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     store.claims.register("w1", host="box2", worker="w2", incarnation="i9", now=store.now(), gpus=["GPU-1"])
     settings = replace(PACE, limits=replace(LIMITS, requeue_avoid_gpu_s=avoid_s))
 
@@ -296,7 +296,7 @@ def test_a_requeued_job_avoids_its_slot(ledger: Ledger, store: JobStore, avoid_s
 
 
 def test_an_endless_episode_yields(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     asked = itertools.count()
     begin = Begin(
         condition=Condition.STALL, free_key="k", container_kind="docker", container_handle="h", container_name="n",
@@ -324,5 +324,5 @@ def test_an_alert_that_named_no_incarnation_is_mended_too(ledger: Ledger, store:
 
     to_the_end(executor(ledger, store, world), ledger)
 
-    assert story(ledger).outcome == Outcome.FIXED
+    assert history(ledger).outcome == Outcome.FIXED
     assert store.job(job_id).state is State.QUEUED

@@ -21,16 +21,16 @@ from tests.remediator.executor.builders import (
     LIMITS,
     PACE,
     executor,
+    history,
+    journal,
     looping,
     on_a_lost_gpu,
+    outcome_of,
     running,
-    story,
-    story_outcome,
+    stalled_job,
     take_up,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.world import Box
 from tests.waiting import eventually
@@ -47,7 +47,7 @@ def impatient(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[JobS
 def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a worker does that stopped in the middle of a write; the kernel ends its transaction with it."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
         transaction = its_own.begin()
         its_own.execute(text("UPDATE jobs SET priority = priority"))
@@ -55,16 +55,16 @@ def test_a_wedge_with_the_lock_is_stopped(ledger: Ledger, store: JobStore, monke
 
         to_the_end(executor(ledger, store, world), ledger)
 
-    account = told(ledger)
-    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
-    assert "not fenced yet" in next(entry.message for entry in story(ledger).entries if entry.step == "stop")
+    lines = journal(ledger)
+    assert lines.index("did stop") < lines.index("did fence") < lines.index("did requeue")
+    assert "not fenced yet" in next(entry.message for entry in history(ledger).entries if entry.step == "stop")
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
 def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
 
     class Defective(BuiltinQueue):
         def fence(self, job_id: int, **how: Any) -> bool:
@@ -73,23 +73,23 @@ def test_a_defective_fence_is_outlived(ledger: Ledger, store: JobStore, monkeypa
             return super().fence(job_id, **how)
 
     with looping(executor(ledger, Defective(store), world)):
-        eventually(lambda: story_outcome(ledger) == "mended", "it is stopped all the same, and then fenced")
+        eventually(lambda: outcome_of(ledger) == "mended", "it is stopped all the same, and then fenced")
 
-    account = told(ledger)
-    assert account.index("did stop") < account.index("did fence") < account.index("did requeue")
+    lines = journal(ledger)
+    assert lines.index("did stop") < lines.index("did fence") < lines.index("did requeue")
 
 
 def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused once, it shows life for longer than facts hold, with a queue that is well by then, and wedges again."""
     monkeypatch.setattr("remediator.remedies.restart_worker.QUEUE_TIMEOUT_S", 0.1)
     monkeypatch.setattr("remediator.executor.gather_facts.FACTS_S", 1.0)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     box = world.boxes["w1"]
 
     class Moody(BuiltinQueue):
         def fence(self, job_id: int, **how: Any) -> bool:
-            if "failed fence" not in told(ledger):
-                box.wedged = False
+            if "failed fence" not in journal(ledger):
+                box.hung = False
                 raise DatabaseError("database is locked")
             return super().fence(job_id, **how)
 
@@ -97,24 +97,24 @@ def test_an_old_refusal_stops_nothing(ledger: Ledger, store: JobStore, monkeypat
 
     def is_refused() -> bool:
         turn(works, ledger)
-        return "failed fence" in told(ledger)
+        return "failed fence" in journal(ledger)
 
     eventually(is_refused, "the fence is refused")
     until_s = time.monotonic() + 1.5
     while time.monotonic() < until_s:
         turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: unconfirmed"
-    box.wedged = True
+    assert journal(ledger)[-1] == "decided wait: unconfirmed"
+    box.hung = True
 
     to_the_end(works, ledger)
 
-    account = told(ledger)
-    assert account.index("did fence") < account.index("did stop")
-    assert story(ledger).outcome == "mended"
+    lines = journal(ledger)
+    assert lines.index("did fence") < lines.index("did stop")
+    assert history(ledger).outcome == "mended"
 
 
 def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
 
@@ -124,7 +124,7 @@ def test_what_the_queue_has_taken_since_counts_as_refused_no_more(ledger: Ledger
     def refused() -> list[int]:
         return [
             works.processor.facts.of_container(episode).refused_s_ago is not None,
-            told(ledger).count("failed fence"),
+            journal(ledger).count("failed fence"),
         ]
 
     works.processor.performer._write_to_queue(episode, "fence", refuse)
@@ -156,8 +156,8 @@ def test_a_failed_stop_is_tried_again(
 
         to_the_end(executor(ledger, impatient, world), ledger)
 
-    account = told(ledger)
-    assert account.index("did stop") < account.index("did quarantine") < account.index("did requeue")
+    lines = journal(ledger)
+    assert lines.index("did stop") < lines.index("did quarantine") < lines.index("did requeue")
     assert world.boxes["w1"].calls == ["stop", "stop", "start"]
 
 
@@ -186,12 +186,12 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
     impatient: JobStore,
 ) -> None:
     """The engine fails to stop a fenced worker until the bound is over; only its end frees the queue."""
-    world = (on_a_lost_gpu if lost else wedged)(ledger, store, **submission)
+    world = (on_a_lost_gpu if lost else stalled_job)(ledger, store, **submission)
     settings = replace(PACE, limits=replace(LIMITS, settle_timeout_s=0.3))
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
         def ends_after_the_bound(box: Box) -> None:
-            box.unkillable = f"failed {refused}" not in told(ledger)
+            box.unkillable = f"failed {refused}" not in journal(ledger)
             if not box.unkillable:
                 its_own.rollback()
             elif not its_own.in_transaction():
@@ -202,11 +202,11 @@ def test_a_queue_that_refuses_what_is_due_at_the_bound_holds_up_no_further_stop(
 
         to_the_end(executor(ledger, impatient, world, settings=settings), ledger)
 
-    account = told(ledger)
-    assert account.count(f"failed {refused}") == 1, account
-    assert account.index("failed stop") < account.index(f"failed {refused}") < account.index("did stop")
-    assert account.index("did stop") < account.index("saw free: dead") < account.index(done)
-    assert (account.count(done), story(ledger).outcome) == (1, "mended"), account
+    lines = journal(ledger)
+    assert lines.count(f"failed {refused}") == 1, lines
+    assert lines.index("failed stop") < lines.index(f"failed {refused}") < lines.index("did stop")
+    assert lines.index("did stop") < lines.index("saw free: dead") < lines.index(done)
+    assert (lines.count(done), history(ledger).outcome) == (1, "mended"), lines
     assert store.job(1).state == (State.FAILED if refused == "fail" else State.QUEUED)
 
 
@@ -217,7 +217,7 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, im
     with closing(store._engine.connect().execution_options(writes=True)) as its_own:
 
         def stops_at_the_second_try(box: Box) -> None:
-            box.unkillable = "failed quarantine" not in told(ledger)
+            box.unkillable = "failed quarantine" not in journal(ledger)
             if not its_own.in_transaction():
                 refuse_all(its_own)
                 time.sleep(settings.limits.settle_timeout_s)
@@ -227,20 +227,20 @@ def test_each_refused_quarantine_is_recorded(ledger: Ledger, store: JobStore, im
 
         def refused_twice() -> bool:
             turn(works, ledger)
-            return told(ledger).count("failed quarantine") == 2
+            return journal(ledger).count("failed quarantine") == 2
 
-        eventually(refused_twice, "it is refused at both stages", within_s=30, log=lambda: str(told(ledger)))
+        eventually(refused_twice, "it is refused at both stages", within_s=30, log=lambda: str(journal(ledger)))
         for _ in range(5):
             turn(works, ledger)
-        account = told(ledger)
-        assert account.count("failed quarantine") == 2, "at each once"
+        lines = journal(ledger)
+        assert lines.count("failed quarantine") == 2, "at each once"
         its_own.rollback()
 
         to_the_end(works, ledger)
 
-    first, second = (each for each, entry in enumerate(account) if entry == "failed quarantine")
-    assert first < account.index("saw free: dead") < second
-    assert told(ledger).count("did quarantine") == 1
+    first, second = (each for each, entry in enumerate(lines) if entry == "failed quarantine")
+    assert first < lines.index("saw free: dead") < second
+    assert journal(ledger).count("did quarantine") == 1
 
 
 def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monke
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1.0)
     monkeypatch.setattr("remediator.executor.housekeeping.HEARTBEAT_S", 0.0)
     monkeypatch.setattr("remediator.clients.job_queue_sql.RENEWAL_S", 0.0)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     world.boxes["w1"].unkillable = True
     store.claims.renew(running(store, worker="w2"), attempt=1, incarnation="i1", now=0.0)
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
@@ -260,7 +260,7 @@ def test_the_bound_ends_on_a_locked_queue(ledger: Ledger, store: JobStore, monke
             turn(works, ledger)
         its_own.execute("BEGIN IMMEDIATE")
         with looping(works):
-            eventually(lambda: "failed requeue" in told(ledger), "the bound is reached", within_s=30)
+            eventually(lambda: "failed requeue" in journal(ledger), "the bound is reached", within_s=30)
             its_own.execute("ROLLBACK")
 
     patient.close()

@@ -19,7 +19,7 @@ from remediator.ledger.ledger import Ledger
 from remediator.reasons import Reason
 from remediator.remedies.guards import Act, Order, SafetyLimits
 from tests.remediator.builders import HOST, run_alert
-from tests.remediator.executor.builders import LIMITS, PACE, executor, looping, story, take_up, told, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, history, journal, looping, stalled_job, take_up
 from tests.remediator.world import World
 from tests.waiting import eventually
 
@@ -93,18 +93,18 @@ def test_a_faulty_worker_is_locked_and_the_story_of_it_told(ledger: Ledger, stor
 
     assert locked(store) == {"bad": f"the executor of {HOST}, episode 1"}
     assert store.job(job.job_id).state is State.FENCING
-    assert told(ledger) == DONE
-    decided, did = story(ledger).entries[1:]
+    assert journal(ledger) == DONE
+    decided, did = history(ledger).entries[1:]
     assert [each for each in ("lock bad on box1", "failed 6", "finished 1") if each not in decided.message] == []
     assert [each for each in ("lock bad on box1", "administrator") if each not in did.message] == []
 
     judge(works, ledger)
-    assert told(ledger) == [*DONE, "decided wait: no_fault_found"], (
+    assert journal(ledger) == [*DONE, "decided wait: no_fault_found"], (
         "it is done once, and waits for the end of its alert"
     )
     accuse(ledger, firing=False)
     judge(works, ledger)
-    assert (story(ledger).outcome, story(ledger).worker) == ("mended", "r1")
+    assert (history(ledger).outcome, history(ledger).worker) == ("mended", "r1")
 
 
 @pytest.mark.behaviour("B1")
@@ -118,11 +118,11 @@ def test_an_alert_without_failures_does_nothing(ledger: Ledger, store: JobStore,
     works = executor(ledger, store, World())
 
     judge(works, ledger)
-    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: no_fault_found"])
+    assert (locked(store), journal(ledger)[1:]) == ({}, ["decided wait: no_fault_found"])
     accuse(ledger, firing=False)
     judge(works, ledger)
 
-    assert story(ledger).outcome == "unconfirmed"
+    assert history(ledger).outcome == "unconfirmed"
 
 
 @pytest.mark.behaviour("B4")
@@ -133,7 +133,7 @@ def test_a_faulty_worker_beside_a_sound_one_is_locked(ledger: Ledger, store: Job
     accuse(ledger)
     patient = executor(ledger, store, World())
     judge(patient, ledger)
-    assert (locked(store), told(ledger)[1:]) == ({}, ["decided wait: insufficient_data"])
+    assert (locked(store), journal(ledger)[1:]) == ({}, ["decided wait: insufficient_data"])
 
     quick = replace(PACE, limits=replace(LIMITS, wrangle_timeout_s=0.0))
     judge(executor(ledger, store, World(), settings=quick), ledger)
@@ -149,7 +149,7 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
     works = executor(ledger, store, World(), settings=replace(PACE, limits=replace(LIMITS, wrangle_migrations_max=1)))
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided move", "did move", "decided wait: jobs_in_doubt"]
+    assert journal(ledger)[1:] == ["decided move", "did move", "decided wait: jobs_in_doubt"]
     assert locked(store) == {}
     store.sweeps.reclaim_expired(now=store.now() + 3600)
     works_on(store, "r1", "w2", failed=6)
@@ -157,10 +157,10 @@ def test_a_run_that_nobody_else_runs_is_moved_and_in_the_end_blocked(ledger: Led
 
     judge(works, ledger)
 
-    assert told(ledger)[4:] == ["saw alert: firing", "decided block", "did block"], (
+    assert journal(ledger)[4:] == ["saw alert: firing", "decided block", "did block"], (
         "one episode for the run on this host"
     )
-    assert "submitter" in story(ledger).entries[-1].message
+    assert "submitter" in history(ledger).entries[-1].message
     blocked = store.job(job.job_id)
     assert blocked.state is State.BLOCKED
     assert f"(blocked by the executor of {HOST}, episode 1, " in (blocked.because or "")
@@ -171,7 +171,7 @@ def test_a_dry_run_records_what_it_would_do_and_armed_later_it_is_done(ledger: L
     works = executor(ledger, store, World(), armed=False)
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["would act", "decided wait: dry_run"]
+    assert journal(ledger)[1:] == ["would act", "decided wait: dry_run"]
     assert (locked(store), store.job(job.job_id).state) == ({}, State.RUNNING)
 
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="test", because="", remedy="wrangle"))
@@ -202,7 +202,7 @@ def test_what_is_held_waits_and_is_taken_up_again(
         patch.setattr(ItemFailures, "tally", None)  # nothing is counted for what is held
         judge(works, ledger)
     assert locked(store) == {}
-    assert told(ledger)[-1].removeprefix("decided wait: ") in request.node.name
+    assert journal(ledger)[-1].removeprefix("decided wait: ") in request.node.name
 
     ledger.orders.give(Order(**ended, at=time.time(), who="ann", because=""))
     judge(works, ledger)
@@ -217,7 +217,7 @@ def test_each_act_needs_an_approval_of_its_own(ledger: Ledger, store: JobStore) 
     works = executor(ledger, store, World())
     ledger.orders.give(Order(act=Act.ASK, at=time.time(), who="ann", because="", remedy="wrangle"))
     judge(works, ledger)
-    assert told(ledger)[-1] == "decided wait: approval"
+    assert journal(ledger)[-1] == "decided wait: approval"
     ledger.orders.answer(1, Act.APPROVE, who="ann", because="", now=time.time(), until=time.time() + 3600)
     works_on(store, "r1", "good", done=1)
 
@@ -241,7 +241,7 @@ def test_too_many_faulty_workers_at_once_have_one_cause_and_latch_the_brake(ledg
     breaker = ledger.orders.current().breaker()
     assert breaker is not None
     assert [each for each in ("4 workers", "600 s", "above 3") if each not in breaker.because] == []
-    assert told(ledger, 4)[1:] == ["ordered breaker", "decided wait: circuit_breaker"]
+    assert journal(ledger, 4)[1:] == ["ordered breaker", "decided wait: circuit_breaker"]
 
 
 def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: JobStore) -> None:
@@ -253,7 +253,7 @@ def test_one_worker_that_is_faulty_in_many_runs_is_one(ledger: Ledger, store: Jo
     judge(works, ledger)
 
     assert ledger.orders.current().breaker() is None
-    assert [told(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
+    assert [journal(ledger, number) for number in (1, 2, 3, 4)] == [DONE] * 4
     accused_worker(ledger, store, "r4", "another")
     judge(works, ledger)
     assert ledger.orders.current().breaker() is not None, "and another one is a second"
@@ -272,7 +272,7 @@ def test_a_run_that_several_hosts_report_is_one(ledger: Ledger, store: JobStore,
 
     judge(works, ledger)
     assert ledger.orders.current().breaker() is None
-    lines = sorted(told(ledger, number)[-1] for number in range(1, 5))
+    lines = sorted(journal(ledger, number)[-1] for number in range(1, 5))
     assert lines == ["decided block"] * 3 + ["did block"], "each had decided it before the first had done it"
     ledger.inbox.accept(
         [run_alert(host, host=host, worker=f"w-{host}", firing=False) for host in there], [], now=time.time()
@@ -296,7 +296,7 @@ def test_moves_latch_no_brake(ledger: Ledger, store: JobStore) -> None:
 
     judge(works, ledger)
 
-    assert [told(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"] for number in (0, 1)]
+    assert [journal(ledger, number)[1:] for number in (1, 2)] == [["decided move", "did move"] for number in (0, 1)]
 
 
 def executor_there(
@@ -323,7 +323,7 @@ def test_each_executor_locks_the_workers_of_its_own_host(ledger: Ledger, store: 
 
     judge(works, ledger)
     judge(works, ledger)
-    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: other_worker_faulty"])
+    assert (list(locked(store)), journal(ledger)) == (["bad"], [*DONE, "decided wait: other_worker_faulty"])
     judge_there(executor_there(ledger, store, "worse"), ledger)
 
     assert sorted(locked(store)) == ["bad", "worse"]
@@ -342,7 +342,7 @@ def test_a_worker_at_its_cap_keeps_no_other_one_from_being_locked(ledger: Ledger
     judge(works, ledger)
     judge(works, ledger)
 
-    assert (list(locked(store)), told(ledger)) == (["bad"], [*DONE, "decided wait: attempts_exhausted"])
+    assert (list(locked(store)), journal(ledger)) == (["bad"], [*DONE, "decided wait: attempts_exhausted"])
 
 
 def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger: Ledger, store: JobStore) -> None:
@@ -359,7 +359,7 @@ def test_another_one_that_is_waited_for_is_told_anew_and_a_figure_is_not(ledger:
 
     judge(works, ledger)
 
-    first, second = (each for each in story(ledger).entries if each.what == "wait: other_worker_faulty")
+    first, second = (each for each in history(ledger).entries if each.what == "wait: other_worker_faulty")
     assert "worst on box3" in first.message
     assert "worse on box2" in second.message
 
@@ -387,12 +387,12 @@ def test_what_is_no_longer_so_is_not_done(ledger: Ledger, store: JobStore, at_fi
 
     judge(works, ledger)
     judge(works, ledger)
-    assert told(ledger)[1:] == ["decided lock", "decided wait: no_fault_found"]
+    assert journal(ledger)[1:] == ["decided lock", "decided wait: no_fault_found"]
     assert locked(store) == {}
     accuse(ledger, firing=False)
     judge(works, ledger)
 
-    assert story(ledger).outcome == "partly_mended", "that it was not done is only known to whoever found it so"
+    assert history(ledger).outcome == "partly_mended", "that it was not done is only known to whoever found it so"
 
 
 def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobStore, at_first: list[Any]) -> None:
@@ -404,11 +404,11 @@ def test_a_failed_act_is_repeated_under_its_promise(ledger: Ledger, store: JobSt
     at_first.append(fails)
     works = executor(ledger, store, World(), settings=replace(PACE, safety_limits=SafetyLimits(breaker_targets=1)))
     judge(works, ledger)
-    assert told(ledger) == DONE[:2]
+    assert journal(ledger) == DONE[:2]
 
     judge(works, ledger)
 
-    assert told(ledger) == DONE, "promised once, and counted once: it is no storm of one"
+    assert journal(ledger) == DONE, "promised once, and counted once: it is no storm of one"
     assert list(locked(store)) == ["bad"]
 
 
@@ -422,8 +422,8 @@ def test_a_silent_queue_is_awaited(ledger: Ledger, store: JobStore, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(ItemFailures, "tally", silent)
         judge(works, ledger)
-    assert told(ledger)[-1] == "decided wait: queue_unreachable"
-    assert story(ledger).entries[-1].message.endswith("the server has gone")
+    assert journal(ledger)[-1] == "decided wait: queue_unreachable"
+    assert history(ledger).entries[-1].message.endswith("the server has gone")
     judge(works, ledger)
 
     assert list(locked(store)) == ["bad"]
@@ -446,7 +446,7 @@ def test_an_alert_that_fires_anew_as_its_episode_closes_opens_the_next(ledger: L
 def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(MAX_CONCURRENT):
         accuse(ledger, run_id=f"r{number}")
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     ledger.inbox.take_new(HOST, now=time.time())
     counts, done = 0, threading.Event()
 
@@ -458,7 +458,7 @@ def test_a_wedge_waits_for_no_count(ledger: Ledger, store: JobStore, monkeypatch
     monkeypatch.setattr(ItemFailures, "tally", slow)
     with looping(executor(ledger, store, world)):
         try:
-            eventually(lambda: "decided close: mended" in told(ledger, MAX_CONCURRENT + 1), "it is mended")
+            eventually(lambda: "decided close: mended" in journal(ledger, MAX_CONCURRENT + 1), "it is mended")
             assert counts == 1, "runs are counted one after the other"
         finally:
             done.set()
@@ -511,7 +511,7 @@ def test_a_run_is_counted_every_ten_seconds(ledger: Ledger, store: JobStore, mon
     monkeypatch.setattr(ItemFailures, "tally", counting)
     monkeypatch.setattr(works, "reconcile", looking)
     with looping(works):
-        eventually(lambda: "decided wait: no_fault_found" in told(ledger), "it is judged")
+        eventually(lambda: "decided wait: no_fault_found" in journal(ledger), "it is judged")
         before = looks
         eventually(lambda: looks > before + 5, "it goes on looking")
 

@@ -24,15 +24,15 @@ from tests.remediator.builders import HOST, alert
 from tests.remediator.executor.builders import (
     PACE,
     executor,
+    history,
+    journal,
     looping,
+    outcome_of,
     running,
     sql,
-    story,
-    story_outcome,
+    stalled_job,
     to_the_end,
-    told,
     turn,
-    wedged,
 )
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
@@ -56,7 +56,7 @@ def beat(ledger: Ledger) -> None:
 
 def fenced_and_gone(ledger: Ledger, store: JobStore) -> World:
     """Host box1's executor has fenced the job of a wedge, and says no more."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     beat(ledger)
     works = executor(ledger, store, world)
     ledger.inbox.take_new(HOST, now=time.time())
@@ -81,8 +81,8 @@ def test_a_sweep_queues_the_job_of_a_dead_executor(ledger: Ledger, store: JobSto
     to_the_end(executor(ledger, store, world), ledger)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
-    assert story(ledger).outcome == "mended"
-    assert "did requeue" not in told(ledger)
+    assert history(ledger).outcome == "mended"
+    assert "did requeue" not in journal(ledger)
 
 
 def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger, store: JobStore) -> None:
@@ -95,7 +95,7 @@ def test_two_that_settle_at_once_settle_it_once(ledger: Ledger, ledger_b: Ledger
         for done in [pool.submit(each.processor.performer.perform, episode, step) for each in works]:
             done.result()
 
-    assert told(ledger).count("did requeue") == 1
+    assert journal(ledger).count("did requeue") == 1
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)
 
 
@@ -128,11 +128,11 @@ def test_a_lock_that_was_lost_with_its_connection_is_asked_for_again(ledger: Led
         job_id = running(store)
         world.boxes["w1"].job_id = job_id
         ledger.inbox.accept([alert(job_id=str(job_id))], [], now=time.time())
-        eventually(lambda: story_outcome(ledger) == "mended", "it acts again")
+        eventually(lambda: outcome_of(ledger) == "mended", "it acts again")
 
 
 def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: str, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     asked = 0
     with closing(ExecutorLock(ledger, host=HOST)) as lock, closing(Ledger.open(ledger_url, host=HOST)) as other:
         cut_off(ledger, lock)
@@ -148,20 +148,20 @@ def test_while_another_has_the_lock_nothing_is_done(ledger: Ledger, ledger_url: 
             eventually(lambda: asked > 3, "it has asked for it")
             assert (ledger.executors.last_beats(), ledger.reports.newest(), world.boxes["w1"].calls) == ({}, [], [])
             second.close()
-            eventually(lambda: story_outcome(ledger) == "mended", "it has it, and acts")
+            eventually(lambda: outcome_of(ledger) == "mended", "it has it, and acts")
 
 
 def test_an_executor_that_has_lost_its_lock_ends_no_act_that_it_had_decided(ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     with closing(ExecutorLock(ledger, host=HOST)) as lock:
         works = executor(ledger, store, world, lock=lock)
         lock.lost = True
         turn(works, ledger)
-        assert told(ledger) == ["saw alert: firing"]
+        assert journal(ledger) == ["saw alert: firing"]
 
         lock.lost = False
         to_the_end(works, ledger)
-        assert story(ledger).outcome == "mended"
+        assert history(ledger).outcome == "mended"
 
 
 # --- what wakes an executor
@@ -200,7 +200,7 @@ def test_an_executor_is_woken_by_the_server_when_another_has_accepted_an_alert(
 
 
 def test_a_database_that_goes_away_loses_nothing(postgres: Postgres, ledger: Ledger, store: JobStore) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     stopping, go_on = threading.Event(), threading.Event()
 
     def before_stop(_: Box) -> None:
@@ -215,7 +215,7 @@ def test_a_database_that_goes_away_loses_nothing(postgres: Postgres, ledger: Led
         eventually(lambda: not world.boxes["w1"].running, "the act goes on")
         assert world.boxes["w1"].calls == ["stop"]
         postgres.start()
-        eventually(lambda: reached(lambda: story_outcome(ledger)) == "mended", "mended", within_s=30)
+        eventually(lambda: reached(lambda: outcome_of(ledger)) == "mended", "mended", within_s=30)
 
     assert world.boxes["w1"].calls == ["stop", "start"]
     assert (store.job(1).state, store.job(1).watchdog_retries) == (State.QUEUED, 1)

@@ -28,7 +28,7 @@ from remediator.executor.signal_worker import WarningError
 from remediator.ledger.ledger import Ledger
 from remediator.settings.policy_file import PolicyFile
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import LIMITS, PACE, arm, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, arm, history, journal, stalled_job, to_the_end, turn
 from tests.remediator.executor.test_captured_first import capture_runner
 from tests.remediator.world import Box, World
 from tests.waiting import eventually
@@ -155,8 +155,8 @@ def executor(ledger: Ledger, store: JobStore, world: World, policy: PolicyFile, 
     return Executor(ledger, host=HOST, clients=with_these, settings=replace(PACE, limits=limits))
 
 
-def wedge(ledger: Ledger, store: JobStore, process: "subprocess.Popen[str]") -> tuple[World, Box]:
-    world = wedged(ledger, store)
+def stalled_worker(ledger: Ledger, store: JobStore, process: "subprocess.Popen[str]") -> tuple[World, Box]:
+    world = stalled_job(ledger, store)
     box = world.boxes["w1"]
     box.processes = frozenset({process.pid})
     return world, box
@@ -169,10 +169,10 @@ def go_on(works: Executor, ledger: Ledger) -> None:
         turn(works, ledger)
         return not ledger.episodes.list_open()
 
-    eventually(over, "it is over", log=lambda: str(told(ledger)))
+    eventually(over, "it is over", log=lambda: str(journal(ledger)))
 
 
-ACCOUNT = [
+JOURNAL = [
     "saw alert: firing",
     "decided begin",
     "saw capture",
@@ -194,45 +194,45 @@ ACCOUNT = [
 def test_a_checkpoint_is_written_before_anything_is_taken_and_the_container_stopped(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
-    world, box = wedge(ledger, store, start("saves"))
+    world, box = stalled_worker(ledger, store, start("saves"))
     at_the_stop: list[str] = []
     world.before_stop = lambda _: at_the_stop.append((tmp_path / "checkpoint").read_text())
     works = executor(ledger, store, world, policy, capture_runner=capture_runner())
 
     turn(works, ledger)
-    assert told(ledger) == ACCOUNT[:6]
+    assert journal(ledger) == JOURNAL[:6]
     assert (store.job(1).state, box.calls) == (State.RUNNING, [])
     go_on(works, ledger)
 
-    assert told(ledger) == ACCOUNT
+    assert journal(ledger) == JOURNAL
     assert (at_the_stop, marks(tmp_path), box.calls) == (["step 5"], 1, ["stop", "start"])
 
 
 def test_one_that_makes_nothing_of_it_is_stopped_after_its_grace_and_not_before(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
-    world, box = wedge(ledger, store, start("notes"))
+    world, box = stalled_worker(ledger, store, start("notes"))
     began_s = time.monotonic()
 
     go_on(executor(ledger, store, world, policy), ledger)
 
     assert time.monotonic() - began_s >= GRACE_S
     assert (marks(tmp_path), box.calls) == (1, ["stop", "start"])
-    entries = story(ledger).entries
+    entries = history(ledger).entries
     warned_at, fenced_at = (next(each.at for each in entries if each.step == step) for step in ("warn", "fence"))
     assert fenced_at - warned_at >= GRACE_S
 
 
 def test_a_deaf_worker_is_not_warned(ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile) -> None:
     process = start("deaf")
-    world, box = wedge(ledger, store, process)
+    world, box = stalled_worker(ledger, store, process)
     alive: list[int | None] = []
     world.before_stop = lambda _: alive.append(process.poll())
 
     to_the_end(executor(ledger, store, world, policy), ledger)
 
-    assert told(ledger) == [line for line in ACCOUNT if not re.search("warn|grace|capture", line)]
-    fence = next(each.message for each in story(ledger).entries if each.step == "fence")
+    assert journal(ledger) == [line for line in JOURNAL if not re.search("warn|grace|capture", line)]
+    fence = next(each.message for each in history(ledger).entries if each.step == "fence")
     assert fence.endswith(f"not warned: process {process.pid} does not catch SIGUSR1")
     assert (alive, box.calls) == ([None], ["stop", "start"])
 
@@ -240,22 +240,22 @@ def test_a_deaf_worker_is_not_warned(ledger: Ledger, store: JobStore, start: Sta
 def test_one_that_beats_again_in_its_grace_is_left_alone_and_not_warned_a_second_time(
     ledger: Ledger, store: JobStore, start: Starts, policy: PolicyFile, tmp_path: Path
 ) -> None:
-    world, box = wedge(ledger, store, start("notes"))
+    world, box = stalled_worker(ledger, store, start("notes"))
     works = executor(ledger, store, world, policy)
     turn(works, ledger)
-    box.wedged = False
+    box.hung = False
 
     def withdrawn() -> bool:
         turn(works, ledger)
-        return "decided withdraw" in told(ledger)
+        return "decided withdraw" in journal(ledger)
 
     eventually(withdrawn, "the promise is taken back")
     assert (store.job(1).state, box.calls) == (State.RUNNING, [])
 
-    box.wedged = True
+    box.hung = True
     to_the_end(works, ledger)
 
-    assert told(ledger).count("decided warn") == marks(tmp_path) == 1
+    assert journal(ledger).count("decided warn") == marks(tmp_path) == 1
     assert box.calls == ["stop", "start"]
 
 
@@ -274,7 +274,7 @@ def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
     killed: str,
     signals: int,
 ) -> None:
-    world, box = wedge(ledger, store, start("notes"))
+    world, box = stalled_worker(ledger, store, start("notes"))
     send = signal_worker.send
 
     def dies(listener: ProcessId, name: str) -> None:
@@ -293,7 +293,7 @@ def test_killed_around_the_signal_the_next_executor_warns_once_more_on_record(
             else:
                 go_on(works, ledger)
 
-    assert told(ledger).count("decided warn") == 2
-    assert told(ledger).count("did warn") == 1
+    assert journal(ledger).count("decided warn") == 2
+    assert journal(ledger).count("did warn") == 1
     assert marks(tmp_path) == signals
     assert box.calls == ["stop", "start"]

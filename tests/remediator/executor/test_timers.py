@@ -20,7 +20,7 @@ from remediator.reasons import Reason
 from remediator.remedies.restart import PAUSE_S
 from remediator.remedies.restart_worker import decide
 from tests.remediator.builders import HOST
-from tests.remediator.executor.builders import LIMITS, PACE, executor, story, take_up, told, turn, wedged
+from tests.remediator.executor.builders import LIMITS, PACE, executor, history, journal, stalled_job, take_up, turn
 from tests.remediator.world import Box, World
 
 BOUND_S = PACE.limits.settle_timeout_s
@@ -47,7 +47,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
 
 def lingering(ledger: Ledger, store: JobStore) -> World:
     """A wedge whose container stops and whose process the driver lists for ever."""
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     box, about = world.boxes["w1"], world.worker_evidence
     pids = box.pids
 
@@ -74,7 +74,7 @@ def test_the_bounds_are_counted_by_the_steady_clock(ledger: Ledger, store: JobSt
     look_on(works, ledger, clocks, for_s=5)
     assert store.job(1).state is State.QUEUED
     look_on(works, ledger, clocks, for_s=PACE.limits.restart_timeout_s)
-    assert story(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_mended"
 
 
 @pytest.mark.parametrize("step_s", [600.0, -600.0])
@@ -83,7 +83,7 @@ def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
 ) -> None:
     works = executor(ledger, store, lingering(ledger, store))
     turn(works, ledger)
-    assert told(ledger)[-1] == "decided wait: stopping"
+    assert journal(ledger)[-1] == "decided wait: stopping"
 
     clocks.stepped_s = step_s
     real = time.time
@@ -91,7 +91,7 @@ def test_a_clock_that_is_set_settles_nothing_early_and_gives_nothing_up(
     look_on(works, ledger, clocks, for_s=BOUND_S - 5)
 
     assert store.job(1).state is State.FENCING
-    assert told(ledger)[-1] == "decided wait: stopping"
+    assert journal(ledger)[-1] == "decided wait: stopping"
     look_on(works, ledger, clocks, for_s=5)
     assert store.job(1).state is State.QUEUED
 
@@ -123,16 +123,16 @@ def test_an_early_thread_has_no_time_left_over(ledger: Ledger, store: JobStore, 
 
 
 def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
     works.processor.performer.perform(episode, _begin(works, episode))
-    world.boxes["w1"].wedged = False
+    world.boxes["w1"].hung = False
     look_on(works, ledger, clocks, for_s=60)
     (begun,) = ledger.episodes.list_open()
     assert works.processor.facts.of_container(begun).free_for_s >= 55.0
 
-    world.boxes["w1"].wedged = True
+    world.boxes["w1"].hung = True
     ledger.intents.withdraw(begun.episode_id, Reason.UNCONFIRMED, "it shows life", now=time.time())
     (episode,) = ledger.episodes.list_open()
     works.processor.performer.perform(episode, _begin(works, episode))
@@ -142,7 +142,7 @@ def test_a_second_promise_has_its_own_bounds(ledger: Ledger, store: JobStore, cl
 
 
 def test_a_held_episode_keeps_its_bounds(ledger: Ledger, store: JobStore, clocks: Clocks) -> None:
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     works = executor(ledger, store, world)
     episode = take_up(ledger)
     works.processor.performer.perform(episode, _begin(works, episode))
@@ -185,7 +185,7 @@ def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_st
 ) -> None:
     """Each stop of a fenced worker fails for half an hour, and what it keeps locked refuses the requeue meanwhile."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.0)
-    world = wedged(ledger, store)
+    world = stalled_job(ledger, store)
     box = world.boxes["w1"]
     box.unkillable = True
     patient = JobStore.open(store._engine.url.render_as_string(hide_password=False))
@@ -207,14 +207,14 @@ def test_what_holds_the_queues_lock_is_stopped_again_for_ever_and_its_account_st
 
         world.before_stop = stop
         go_on(300.0)
-        before = told(ledger)
+        before = journal(ledger)
         go_on(1500.0)
-        since = told(ledger)[len(before) :]
+        since = journal(ledger)[len(before) :]
         box.unkillable = False
         go_on(PAUSE_S)
 
     assert "failed requeue" in before
     assert since == ["decided stop", "failed stop", "decided wait: stopping"] * 5
-    account = told(ledger)
-    assert account.index("did stop") < account.index("saw free: dead") < account.index("did requeue")
-    assert (account.count("failed requeue"), story(ledger).outcome) == (1, "mended"), account
+    lines = journal(ledger)
+    assert lines.index("did stop") < lines.index("saw free: dead") < lines.index("did requeue")
+    assert (lines.count("failed requeue"), history(ledger).outcome) == (1, "mended"), lines

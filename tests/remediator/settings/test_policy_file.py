@@ -18,7 +18,16 @@ from remediator.remedies.guards import SafetyLimits
 from remediator.settings import policy_file as module
 from remediator.settings.policy_file import JobRemedyPolicy, Policies, PolicyFile, RemedyPolicy
 from tests.remediator.builders import server_alert
-from tests.remediator.executor.builders import PACE, executor, silent_server, story, to_the_end, told, turn, wedged
+from tests.remediator.executor.builders import (
+    PACE,
+    executor,
+    history,
+    journal,
+    silent_server,
+    stalled_job,
+    to_the_end,
+    turn,
+)
 from tests.remediator.executor.test_timers import BOUND_S, Clocks, clocks, lingering, look_on
 
 __all__ = ["clocks"]  # a fixture, for its name's sake
@@ -135,13 +144,13 @@ def test_a_job_not_seen_dead_is_held_by_policy(ledger: Ledger, store: JobStore, 
 
     assert store.job(1).state is State.FENCING
     assert [each.reason for each in ledger.reports.list_held()] == ["exit_unconfirmed"]
-    assert "saw free: abandoned" in told(ledger)
+    assert "saw free: abandoned" in journal(ledger)
 
     write(path, '[restart_worker]\nunconfirmed = "requeue"')
     look_on(works, ledger, clocks, for_s=10)
 
     assert store.job(1).state is State.QUEUED
-    assert story(ledger).outcome == "partly_mended"
+    assert history(ledger).outcome == "partly_mended"
 
 
 def test_a_person_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Clocks, path: Path) -> None:
@@ -153,11 +162,11 @@ def test_a_person_cancels_a_held_job(ledger: Ledger, store: JobStore, clocks: Cl
     store.admin.cancel(store.job(1).job_id, now=store.now(), because="its host was switched off")
     look_on(works, ledger, clocks, for_s=5)
 
-    assert (store.job(1).state, story(ledger).outcome) == (State.CANCELLED, "partly_mended")
+    assert (store.job(1).state, history(ledger).outcome) == (State.CANCELLED, "partly_mended")
 
 
 def test_a_remedys_own_cap_of_retries_holds_in_the_options_place(ledger: Ledger, store: JobStore, path: Path) -> None:
-    works = executor(ledger, store, wedged(ledger, store), policy=read(path, "[restart_worker]\nretries_max = 0"))
+    works = executor(ledger, store, stalled_job(ledger, store), policy=read(path, "[restart_worker]\nretries_max = 0"))
 
     to_the_end(works, ledger)
 
@@ -171,7 +180,7 @@ def test_a_remedys_own_cool_down_holds_in_the_options_place(ledger: Ledger, stor
     box = world.boxes["w1"]
     works = executor(ledger, store, world, settings=pace, policy=read(path, "[restart_worker]\ncooldown_s = 0"))
     to_the_end(works, ledger)
-    box.wedged = True
+    box.hung = True
     ledger.inbox.accept([server_alert("again", container="w1", incarnation=box.incarnation)], [], now=time.time())
 
     turn(works, ledger)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from remediator.ledger.ledger import Ledger
 from remediator.webhook import reconcile
-from tests.remediator.alertmanager import alertmanager, silence, tell
+from tests.remediator.alertmanager import alertmanager, send_alerts, silence
 from tests.remediator.builders import HOST, LABELS, payload, sent
 from tests.remediator.webhook.test_app import ALERTS, ALERTS_MAX, TOKEN, Served, served_here, serving
 from tests.waiting import eventually
@@ -43,7 +43,7 @@ def test_alerts_that_alertmanager_cuts_off_are_read(ledger: Ledger, ledger_file:
             alertmanager(tmp_path / "alertmanager", url=url, max_alerts=2, http_config=http) as its,
             served_here(ledger, ledger_file, alertmanagers=[its], listener=listener) as served,
         ):
-            tell(its, *WORKERS)
+            send_alerts(its, *WORKERS)
 
             eventually(lambda: taken(served) == {each["worker"] for each in WORKERS}, "all five are taken in")
             assert served.count("alerts_truncated_total") == 3
@@ -53,7 +53,7 @@ def test_alerts_that_alertmanager_cuts_off_are_read(ledger: Ledger, ledger_file:
 @pytest.mark.needs_parts
 def test_the_program_asks_the_alertmanager_it_was_told_of_for_what_fires_for_the_receiver(tmp_path: Path) -> None:
     with alertmanager(tmp_path / "alertmanager", url=NOWHERE) as its:
-        tell(its, *WORKERS)
+        send_alerts(its, *WORKERS)
         silence(its, worker="w3")
         with serving(tmp_path / "run", "--alertmanager", its) as (served, _):
             served.post(payload(receiver="another", truncatedAlerts=1))

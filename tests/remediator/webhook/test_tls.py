@@ -7,7 +7,7 @@ import pytest
 
 from tests.certificates import Authority, authority
 from tests.gpuwarden.http.test_web_config import tls
-from tests.remediator.alertmanager import alertmanager, tell
+from tests.remediator.alertmanager import alertmanager, send_alerts
 from tests.remediator.builders import LABELS
 from tests.remediator.webhook.test_app import ALERTS, AUTHORIZED, Served, serving
 from tests.waiting import eventually
@@ -38,6 +38,6 @@ def test_a_real_alertmanager_delivers_over_mutual_tls(mutual: Served, ours: Auth
     }
     url = mutual.url.replace("http://", "https://") + ALERTS
     with alertmanager(tmp_path / "alertmanager", url=url, http_config=http) as its:
-        tell(its, LABELS)
+        send_alerts(its, LABELS)
 
         eventually(lambda: mutual.kept() == before + 1, "it is delivered")
