@@ -42,7 +42,7 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.http.serving import Server, bind
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.reporter import host_key
-from gpuwarden.settings import complaints, given
+from gpuwarden.settings import complaints, read_settings
 
 log: Final = structlog.get_logger("exporter")
 
@@ -57,7 +57,7 @@ value costs a tenth of the sample."""
 def command(argv: list[str]) -> int:
     """`gpuwarden exporter`."""
     try:
-        settings = given(Settings, argv)
+        settings = read_settings(Settings, argv)
     except ValidationError as error:
         for line in complaints(error, Settings):
             print(f"gpuwarden exporter: error: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a GPU job imports, and what the exporter and the remediator share: state files, job states and the queue."""
+"""What a GPU job imports, and what the exporter and the remediator share."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ __all__ = ["Queue", "__version__", "current"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Queue` and `current`, brought in when they are asked for: they need more than the standard library."""
+    """Import `Queue` and `current` on first use."""
     if name not in ("Queue", "current"):
         raise AttributeError(f"module 'gpuwarden' has no attribute {name!r}")
     try:

@@ -1,4 +1,4 @@
-"""`python -m gpuwarden`, where the package is on the path but its command is not (a worker image, say)."""
+"""`python -m gpuwarden`, for a package on the path without its command."""
 
 import sys
 

@@ -1,7 +1,6 @@
-"""Which gpuwarden this is: its version, the commit it was made of where that is known, and the Python that runs it.
+"""Version, commit and Python of this gpuwarden.
 
-The commit is $GPUWARDEN_REVISION, which the image sets; else what pip wrote down as it installed from a Git repository
-(PEP 610, `direct_url.json`).
+The commit is $GPUWARDEN_REVISION, else what pip recorded for a Git install (PEP 610, `direct_url.json`).
 """
 
 import json
@@ -20,7 +19,7 @@ _REVISION = re.compile(r"[0-9a-f]{7,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """`revision` is empty where it is unknown."""
+    """`revision` is empty if it is unknown."""
 
     version: str
     revision: str
@@ -29,19 +28,19 @@ class Build:
 
 @cache
 def here() -> Build:
-    """The one that runs."""
+    """The running build."""
     return Build(version=__version__, revision=revision(os.environ, _direct_url()), python=platform.python_version())
 
 
 def revision(environ: Mapping[str, str], direct_url: str | None) -> str:
-    """The commit, from the environment and from what pip wrote down; empty where neither tells one."""
-    told = environ.get("GPUWARDEN_REVISION", "")
-    if not told and direct_url is not None:
+    """The commit; empty if unknown."""
+    commit = environ.get("GPUWARDEN_REVISION", "")
+    if not commit and direct_url is not None:
         try:
-            told = json.loads(direct_url)["vcs_info"]["commit_id"]
+            commit = json.loads(direct_url)["vcs_info"]["commit_id"]
         except (ValueError, KeyError, TypeError):
-            told = ""
-    return told if isinstance(told, str) and _REVISION.fullmatch(told) else ""
+            commit = ""
+    return commit if isinstance(commit, str) and _REVISION.fullmatch(commit) else ""
 
 
 def _direct_url() -> str | None:

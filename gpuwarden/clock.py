@@ -1,4 +1,4 @@
-"""This host's clocks, read together. CLOCK_BOOTTIME counts suspended time and is never set."""
+"""This host's clocks. CLOCK_BOOTTIME counts suspended time and is never set."""
 
 import time
 from functools import cache
@@ -19,5 +19,5 @@ def boottime_s() -> float:
 
 
 def stamp() -> Stamp:
-    """Now, three ways."""
+    """The current time on all clocks."""
     return Stamp(boottime_s=boottime_s(), boot_id=boot_id(), unix_s=time.time())

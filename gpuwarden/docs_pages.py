@@ -1,8 +1,4 @@
-"""The pages of docs/ that ship beside the code: a runbook an alert, and what those link to.
-
-They go by their paths below docs/, such as `runbooks/GpuwardenJobStalled.md`, in a checkout and in an installed
-package, whose wheel holds them below this one. Markdown, UTF-8.
-"""
+"""The pages of docs/ in a checkout or a wheel."""
 
 from pathlib import Path
 from typing import Final
@@ -10,24 +6,24 @@ from typing import Final
 _HERE: Final = Path(__file__).resolve().parent
 _CHECKOUT: Final = _HERE.parent
 FOLDER: Final = (_CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() else _HERE) / "docs"
-"""Where the pages lie."""
+"""Folder of the pages."""
 
 RUNBOOKS: Final = "docs/runbooks/"
-"""Below which path they are served, and below which the annotation `runbook_url` of an alert looks for them."""
+"""URL path of the runbooks."""
 
 
 def pages() -> dict[str, Path]:
-    """The file of each page, by its path below docs/. FileNotFoundError where the installation is not whole."""
+    """The pages by path. FileNotFoundError if the installation is incomplete."""
     found = {
         str(path.relative_to(FOLDER)): path for pattern in ("*.md", "runbooks/*.md") for path in FOLDER.glob(pattern)
     }
     if not found:
-        raise FileNotFoundError(f"no *.md in {FOLDER}: the installation is not whole; install gpuwarden anew")
+        raise FileNotFoundError(f"no *.md in {FOLDER}: the installation is incomplete; reinstall gpuwarden")
     return dict(sorted(found.items()))
 
 
 def unit_of(series: str, meaning: str) -> str:
-    """The unit of a series, as its name and its help tell it."""
+    """The unit of a series."""
     word = series.removesuffix("_total").rpartition("_")[2]
     if word in _UNITS:
         return _UNITS[word]

@@ -1,5 +1,5 @@
-"""The root of every error this package raises on purpose. A message says what was found, wanted, and to do."""
+"""The base of this package's errors."""
 
 
 class GpuwardenError(Exception):
-    """Base of gpuwarden's own errors; anything else that escapes is a defect."""
+    """Base of gpuwarden's errors."""

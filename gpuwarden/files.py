@@ -1,8 +1,4 @@
-"""Files that are replaced whole, and values that are read again when their files change. Standard library only.
-
-A write goes to a scratch file in the same folder, which then takes the file's place by rename. A reader sees the old
-content or the new one, never a part. Nothing reaches the disk before a crash unless `sync` asks for it.
-"""
+"""Atomic file replacement, and values that follow their files. Standard library only."""
 
 import os
 import threading
@@ -15,7 +11,7 @@ from typing import Final, Generic, TypeVar
 from gpuwarden.errors import GpuwardenError
 
 READS_MAX: Final = 3
-"""Files that name others are read so often at most, when the others change meanwhile."""
+"""Reads before a reload fails."""
 
 T = TypeVar("T")
 
@@ -23,7 +19,7 @@ T = TypeVar("T")
 def atomic_write(
     path: Path, content: str | bytes, *, mode: int = 0o666, sync: bool = False, many_writers: bool = False
 ) -> None:
-    """Replace a file with this content; text is UTF-8. The arguments and errors are those of `atomic_open`."""
+    """Replace a file; see `atomic_open`."""
     with atomic_open(path, mode=mode, sync=sync, many_writers=many_writers) as file:
         if isinstance(content, str):
             file.write(content)
@@ -35,24 +31,23 @@ def atomic_write(
 def atomic_open(
     path: Path, *, mode: int = 0o666, sync: bool = False, many_writers: bool = False
 ) -> Iterator[TextIOWrapper]:
-    """Open a scratch file that replaces `path` when the block ends, and is removed when the block raises.
+    """Open a scratch file that replaces `path` at the end of the block, unless the block raises.
 
     Args:
-        path: the file to replace; its folder must exist.
-        mode: its permissions, less the process's umask.
-        sync: whether the content is on the disk before the file is replaced.
-        many_writers: whether other processes may write the file at the same time. Each then has its own scratch file,
-            and a killed writer leaves one behind; else the next write removes it.
+        path: the file to replace.
+        mode: permissions, less the umask.
+        sync: flush to disk before the rename.
+        many_writers: use one scratch file per process.
 
     Raises:
-        OSError: it cannot be written; the file is as it was. Its `filename` is set.
+        OSError: it cannot be written; the old file is unchanged.
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}.new" if many_writers else f".{path.name}.new")
     scratch.unlink(missing_ok=True)
     try:
-        # Not through a link that somebody put there, nor into a file that an interrupted write still has open.
+        # Refuse a symlink, and an interrupted write's open file.
         number = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-        with open(number, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123 - it is open already
+        with open(number, "w", encoding="utf-8", newline="") as file:  # noqa: PTH123 - opened above
             yield file
             file.flush()
             if sync:
@@ -60,7 +55,7 @@ def atomic_open(
         scratch.replace(path)
     except OSError as error:
         scratch.unlink(missing_ok=True)
-        if error.filename is None:  # a full disk names no file
+        if error.filename is None:  # a full disk sets no file name
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
     except BaseException:
@@ -69,17 +64,14 @@ def atomic_open(
 
 
 class ReloadingFile(Generic[T]):
-    """A value that is read from files, and read again once one of them changes. Safe to share between threads.
+    """A value that is read again after one of its files changes. Thread-safe.
 
-    Files are compared by inode, size and times, not by content. Replace them by rename: half a file may be valid.
+    Files are compared by inode, size and times: replace them by rename.
 
     Args:
         files: the files that the value comes from.
         read: reads them.
-        named: the further files that a value names, and that it comes from too.
-
-    Raises:
-        Exception: what `read` raises.
+        named: returns further files that the value names.
     """
 
     def __init__(
@@ -91,10 +83,10 @@ class ReloadingFile(Generic[T]):
         self.value, self._stamps = self._read_stamped(self._files)
 
     def reload(self) -> bool:
-        """Read again if a file has changed; whether the value is a new one.
+        """Read again if a file has changed; returns whether it did.
 
         Raises:
-            Exception: what `read` raises. The value is as it was, and the next call tries again.
+            Exception: from `read`. The old value stays.
         """
         with self._lock:
             if _stamps(self._stamps) == self._stamps:
@@ -103,14 +95,14 @@ class ReloadingFile(Generic[T]):
             return True
 
     def _read_stamped(self, known: Iterable[Path]) -> tuple[T, dict[Path, "_Stamp | None"]]:
-        """Read, and the state of each file right before: what changes meanwhile is read again."""
+        """Read the value, after the files' states."""
         for _ in range(READS_MAX):
             stamps = _stamps(known)
             value = self._read()
             known = dict.fromkeys((*self._files, *self._named(value)))
             if all(path in stamps for path in known):
                 return value, {path: stamps[path] for path in known}
-        raise GpuwardenError(f"{', '.join(map(str, self._files))}: changes faster than it can be read")
+        raise GpuwardenError(f"{', '.join(map(str, self._files))}: files change faster than they can be read")
 
 
 _Stamp = tuple[int, ...]

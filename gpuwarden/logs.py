@@ -1,7 +1,4 @@
-"""How gpuwarden's programs log: one event a line on standard error, JSON for machines, coloured text at a terminal.
-
-A line that cannot be written, on a full disk say, costs itself at most, and never what was being logged.
-"""
+"""Logs: one event per line on stderr, JSON, or coloured text on a terminal."""
 
 import io
 import logging
@@ -13,27 +10,23 @@ import structlog
 
 
 class _Unfailing(io.TextIOBase):
-    """A stream that takes everything. What the one behind it refuses it may take later, or it is lost."""
+    """A stream whose writes never fail: a full disk loses lines only."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with suppress(OSError, ValueError):  # the second: it is closed
+        with suppress(OSError, ValueError):  # ValueError: it is closed
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with suppress(OSError, ValueError):  # the second: it is closed
+        with suppress(OSError, ValueError):  # ValueError: it is closed
             self._stream.flush()
 
 
 def configure(*, level: str = "info") -> None:
-    """Set up structured logging for this process.
-
-    Args:
-        level: the least severe level written: debug, info, warning or error.
-    """
+    """Configure structured logs. `level` is debug, info, warning or error."""
     at_terminal = sys.stderr.isatty()
     renderer = structlog.dev.ConsoleRenderer() if at_terminal else structlog.processors.JSONRenderer()
     structlog.configure(

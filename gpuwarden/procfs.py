@@ -1,8 +1,6 @@
-"""Processes as the kernel shows them in /proc: which one a pid is, and whether it has ended. Standard library only.
+"""Processes in /proc. Standard library only.
 
-A pid names no process for long: another gets it once the first is gone. A pid and its start time name one process
-until the next boot (`ProcessId`). Sources: proc_pid_stat(5), pidfd_open(2). `proc` can point at a folder shaped like
-the kernel's.
+A pid with its start time names one process of this boot. Sources: proc_pid_stat(5), pidfd_open(2).
 """
 
 import errno
@@ -15,38 +13,29 @@ from typing import Final, NamedTuple, Self
 PROC: Final = Path("/proc")
 
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-"""Clock ticks a second, the unit of times in /proc/PID/stat; 100 nearly everywhere."""
+"""Clock ticks per second."""
 
 READ_BYTES: Final = 16384
-"""Bytes asked of the kernel at a time: most of its files are shorter, and long lists of pids come by the page."""
+"""Bytes per read."""
 
 SHORT_BYTES: Final = 2048
-"""What is shorter than this, half of the smallest page, is no page of a longer file's."""
+"""A shorter read is the whole file."""
 
 
 class ProcessId(NamedTuple):
-    """One process of this boot.
-
-    Args:
-        pid: its number now.
-        start_ticks: when it started, clock ticks since boot.
-    """
+    """One process of this boot."""
 
     pid: int
     start_ticks: int
 
     @classmethod
     def of(cls, pid: int, *, proc: Path = PROC) -> Self:
-        """The process that has this pid now.
-
-        Raises:
-            OSError: there is none, or it may not be looked at.
-        """
+        """The process with this pid; see `start_ticks`."""
         return cls(pid, start_ticks(pid, proc=proc))
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Read what `str` wrote; `None` where the text is something else."""
+        """Parse the output of `str`."""
         words = text.split()
         return cls(*map(int, words)) if len(words) == 2 and all(word.isdecimal() for word in words) else None
 
@@ -54,7 +43,7 @@ class ProcessId(NamedTuple):
         return f"{self.pid} {self.start_ticks}"
 
     def runs(self) -> bool:
-        """Whether it is seen to run: it is there and no zombie."""
+        """Whether it runs and has not ended."""
         try:
             fields = stat(self.pid)
         except OSError:
@@ -63,14 +52,13 @@ class ProcessId(NamedTuple):
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A pidfd of this very process, for as long as the block lasts.
+        """Open a pidfd of this process.
 
-        A process that has the pid later started later. So the start time, read once the descriptor is open, shows
-        that the descriptor is of this process, whatever happens next.
+        The start time is checked after the open.
 
         Raises:
-            ProcessLookupError: it is gone; another process may have its pid.
-            OSError: the kernel gives no such descriptor, or hides the process.
+            ProcessLookupError: it ended.
+            OSError: the kernel refuses the descriptor, or hides the process.
         """
         descriptor = os.pidfd_open(self.pid)
         try:
@@ -82,43 +70,30 @@ class ProcessId(NamedTuple):
 
 
 def start_ticks(pid: int, *, proc: Path = PROC) -> int:
-    """When a process started, clock ticks since boot: with the pid and the boot id it is one process for ever.
+    """Start, clock ticks since boot.
 
     Raises:
-        OSError: the process is gone.
+        OSError: the process ended.
     """
-    # Hundreds of times a second: what comes after it is not taken apart.
+    # Called hundreds of times a second.
     return int(read(f"{proc}/{pid}/stat").rpartition(b")")[2].split(None, 20)[19])
 
 
 def stat(pid: int, *, proc: Path = PROC) -> list[str]:
-    """What the kernel says of a process after its name: state, parent, group, session, … (proc_pid_stat(5)).
-
-    The name stands in brackets and may hold brackets and spaces itself, so field N of the manual is the one at N - 3.
-
-    Raises:
-        OSError: the process is gone.
-    """
+    """/proc/PID/stat after the name: field N is at N - 3."""
     return read(f"{proc}/{pid}/stat").decode("utf-8", "replace").rpartition(")")[2].split()
 
 
 def has_ended(stat: Sequence[str]) -> bool:
-    """Whether a process of which the kernel says this (`stat`) has ended, though nobody has waited for it yet.
+    """Whether a process has ended, by its `stat`.
 
-    The state is its main thread's: where that has ended before the others, or one of them is killed and hangs in a
-    driver, it is a zombie's, and the process lives on with all that it holds.
+    A zombie main thread with other threads may hang in a driver, and still holds memory.
     """
     return stat[0] in ("Z", "X") and all(int(threads) <= 1 for threads in stat[17:18])
 
 
 def read(path: str, *, folder: int | None = None) -> bytes:
-    """A file of the kernel's, whole, for less than half of what `Path` costs: hundreds are read each second.
-
-    With the descriptor of a `folder`, its path is from there.
-
-    Raises:
-        OSError: it is gone, or may not be looked at.
-    """
+    """Read a kernel file, at half the cost of `Path.read_bytes`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     try:
         found = os.read(descriptor, READ_BYTES)

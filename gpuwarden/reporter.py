@@ -1,11 +1,9 @@
-"""What a worker and its job import to be seen: the lock, the heartbeat, `step()` and `phase()`.
+"""What a job and its worker import: lock, heartbeat, `step()` and `phase()`. Standard library only.
 
-Nothing here needs more than the standard library, and nothing here raises into the job once `open()` has returned: a
-state file that cannot be written is counted in `write_errors` and tried again at the next beat.
+After `open()` nothing here raises into the job: a failed write counts in `write_errors`.
 
-The lock is a POSIX record lock, taken once on a file that this process never opens again, because closing *any*
-descriptor of a file drops the process's record locks on it. The kernel releases it at death and only then, SIGKILL
-included, and tells the exporter the holder's pid in the host's pid namespace, across containers.
+The lock is a POSIX record lock. Its file is opened once: the close of *any* descriptor drops the process's locks on it.
+The kernel reports the holder's pid across containers.
 """
 
 import errno
@@ -24,13 +22,13 @@ from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
 from gpuwarden.job import HEARTBEAT_S, JobClass, Phase
 from gpuwarden.state_file import JobFile, LongStep, WorkerFile
-from gpuwarden.step_timing import Pace, Stays, Steps
+from gpuwarden.step_timing import PhaseTiming, Steps, StepTiming
 
 DEFAULT_DIR: Final = Path("/run/gpuwarden")
 STEP_WRITE_S: Final = 1.0
-"""`step()` writes its file at most this often, seconds."""
+"""Least time between two writes by `step()`, seconds."""
 SLEPT_S: Final = 0.5
-"""A machine that slept for less since an attempt began did not sleep, seconds: its clocks are read one by one."""
+"""Smaller clock differences do not count as a suspend, seconds."""
 
 
 class LockHeldError(GpuwardenError):
@@ -38,60 +36,60 @@ class LockHeldError(GpuwardenError):
 
 
 class StateFolderError(GpuwardenError):
-    """The worker's folder cannot be made, or its files cannot be written."""
+    """The worker's folder or files cannot be written."""
 
 
 class HostKeyError(GpuwardenError):
-    """The host's key cannot be read."""
+    """The host key cannot be read."""
 
 
-# For `step`, which takes 225 ns: Python 3.11 takes 65 more to look a member up in its enum.
+# `step` takes 225 ns. In Python 3.11 an enum lookup would add 65 ns.
 _IDLE: Final = Phase.IDLE
 
-# POSIX locks do not exclude their own process, so that a second reporter in it is refused here: (pid, lock file).
+# A process does not exclude itself by POSIX locks: (pid, lock file) of open reporters.
 _OPEN: Final[set[tuple[int, str]]] = set()
 
 
 def state_directory() -> Path:
-    """`$GPUWARDEN_RUNTIME_DIR`, else /run/gpuwarden: where every program looks for state files and the host key."""
+    """`$GPUWARDEN_RUNTIME_DIR`, else /run/gpuwarden: folder of state files and the host key."""
     return Path(os.environ.get("GPUWARDEN_RUNTIME_DIR", DEFAULT_DIR))
 
 
 def host_key(directory: Path) -> str:
-    """The host's identity, chosen at set-up, from `<directory>/host`; a container's own hostname is not it.
+    """The host's name from `<directory>/host`; a container's hostname differs.
 
     Raises:
-        HostKeyError: the file is missing, empty, or holds what cannot be a label.
+        HostKeyError: the file is missing or invalid.
     """
     path = directory / "host"
     try:
         return state_file.check_name(path.read_text(encoding="utf-8").strip(), what="host")
     except (OSError, UnicodeDecodeError, state_file.StateFileError) as error:
         raise HostKeyError(
-            f"no host key at {path} ({error}): write this host's name there, and mount the file into its containers"
+            f"no host key at {path} ({error}): write this host's name to it, and mount it into the containers"
         ) from None
 
 
 class _Timing:
-    """The steps of one attempt and the time that they and its phases took; the attempt begins with it, in `load`."""
+    """Step and phase timing of one attempt."""
 
-    __slots__ = ("_ahead_s", "_stays", "pace", "steps")
+    __slots__ = ("_ahead_s", "_phase_timing", "pace", "steps")
 
     def __init__(self) -> None:
         self.steps = 0
-        self.pace = Pace()
-        self._stays = Stays(time.monotonic())
+        self.pace = StepTiming()
+        self._phase_timing = PhaseTiming(time.monotonic())
         self._ahead_s = _boottime_ahead_s()
 
-    def goes_on(self, phase: Phase) -> None:
-        """The attempt goes on to this phase."""
+    def enter(self, phase: Phase) -> None:
+        """Enter a phase."""
         now_s = time.monotonic()
-        self.pace.goes_on(now_s, steps=phase is Phase.STEP)
-        self._stays.goes_on(now_s, phase)
+        self.pace.enter(now_s, steps=phase is Phase.STEP)
+        self._phase_timing.enter(now_s, phase)
 
     def in_job(self, job: JobFile) -> JobFile:
-        """The job file of the attempt, with these figures."""
-        # By CLOCK_BOOTTIME, which counts what the machine slept: if it did, none is known to have begun then.
+        """The job file with this timing."""
+        # After a suspend the start times are unknown.
         ahead_s = _boottime_ahead_s()
         awake_ahead_s = ahead_s if abs(ahead_s - self._ahead_s) < SLEPT_S else None
         return replace(
@@ -99,20 +97,20 @@ class _Timing:
             step=self.steps,
             step_mean_s=self.pace.mean_s,
             step_max_s=self.pace.max_s,
-            longest=_told(self.pace.longest, awake_ahead_s),
-            stays=_told(self._stays.longest(job.phase), awake_ahead_s),
+            longest=_to_long_steps(self.pace.longest, awake_ahead_s),
+            stays=_to_long_steps(self._phase_timing.longest(job.phase), awake_ahead_s),
         )
 
 
 class Reporter:
-    """One worker's voice: who it is, that it lives, and how its job gets on.
+    """Reports a worker, its heartbeat and its job.
 
     Args:
-        directory: `$GPUWARDEN_RUNTIME_DIR` as this process sees it.
-        worker: the slot's name; unique on the host.
+        directory: `$GPUWARDEN_RUNTIME_DIR`.
+        worker: the slot's name, unique on the host.
         queue: the queue it serves.
-        subdirectory: the container's own folder in `directory`; the worker's name when not given.
-        heartbeat_s: seconds between refreshes of the worker file.
+        subdirectory: the container's folder in `directory`.
+        heartbeat_s: seconds between heartbeats.
     """
 
     def __init__(
@@ -145,17 +143,17 @@ class Reporter:
         self._next_write_s = 0.0
         self._idle_since_s = 0.0
         self._lock_fd: int | None = None
-        # Re-entrant: a signal handler may call `phase` while its own thread is in `step`.
+        # Re-entrant: a signal handler may call `phase` during `step`.
         self._changing = threading.RLock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._beat_on, name="gpuwarden-heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run_heartbeat, name="gpuwarden-heartbeat", daemon=True)
 
     def open(self) -> Self:
         """Take the lock, publish the worker file and start the heartbeat.
 
         Raises:
-            LockHeldError: another live process is this worker, or another reporter of this process.
-            StateFolderError: the folder cannot be made or written; nothing was published.
+            LockHeldError: another process or reporter is this worker.
+            StateFolderError: the folder cannot be written.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -163,15 +161,15 @@ class Reporter:
             self._path(state_file.JOB_SUFFIX).unlink(missing_ok=True)
             self._replace(state_file.WORKER_SUFFIX, state_file.render(self._worker))
         except OSError as error:
-            self._let_go()
+            self._release_lock()
             raise StateFolderError(
-                f"cannot keep state files in {self.folder} ({error}): make it, and let this user write there"
+                f"cannot write state files in {self.folder} ({error}): create it, writable for this user"
             ) from error
         self._thread.start()
         return self
 
     def loop_seen(self) -> None:
-        """The main loop is outside any job body, and alive."""
+        """The main loop runs, outside of a job."""
         self._worker = replace(self._worker, loop=clock.stamp())
 
     def start_job(
@@ -188,10 +186,7 @@ class Reporter:
         gang: str | None = None,
         rank: int = 0,
     ) -> None:
-        """A new attempt begins, in phase `load` and not yet armed.
-
-        `ranks` is how many its gang has, `gang` what they have in common, and `rank` which of them it is, from 0.
-        """
+        """Begin an attempt in phase `load`, not yet monitored. `rank` starts at 0."""
         now = clock.stamp()
         self._timing = _Timing()
         job = JobFile(
@@ -222,30 +217,25 @@ class Reporter:
             self._publish_job()
 
     def arm(self) -> None:
-        """The load has ended: the first beat, sent by the worker so that a job which never steps is caught too (A3)."""
+        """End the load with a first step beat, so that a job that never steps is monitored too (A3)."""
         with self._changing:
             if self._job is not None:
                 now = clock.stamp()
-                self._timing.goes_on(Phase.STEP)
+                self._timing.enter(Phase.STEP)
                 self._job = replace(self._job, phase=Phase.STEP, phase_started=now, beat=now, timeout_s=None)
                 self._publish_job()
 
     def phase(self, phase: Phase, *, timeout_s: float | None = None) -> None:
-        """The job goes on to `phase`. A beat, once armed; a job that moves itself to `step` arms itself.
-
-        A phase that is none of ours is counted in `write_errors` and changes nothing.
+        """Enter a phase: a step beat once the job is monitored. `step` starts the monitoring.
 
         Args:
-            phase: what it does now. While it is `idle` neither its silence nor its GPU is policed. A step ends that:
-                say it once the last one is done, and of a job with several threads once none of them steps any more.
-            timeout_s: how long it may show no sign of life in this phase, seconds, above 0, and held to be 30 where it
-                is less; when not given, as long as the host and its owner allow. What is no such number is counted in
-                `write_errors`, and not given.
+            phase: the current phase. Enter `idle` after all threads stepped.
+            timeout_s: time that it may be inactive in this phase, seconds, at least 30.
         """
         if phase not in list(Phase):
             self.write_errors += 1
             return
-        if timeout_s is not None and not _is_patience(timeout_s):
+        if timeout_s is not None and not _is_timeout(timeout_s):
             self.write_errors += 1
             timeout_s = None
         with self._changing:
@@ -253,7 +243,7 @@ class Reporter:
             if job is not None:
                 now = clock.stamp()
                 armed = job.beat is not None or phase == Phase.STEP
-                self._timing.goes_on(Phase(phase))
+                self._timing.enter(Phase(phase))
                 self._job = replace(
                     job,
                     phase=Phase(phase),
@@ -264,26 +254,26 @@ class Reporter:
                 self._publish_job()
                 if phase == Phase.IDLE:
                     self._idle_since_s = time.monotonic()
-                    self._next_write_s = 0.0  # the step that ends it is told at once: the next one may never be done
+                    self._next_write_s = 0.0  # publish the next step at once, as it ends `idle`
 
     def step(self) -> None:
-        """One step is done. Costs well under a microsecond but for one write a second; never raises.
+        """Report a step; never raises. Takes under a microsecond, plus one write a second.
 
-        Whoever steps is not idle: one in the phase `idle` is in `step` from then on, armed and policed.
+        A step in `idle` enters `step`.
         """
         now_s = time.monotonic()
         job, timing = self._job, self._timing
         timing.steps += 1
         if job is not None and job.phase is _IDLE and now_s > self._idle_since_s:
-            timing.pace.begins_anew()
+            timing.pace.reset_start()
         timing.pace.step(now_s)
-        # Another thread that is writing now tells as much: a step waits for nobody.
+        # Another thread is writing the same now: do not wait for it.
         if now_s >= self._next_write_s and self._changing.acquire(blocking=False):
             try:
                 job = self._job
-                # A step that was done before idle was said, and was overtaken, ends nothing.
+                # A step from before `idle` does not end it.
                 if job is not None and (job.phase is not Phase.IDLE or now_s > self._idle_since_s):
-                    # A warm-up step of a load is progress and no arming: the worker arms when the load has ended (A3).
+                    # Steps of a load do not start the monitoring (A3).
                     armed, now = job.beat is not None or job.phase is not Phase.LOAD, clock.stamp()
                     if job.phase is Phase.IDLE:
                         job = replace(job, phase=Phase.STEP, phase_started=now, timeout_s=None)
@@ -293,10 +283,7 @@ class Reporter:
                 self._changing.release()
 
     def items(self, *, done: int, failed: int) -> None:
-        """How many of the job's items are done and failed so far; published with the next write.
-
-        Whole numbers of any library will do; what is none is counted in `write_errors` and changes nothing.
-        """
+        """Report how many of the job's items are done and failed."""
         try:
             done, failed = operator.index(done), operator.index(failed)
         except TypeError:
@@ -309,17 +296,14 @@ class Reporter:
                 self._job = replace(self._job, items_done=done, items_failed=failed)
 
     def end_job(self) -> None:
-        """The attempt is over and settled: its file goes."""
+        """Remove the job file of a settled attempt."""
         with self._changing:
             self._job = None
             self._remove(state_file.JOB_SUFFIX)
         self.loop_seen()
 
     def close(self) -> None:
-        """A clean end: the files go, then the lock. What is left beside a free lock is a dead worker.
-
-        Nothing in a process that was forked off while the reporter was open: the files are its parent's.
-        """
+        """Remove the files, then release the lock; does nothing in a forked child."""
         if self._lock_fd is None or os.getpid() != self._worker.pid:
             return
         self._closing.set()
@@ -327,7 +311,7 @@ class Reporter:
             self._thread.join(timeout=2.0)
         self.end_job()
         self._remove(state_file.WORKER_SUFFIX)
-        self._let_go()
+        self._release_lock()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -338,7 +322,7 @@ class Reporter:
     def _take_lock(self) -> int:
         path = self._path(state_file.LOCK_SUFFIX)
         held = LockHeldError(
-            f"another live process is worker {self._worker.worker!r} (it holds {path}): stop it, or take another name"
+            f"another process is worker {self._worker.worker!r} and holds {path}: stop it, or use another name"
         )
         key = os.getpid(), os.path.realpath(path)
         if key in _OPEN:
@@ -354,13 +338,13 @@ class Reporter:
         _OPEN.add(key)
         return lock_fd
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._lock_fd is not None:
             _OPEN.discard((os.getpid(), os.path.realpath(self._path(state_file.LOCK_SUFFIX))))
             os.close(self._lock_fd)
             self._lock_fd = None
 
-    def _beat_on(self) -> None:
+    def _run_heartbeat(self) -> None:
         while not self._closing.wait(self._heartbeat_s):
             self._write(state_file.WORKER_SUFFIX, replace(self._worker, heartbeat=clock.stamp()))
 
@@ -376,7 +360,7 @@ class Reporter:
     def _write(self, suffix: str, value: WorkerFile | JobFile) -> None:
         try:
             self._replace(suffix, state_file.render(value))
-        except (OSError, ValueError, TypeError):  # the last two: the job gave figures that JSON does not know
+        except (OSError, ValueError, TypeError):  # ValueError, TypeError: the job gave numbers that JSON lacks
             self.write_errors += 1
 
     def _replace(self, suffix: str, text: str) -> None:
@@ -390,20 +374,19 @@ class Reporter:
 
 
 def _boottime_ahead_s() -> float:
-    """By how much CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: for how long the machine has slept, seconds."""
+    """CLOCK_BOOTTIME less CLOCK_MONOTONIC: suspended time, seconds."""
     return clock.boottime_s() - time.monotonic()
 
 
-def _told(steps: Steps, ahead_s: float | None) -> tuple[LongStep, ...]:
-    """What a job file says of them; `ahead_s` is `None` where the clocks do not tell when one began."""
+def _to_long_steps(steps: Steps, ahead_s: float | None) -> tuple[LongStep, ...]:
     return tuple(
         LongStep(took_s=took_s, began_s=None if ahead_s is None or began_s is None else began_s + ahead_s)
         for took_s, began_s in steps
     )
 
 
-def _is_patience(given: object) -> bool:
-    """Whether a job's own patience is one that a state file can hold: a number, and none that is only read as one."""
+def _is_timeout(given: object) -> bool:
+    """Whether a state file can hold this timeout."""
     if isinstance(given, bool | str | bytes | bytearray):
         return False
     try:

@@ -1,4 +1,4 @@
-"""What the settings of every program have in common: how a bad one is told, and the pages that list them all."""
+"""Common parts of all settings: errors, help, and the reference pages."""
 
 import argparse
 import os
@@ -15,38 +15,38 @@ from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 from gpuwarden.format import Help
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
-"""The one default that the environment decides, as it is where nobody has set it."""
+"""How help shows a default that depends on the environment."""
 
 
 METAVARS: Final[Mapping[str, str]] = {
     "Path": "PATH", "str": "TEXT", "int": "N", "float": "N",
     "tuple[str,...]": "TEXT,...", "tuple[Path,...]": "PATH,...", "tuple[int,...]": "N,...",
 }  # fmt: skip
-"""What stands for a value in `--help`, by what pydantic-settings writes there: its type in Python."""
+"""Value names in `--help` by Python type."""
 
 
 class _Help(Help):
     def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Callable[[int], tuple[str, ...]]:
-        told = super()._metavar_formatter(action, default_metavar)
-        return lambda size: tuple(METAVARS.get(each, each) for each in told(size))
+        shown = super()._metavar_formatter(action, default_metavar)
+        return lambda size: tuple(METAVARS.get(each, each) for each in shown(size))
 
     def _expand_help(self, action: argparse.Action) -> str:
-        told = _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
-        return _SEVERAL.sub(r"(default: \1)", told)
+        text = _FACTORY.sub(f"(default: {DEFAULT_FACTORY_SHOWN.strip('`')})", super()._expand_help(action))
+        return _SEVERAL.sub(r"(default: \1)", text)
 
 
 _FACTORY: Final = re.compile(r"\(default factory: \w+\)$")
 _SEVERAL: Final = re.compile(r"\(default: \(([^()]+)\)\)$")
-"""A default of several values, which are given separated by commas."""
+"""A default with several values."""
 
 T = TypeVar("T", bound=BaseSettings)
 
 
-def given(settings: type[T], argv: list[str]) -> T:
-    """The settings that options and the environment give; `--help` tells them as a person reads them, and ends.
+def read_settings(settings: type[T], argv: list[str]) -> T:
+    """Settings from options and the environment.
 
     Raises:
-        ValidationError: some will not do: see `complaints`.
+        ValidationError: a value is invalid: see `complaints`.
     """
     _leave_service_link(settings)
     source: CliSettingsSource[Any] = CliSettingsSource(settings, formatter_class=_Help)
@@ -54,9 +54,9 @@ def given(settings: type[T], argv: list[str]) -> T:
 
 
 def _leave_service_link(settings: type[BaseSettings]) -> None:
-    """Kubernetes tells each pod beside a Service where that is, in variables by its name: nobody has set a port so.
+    """Ignore the variable that Kubernetes sets for a Service named like the program.
 
-    Of one named `gpuwarden-exporter` one of these is GPUWARDEN_EXPORTER_PORT. Reference:
+    For a Service `gpuwarden-exporter` it is GPUWARDEN_EXPORTER_PORT. Reference:
     https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
     """
     name = f"{settings.model_config.get('env_prefix', '')}PORT"
@@ -68,35 +68,35 @@ _SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
-    """What is wrong with the settings, a line each: the option, its environment variable, and what was wanted."""
+    """One line per invalid setting: option, variable and problem."""
     for found in error.errors():
-        says = found["msg"].removeprefix("Value error, ")  # which is what pydantic calls a sentence of ours
+        says = found["msg"].removeprefix("Value error, ")  # pydantic's prefix for our messages
         if not found["loc"]:
             yield says
             continue
         name = str(found["loc"][0])
         option = f"--{name.replace('_', '-')} (or {settings.model_config.get('env_prefix', '')}{name.upper()})"
         if found["type"] == "missing":
-            yield f"{option} is wanted: {settings.model_fields[name].description}"
+            yield f"missing {option}: {settings.model_fields[name].description}"
         else:
-            yield f"{found['input']!r} will not do for {option}: {says}"
+            yield f"{found['input']!r} is invalid for {option}: {says}"
 
 
 def split(found: Any) -> Any:
-    """A setting that holds several, separated by commas, as an option or the environment gives it."""
+    """Split a setting at commas."""
     return [each.strip() for each in found.split(",") if each.strip()] if isinstance(found, str) else found
 
 
 def _listed(found: Any) -> str:
-    """A default as it is given: several separated by commas."""
+    """A default as the user writes it."""
     return ", ".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def services(found: Any) -> Any:
-    """A setting that holds patterns of services' names (fnmatch), and none that matches every service of the host.
+    """Check patterns (fnmatch) of service names.
 
     Raises:
-        ValueError: a pattern names no services, or all of them.
+        ValueError: a pattern matches no service name, or all of them.
     """
     patterns = split(found)
     for pattern in patterns:
@@ -106,10 +106,10 @@ def services(found: Any) -> Any:
 
 
 def engine(found: str, *, words: Collection[str]) -> str:
-    """A setting that holds where a container engine listens, or one of these words.
+    """Check a container engine's address, or one of these words.
 
     Raises:
-        ValueError: nothing listens at such an address, and what to give.
+        ValueError: the address is invalid.
     """
     if found in words:
         return found
@@ -117,9 +117,9 @@ def engine(found: str, *, words: Collection[str]) -> str:
         parts = urlsplit(found)
         if parts.scheme == "unix":
             listens = found.startswith("unix://") and bool(parts.path.strip("/")) and not parts.netloc
-        else:  # Docker's client refuses the rest
+        else:  # Docker's client refuses others
             listens = bool(parts.port) and not (parts.query or parts.fragment or parts.username)
-    except ValueError:  # a port that is none, or half an IPv6 address
+    except ValueError:  # invalid port or IPv6 address
         listens = False
     if listens and parts.scheme in ("unix", "tcp", "http", "https"):
         return found
@@ -131,7 +131,7 @@ _SERVICES: Final = re.compile(r"[A-Za-z0-9][^/\s]*\.service")
 
 
 def table(settings: type[BaseSettings]) -> Iterator[str]:
-    """Every setting as a row of a Markdown table, under its head."""
+    """The settings as a Markdown table."""
     yield "| option | environment variable | default | meaning |"
     yield "|---|---|---|---|"
     prefix = settings.model_config.get("env_prefix", "")
@@ -153,14 +153,14 @@ def write_pages(
 
     Args:
         pages: each page's file name, and what gives its text.
-        module: what is run to write them, as in `python -m MODULE`.
+        module: the module for `python -m MODULE`.
         about: the sentence that `--help` begins with.
         docs: the folder they belong to.
         argv: the command line, without the program.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page lags behind the code")
-    parser.add_argument("--docs", type=Path, default=docs, help="the folder of the pages (default: %(default)s)")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is outdated")
+    parser.add_argument("--docs", type=Path, default=docs, help="folder of the pages (default: %(default)s)")
     chosen = parser.parse_args(argv)
     lagging = 0
     for name, page in pages.items():
@@ -169,7 +169,7 @@ def write_pages(
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         if chosen.check:
-            print(f"{path} lags behind the code: python -m {module}", file=sys.stderr)
+            print(f"{path} is outdated: run python -m {module}", file=sys.stderr)
             lagging = 1
         else:
             path.write_text(text, encoding="utf-8")

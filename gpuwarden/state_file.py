@@ -1,29 +1,25 @@
-"""The state files a worker leaves on its host, and how they are read. Contract 1 between jobs and the exporter.
+"""State files: contract 1 between workers and the exporter. Pure.
 
-In `$GPUWARDEN_RUNTIME_DIR/<subdirectory>/`, one subdirectory per container, bind-mounted into that container alone:
+In `$GPUWARDEN_RUNTIME_DIR/<subdirectory>/`, one subdirectory per container, mounted into it only:
 
-    <worker>.worker.json   who the worker is and when it was last seen          (WorkerFile)
-    <worker>.job.json      the attempt it runs; absent while it runs none       (JobFile)
-    <worker>.lock          held by a POSIX record lock for the worker's life    (no content)
+    <worker>.worker.json   the worker and its heartbeat       (WorkerFile)
+    <worker>.job.json      its attempt, if any                (JobFile)
+    <worker>.lock          POSIX record lock of the worker
 
-Each JSON file is one object of at most `SIZE_MAX_BYTES`, UTF-8, replaced whole by rename, so that a reader sees the old
-state or the new and never half. Unknown fields are ignored; a missing or mistyped one makes the whole file invalid.
-Durations are seconds. A point in time is written three ways, as an object:
+A file is one JSON object of at most `SIZE_MAX_BYTES`, replaced by rename. Unknown fields are ignored. Durations are
+seconds. A point in time is:
 
     {"boottime_s": CLOCK_BOOTTIME, "boot_id": /proc/sys/kernel/random/boot_id, "unix_s": seconds since 1970}
 
-Ages come from `boottime_s`, so that setting the clock ages nothing; a stamp of another boot has no age. A shell script
-writes one with: read up _ </proc/uptime; read boot </proc/sys/kernel/random/boot_id; date +%s
+Ages come from `boottime_s`. A shell script uses: read up _ </proc/uptime; read boot </proc/sys/kernel/random/boot_id;
+date +%s
 
-Beside these there are the files of other task runners (TaskFile, D1), in a folder of their own, one for each task, made
-before its command starts and removed as it ends: `<running_log_id>.json` with
+Other task runners write a file per task into their folder and remove it at its end (TaskFile, D1):
+`<running_log_id>.json` with
 
     {"running_log_id": 123, "remote_pid": "4567", "remote_pgid": "4567", "timestamp": "1734220000"}
 
-Numbers may be text. The pids are the host's, `timestamp` is the start, Unix seconds, and never a heartbeat. They have
-no format number and need not be replaced by rename.
-
-Pure: text in, values out.
+Numbers may be text. Pids are the host's, `timestamp` is the start, Unix seconds.
 """
 
 import json
@@ -37,23 +33,23 @@ from gpuwarden.job import JobClass, Phase
 FORMAT: Final = 1
 SIZE_MAX_BYTES: Final = 65536
 SECONDS_MAX: Final = 1e12
-"""Durations and times are below this, seconds."""
+"""Limit of durations and times, seconds."""
 
 LONGEST_MAX: Final = 16
-"""The longest steps that a job file may tell, and the longest stays in a phase."""
+"""Most long steps, and long phase visits, in a file."""
 
 TEXT_MAX: Final = 256
-"""Characters a text field may have."""
+"""Most characters of a text field."""
 WORKER_SUFFIX: Final = ".worker.json"
 JOB_SUFFIX: Final = ".job.json"
 TASK_SUFFIX: Final = ".json"
 LOCK_SUFFIX: Final = ".lock"
 
 JOB_ID_MAX: Final = 2**53 - 1
-"""Up to here every whole number is a sample's value exactly, which is a float of 64 bits."""
+"""Largest integer that a sample holds exactly."""
 
 PID_MAX: Final = 2**22
-"""No pid of Linux is greater (PID_MAX_LIMIT, proc_sys_kernel(5))."""
+"""Largest Linux pid (PID_MAX_LIMIT, proc_sys_kernel(5))."""
 
 _NUMBER = re.compile(r"[0-9]{1,19}")
 _SECONDS = re.compile(r"[0-9]{1,13}(\.[0-9]{1,9})?")
@@ -61,7 +57,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 class StateFileError(GpuwardenError):
-    """A state file cannot be trusted. `reason` is a short fixed word for a metric label."""
+    """An invalid state file. `reason` is a metric label."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -70,14 +66,14 @@ class StateFileError(GpuwardenError):
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """One point in time, three ways."""
+    """One point in time."""
 
     boottime_s: float
     boot_id: str
     unix_s: float
 
     def age_s(self, now: "Stamp") -> float | None:
-        """Seconds from this stamp to `now`, never negative; `None` across a reboot, where no clock of ours spans."""
+        """Seconds to `now`; `None` across a reboot."""
         if self.boot_id != now.boot_id:
             return None
         return max(0.0, now.boottime_s - self.boottime_s)
@@ -85,7 +81,7 @@ class Stamp:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFile:
-    """Who a worker is. `heartbeat` is its process's sign of life, `loop` its main loop's (outside a job body)."""
+    """A worker. `heartbeat` is from its process, `loop` from its main loop."""
 
     worker: str
     incarnation: str
@@ -98,10 +94,9 @@ class WorkerFile:
 
 @dataclass(frozen=True, kw_only=True)
 class LongStep:
-    """One step, or one stay in a phase: how long it took, and when it began, CLOCK_BOOTTIME seconds.
+    """Duration and start of a step or phase visit, CLOCK_BOOTTIME seconds.
 
-    `began_s` is `None` where what it took is not simply the time since then: other phases are no part of it, or the
-    machine slept.
+    `began_s` is `None` if other phases or a suspend are excluded.
     """
 
     took_s: float
@@ -110,18 +105,13 @@ class LongStep:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """One attempt as its worker reports it. `beat` is `None` until the attempt is armed (A3).
+    """One attempt. `beat` is `None` until it is monitored (A3). Limits of 0 mean none.
 
-    A `budget_s` or a `stall_timeout_s` of 0 is none at all: that condition does not police the attempt. `timeout_s` is
-    the silence that the job asks for while it is in its phase, above 0 (exporters take less than 30 for 30); it may be
-    missing, and is then no more than what holds anyway. `ranks` is how many ranks its gang has; 1, or missing, is none.
-    `gang` is what all ranks of one gang have in common, in each of their attempts, and no other gang has, of whichever
-    queue; workers write the number, the submit time (Unix, to the millisecond) and the run. `rank` is which of them it
-    is, from 0. Where they are missing, as by an older worker, the gang is never judged as one.
-    `longest` are the longest steps, at most `LONGEST_MAX`: no other one is longer than the shortest of them. It may be
-    missing, and then the exporter goes by `step_max_s` alone. `stays` are likewise the longest of the attempt's earlier
-    stays in the phase that it is in, each from the change of phase into it to the one out of it. It may be missing, and
-    then none is known.
+    Args:
+        timeout_s: its own limit in this phase, at least 30 s in effect.
+        gang: unique name of its gang, the same in all attempts.
+        longest: its longest steps.
+        stays: its longest earlier visits to this phase.
     """
 
     job_id: int
@@ -152,7 +142,7 @@ class JobFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFile:
-    """One task of another runner. `pid` and `pgid` are the host's; `started_unix_s` is what the runner's clock said."""
+    """One task of another runner. Times are from its clock."""
 
     task_id: int
     pid: int
@@ -161,35 +151,35 @@ class TaskFile:
 
 
 def check_name(name: str, *, what: str = "worker") -> str:
-    """Return `name` when it can safely be a file name and a label.
+    """Return a valid file name and label.
 
     Raises:
-        StateFileError: it cannot.
+        StateFileError: it is invalid.
     """
     if not _NAME.fullmatch(name):
         raise StateFileError(
             "name",
-            f"{what} name {name[:80]!a} will not do: 1 to 63 letters, digits, '.', '_' or '-', "
+            f"{what} name {name[:80]!a} is invalid: use 1 to 63 letters, digits, '.', '_' or '-', "
             "the first a letter or digit",
         )
     return name
 
 
 def is_text(text: str) -> bool:
-    """Whether `text` can be a field and a label: a lone surrogate, say, would fail the whole scrape it appears in."""
+    """Whether `text` can be a label. A lone surrogate would fail the whole scrape."""
     return 1 <= len(text) <= TEXT_MAX and text.isprintable()
 
 
 def render(value: WorkerFile | JobFile) -> str:
-    """One line of JSON that `parse_worker` or `parse_job` reads back to an equal value."""
+    """One line of JSON that `parse_worker` or `parse_job` reads."""
     return json.dumps({"format": FORMAT, **asdict(value)}, allow_nan=False) + "\n"
 
 
 def parse_worker(text: str) -> WorkerFile:
-    """Read a worker file.
+    """Parse a worker file.
 
     Raises:
-        StateFileError: the text is not a whole, valid worker file.
+        StateFileError: it is invalid.
     """
     fields = _own(text)
     return WorkerFile(
@@ -204,11 +194,7 @@ def parse_worker(text: str) -> WorkerFile:
 
 
 def parse_job(text: str) -> JobFile:
-    """Read a job file.
-
-    Raises:
-        StateFileError: the text is not a whole, valid job file.
-    """
+    """Parse a job file, as `parse_worker`."""
     fields = _own(text)
     return JobFile(
         job_id=fields.count("job_id", most=JOB_ID_MAX),
@@ -239,11 +225,7 @@ def parse_job(text: str) -> JobFile:
 
 
 def parse_task(text: str) -> TaskFile:
-    """Read another runner's task file.
-
-    Raises:
-        StateFileError: the text is not a whole, valid task file.
-    """
+    """Parse another runner's task file, as `parse_worker`."""
     fields = _Fields(_decoded(text))
     return TaskFile(
         task_id=fields.number("running_log_id", least=0, most=2**63 - 1),
@@ -254,7 +236,7 @@ def parse_task(text: str) -> TaskFile:
 
 
 def _own(text: str) -> "_Fields":
-    """The fields of a file of ours, which says of which format it is."""
+    """The fields of a file with a format number."""
     found = _decoded(text)
     if isinstance(found, dict) and (type(found.get("format")) is not int or found["format"] != FORMAT):
         raise StateFileError("format", f"format {_shown(found.get('format'))} found, {FORMAT} wanted")
@@ -271,7 +253,7 @@ def _decoded(text: str) -> object:
 
 
 class _Fields:
-    """A decoded object whose fields are taken by type; every complaint names the field."""
+    """A decoded object with typed access. Errors name the field."""
 
     def __init__(self, found: object) -> None:
         if not isinstance(found, dict):
@@ -320,7 +302,7 @@ class _Fields:
             raise StateFileError(error.reason, f"{name}: {error}") from None
 
     def number(self, name: str, *, least: int, most: int) -> int:
-        """A whole number that may be text."""
+        """An integer, or its digits."""
         value = self._fields.get(name)
         if isinstance(value, str) and _NUMBER.fullmatch(value):
             value = int(value)
@@ -360,7 +342,7 @@ def _field_error(name: str, wanted: str, found: object) -> StateFileError:
 
 
 def _shown(found: object) -> str:
-    """A value for a message: short, printable, and never the recursion of a deep one."""
+    """A short printable value for messages."""
     if found is None:
         return "nothing"
     if isinstance(found, list | dict):

@@ -1,9 +1,6 @@
-"""How long the steps of one attempt take, and its stays in other phases, in seconds. Pure: times are arguments.
+"""Step and phase durations of one attempt, seconds. Pure.
 
-What is no step counts as none: the time in other phases is taken out of the step that it falls into, and the first
-steps, which compile and fill caches, count only as long as too few others are known. For by the longest step it is told
-whether a job is stuck (A14b), and by the mean whether it slowed down. In a phase that owes no steps it is told by the
-longest of its earlier stays there.
+A step excludes the time in other phases. The first steps compile and fill caches: later steps replace them.
 """
 
 from operator import itemgetter
@@ -11,22 +8,21 @@ from typing import Final
 
 from gpuwarden.job import Phase
 
-EARLY: Final = 20
-"""The first steps, which are no measure; and as many after them make one."""
+EARLY_STEPS: Final = 20
+"""Number of first steps, and of later steps that replace them."""
 
-KEPT: Final = 4
-"""So many of the longest steps, and of the longest stays in a phase, are known one by one: who knows that its container
-was paused in one of them goes by the others."""
+LONGEST_KEPT: Final = 4
+"""Longest steps and visits to keep, since some may be paused."""
 
-TIMED: Final = (Phase.LOAD, Phase.EVAL, Phase.CHECKPOINT, Phase.SAVE)
-"""The phases whose stays are told: in `step` a job owes steps, in `idle` nothing."""
+TIMED_PHASES: Final = (Phase.LOAD, Phase.EVAL, Phase.CHECKPOINT, Phase.SAVE)
+"""Phases with timed visits."""
 
 Steps = tuple[tuple[float, float | None], ...]
-"""Steps, the longest first: how long each took, and since when; `None` where other phases are taken out of it."""
+"""Steps, longest first: duration, and start if known."""
 
 
-class Pace:
-    """The times between the steps of one attempt, which begins in another phase than `step`."""
+class StepTiming:
+    """Step durations of one attempt."""
 
     __slots__ = (
         "_away_s",
@@ -52,14 +48,14 @@ class Pace:
         self._early_least_s = self._later_least_s = -1.0
 
     def step(self, now_s: float) -> None:
-        """One step is done."""
+        """Record a step."""
         last_s, self._last_s = self._last_s, now_s
         if last_s is None:
             return
         took_s = now_s - last_s if now_s > last_s else 0.0  # two threads may step at once
         self._count += 1
-        # Hardly any step is among the longest: what keeps them costs the others a comparison.
-        if self._count > EARLY:
+        # Most steps cost one comparison.
+        if self._count > EARLY_STEPS:
             self._later_s += took_s
             if took_s > self._later_least_s:
                 self._later, self._later_least_s = self._with(self._later, took_s, last_s)
@@ -69,12 +65,12 @@ class Pace:
                 self._early, self._early_least_s = self._with(self._early, took_s, last_s)
 
     def _with(self, steps: Steps, took_s: float, began_s: float) -> tuple[Steps, float]:
-        """The longest with one more, and how long a step must be at least to be one of them."""
+        """The longest steps with one more, and the shortest duration that enters them."""
         kept = _longest((*steps, (took_s, None if began_s == self._cut_s else began_s)))
-        return kept, kept[-1][0] if len(kept) == KEPT else -1.0
+        return kept, kept[-1][0] if len(kept) == LONGEST_KEPT else -1.0
 
-    def goes_on(self, now_s: float, *, steps: bool) -> None:
-        """The attempt goes on to a phase: to its steps, or to another one."""
+    def enter(self, now_s: float, *, steps: bool) -> None:
+        """Enter the steps, or another phase."""
         if not steps:
             self._away_s = now_s if self._away_s is None else self._away_s
         elif self._away_s is not None:
@@ -83,15 +79,15 @@ class Pace:
                 self._cut_s = self._last_s
             self._away_s = None
 
-    def begins_anew(self) -> None:
-        """The attempt is in its steps, and nobody said since when: the next one done has taken no known time."""
+    def reset_start(self) -> None:
+        """Forget the start of the current step."""
         self._last_s = self._away_s = None
 
     @property
     def mean_s(self) -> float | None:
-        """The mean time of a step; `None` before the second."""
+        """Mean step duration; `None` before the second step."""
         if self._known:
-            return self._later_s / (self._count - EARLY)
+            return self._later_s / (self._count - EARLY_STEPS)
         return (self._early_s + self._later_s) / self._count if self._count else None
 
     @property
@@ -101,20 +97,16 @@ class Pace:
 
     @property
     def longest(self) -> Steps:
-        """The longest ones."""
+        """The longest steps."""
         return self._later if self._known else _longest((*self._early, *self._later))
 
     @property
     def _known(self) -> bool:
-        return self._count >= 2 * EARLY
+        return self._count >= 2 * EARLY_STEPS
 
 
-class Stays:
-    """How long one attempt stayed in each phase each time; it begins in `load`.
-
-    A stay begins as the phase is entered and ends as another one is: who says the same phase again, or steps in it, is
-    in the same stay. That makes none too short.
-    """
+class PhaseTiming:
+    """Durations of an attempt's phase visits."""
 
     __slots__ = ("_ended", "_phase", "_since_s")
 
@@ -122,19 +114,19 @@ class Stays:
         self._phase, self._since_s = Phase.LOAD, now_s
         self._ended: dict[Phase, Steps] = {}
 
-    def goes_on(self, now_s: float, phase: Phase) -> None:
-        """The attempt is in this phase from now on."""
+    def enter(self, now_s: float, phase: Phase) -> None:
+        """Enter a phase."""
         if phase is self._phase:
             return
-        if self._phase in TIMED:
+        if self._phase in TIMED_PHASES:
             ended = now_s - self._since_s, self._since_s
             self._ended[self._phase] = _longest((*self._ended.get(self._phase, ()), ended))
         self._phase, self._since_s = phase, now_s
 
     def longest(self, phase: Phase) -> Steps:
-        """The longest that have ended in a phase, the longest first; none where its stays are not told."""
+        """The longest ended visits to a phase, longest first."""
         return self._ended.get(phase, ())
 
 
 def _longest(steps: Steps) -> Steps:
-    return tuple(sorted(steps, key=itemgetter(0), reverse=True)[:KEPT])
+    return tuple(sorted(steps, key=itemgetter(0), reverse=True)[:LONGEST_KEPT])

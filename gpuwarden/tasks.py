@@ -1,11 +1,11 @@
-"""Jobs as functions: what a team writes to use the queue.
+"""Jobs as functions.
 
     from gpuwarden import Queue, current
 
     queue = Queue()                                   # $GPUWARDEN_QUEUE_DB, else an SQLite file of this user
 
     @queue.model("sdxl")
-    def load():                                       # kept loaded by the worker from job to job
+    def load():                                       # the worker keeps it loaded
         return DiffusionPipeline.from_pretrained("stabilityai/stable-diffusion-xl-base-1.0").to("cuda")
 
     @queue.job(model="sdxl")
@@ -13,11 +13,10 @@
         pipeline(prompt, callback_on_step_end=current().on_step).images[0].save(out)
         return {"picture": out}
 
-    paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() gives the result
+    paint.submit(prompt="a cat", out="/data/cat.png")  # in any program; .wait() returns the result
 
-and `gpuwarden worker run tasks` runs them. A `Queue` is a worker's *body* (`gpuwarden.worker`), and nothing more:
-what it does could be written by hand against that. A job may be run twice (its worker may die at any instruction), so a
-function must be able to write its output again.
+`gpuwarden worker run tasks` runs them: a `Queue` is a worker's handler. A job may run twice, so its output must be
+safe to write again.
 """
 
 import functools
@@ -32,7 +31,7 @@ import structlog
 
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import kept
+from gpuwarden.format import storable
 from gpuwarden.job import FINAL, LEASE_S, ItemState, JobClass, JobId, Phase, State
 from gpuwarden.queue import PRIORITY, Item, Job, JobStore, Result, ResultError, Submission, check_result
 from gpuwarden.queue.open import default_store
@@ -45,32 +44,32 @@ R = TypeVar("R")
 E = TypeVar("E")
 
 RETRY_S: Final = 1.0
-"""How long a job waits before it asks a queue again that did not answer, seconds."""
+"""Seconds between retries while the queue does not answer."""
 
 LOOK_S: Final = 1.0
-"""Whoever waits for a job looks at it this often, seconds: on PostgreSQL not every end of one is told."""
+"""Seconds between checks of a job that is waited for."""
 
 
 class TaskError(GpuwardenError):
-    """A job names no function of this queue, or a function cannot be one."""
+    """A job has an unknown function, or a function cannot be a job."""
 
 
 class ItemsFailedError(GpuwardenError):
-    """A run has nothing left to do, and some of it could not be done."""
+    """A run's items are all tried, and some failed."""
 
 
 class JobFailedError(GpuwardenError):
-    """The job that was waited for has failed, or was cancelled; the message says why."""
+    """The job failed or was cancelled."""
 
 
 class JobTimeoutError(GpuwardenError):
-    """The job that was waited for is not over yet."""
+    """The job has not ended in time."""
 
 
 class TakenItem:
-    """An item that this attempt has: `with item:` does it, and tells how that ended.
+    """An item of this attempt. `with item:` reports its outcome.
 
-    What is raised inside fails the item and goes no further; the next item may be well. `result` may be set.
+    An exception inside fails the item. `result` may be set.
     """
 
     def __init__(self, name: str, settle: Callable[[str, Result, str | None], bool]) -> None:
@@ -84,35 +83,33 @@ class TakenItem:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
         if error is not None and not isinstance(error, Exception):
-            return False  # the worker is told to stop: the item goes back with its job
+            return False  # the worker stops: the item goes back
         if error is None:
             try:
                 check_result(self.result)
             except ResultError as wrong:
                 error = wrong
         if error is not None:
-            self.failed = kept(f"{type(error).__name__}: {error}")
+            self.failed = storable(f"{type(error).__name__}: {error}")
             log.error("item failed", item=self.name, because=self.failed, exc_info=error)
         if not self._settle(self.name, self.result, self.failed):
-            raise TaskError(f"item {self.name!r} is not this attempt's any more")
+            raise TaskError(f"item {self.name!r} no longer belongs to this attempt")
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """The attempt that runs in this process: how it tells that it lives, and what it takes from its run."""
+    """The attempt that runs in this process."""
 
     job: Job
     report: Reporter
     store: JobStore
 
     def items(self) -> Iterator[TakenItem]:
-        """The items of the job's run that are left, one after the other; other jobs of the run take theirs meanwhile.
-
-        Each is to be done in a `with`. A step is reported after each.
+        """The items of the job's run, one by one, each for a `with` block.
 
         Raises:
-            ItemsFailedError: at the end, where none is left and some of the run have failed for good.
+            ItemsFailedError: at the end, if items failed.
         """
         done = failed = 0
         claim: dict[str, Any] = {"attempt": self.job.attempt, "incarnation": self.job.claimed_by}
@@ -127,7 +124,7 @@ class Current:
             return self.store.items.take(self.job.job_id, **claim, now=self.store.now())
 
         while taken := self._answer(take):
-            item = TakenItem(taken.item, lambda *told: self._answer(lambda: settle(*told)))
+            item = TakenItem(taken.item, lambda *outcome: self._answer(lambda: settle(*outcome)))
             yield item
             done, failed = done + (item.failed is None), failed + (item.failed is not None)
             self.report.items(done=done, failed=failed)
@@ -139,7 +136,7 @@ class Current:
                 raise ItemsFailedError(f"{counts[ItemState.FAILED]} of the run's {counts.total()} items have failed")
 
     def _answer(self, ask: Callable[[], E]) -> E:
-        """What the queue answers, asked again for as long as a claim may last without being renewed."""
+        """Ask the queue, with retries for a lease's length."""
         give_up_s = time.monotonic() + LEASE_S
         while True:
             try:
@@ -148,32 +145,32 @@ class Current:
                 if time.monotonic() >= give_up_s:
                     raise
                 log.warning("queue does not answer; asking again", because=str(error))
-                self.report.phase(Phase.STEP)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
+                self.report.phase(Phase.STEP)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
 
     def step(self) -> None:
-        """One step is done; costs under a microsecond."""
+        """Report a step; takes under a microsecond."""
         self.report.step()
 
     def steps(self, over: Iterable[E]) -> Iterator[E]:
-        """Go over something, a step after each."""
+        """Iterate, with a step after each element."""
         for each in over:
             yield each
             self.report.step()
 
     def on_step(self, _pipeline: object, _step: int, _timestep: object, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A step, in the shape of diffusers' `callback_on_step_end`."""
+        """A step, as diffusers' `callback_on_step_end`."""
         self.report.step()
         return kwargs
 
     def ranks(self) -> list[Job]:
-        """The ranks of this job, in order, with the host of each as soon as it has one: for their rendezvous."""
+        """The ranks of this job in order, with their hosts once claimed."""
         return [self.job] if self.job.gang is None else self.store.queries.of_gang(self.job.gang)
 
     def phase(self, phase: Phase | str, *, timeout_s: float | None = None) -> None:
-        """What it does now: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`; each has its own signs of life.
+        """Set the phase: `load`, `step`, `eval`, `checkpoint`, `save` or `idle`.
 
-        `timeout_s` is how long it may show none of them in this phase, seconds, held to be 30 where it is less.
+        `timeout_s` is how long the job may be inactive in it, seconds, at least 30.
         """
         self.report.phase(Phase(phase), timeout_s=timeout_s)
 
@@ -182,54 +179,51 @@ _running: list[Current] = []
 
 
 def current() -> Current:
-    """The job that this process runs.
+    """The job of this process.
 
     Raises:
-        TaskError: it runs none: the function was called outside a worker.
+        TaskError: the process has none.
     """
     if not _running:
-        raise TaskError("no job runs in this process: current() is for functions that a worker calls")
+        raise TaskError("no job runs in this process: call current() in a function that a worker runs")
     return _running[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Handle:
-    """A job that was submitted."""
+    """A submitted job."""
 
     job_id: JobId
     _queue: "Queue" = field(repr=False)
 
     def job(self) -> Job:
-        """As the queue has it now."""
+        """The job as it is now."""
         return self._queue.store.job(self.job_id)
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """The job's state."""
         return self.job().state
 
     def wait(self, timeout_s: float | None = None) -> Result:
-        """What the job returned, once it is done.
-
-        Args:
-            timeout_s: how long to wait, seconds; without end when not given.
+        """Wait for the job's result.
 
         Raises:
-            JobFailedError: it failed, or was cancelled.
-            JobTimeoutError: it is not over in time.
+            JobFailedError: the job failed or was cancelled.
+            JobTimeoutError: it has not ended after `timeout_s` seconds.
         """
         job = self._queue.await_end(self.job_id, timeout_s)
         if job.state is not State.COMPLETED:
-            raise JobFailedError(f"job {job.job_id} {job.state}: {job.because or 'nobody said why'}")
+            raise JobFailedError(f"job {job.job_id} {job.state}: {job.because or 'no reason given'}")
         return job.result
 
     def cancel(self, because: str = "cancelled by its submitter") -> bool:
-        """End it, if it is not over; its worker stops within a second."""
+        """Cancel the job; its worker stops within a second."""
         return self._queue.store.admin.cancel(self.job_id, because=because, now=self._queue.store.now())
 
 
 class Task(Generic[P, R]):
-    """A function that can be a job. Called, it runs here and now, as it is."""
+    """A function that can be a job. A call runs it here and now."""
 
     def __init__(self, queue: "Queue", function: Callable[P, R], template: Submission) -> None:
         self.name = function.__name__
@@ -239,30 +233,30 @@ class Task(Generic[P, R]):
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """The function itself, in this process and now."""
+        """Call the function in this process."""
         return self.function(*args, **kwargs)
 
     def submit(self, **kwargs: Any) -> Handle:
-        """Put it in the queue, with these arguments: what JSON can hold, by name."""
+        """Submit the job. Arguments must be JSON values."""
         return self._queue.submit(self, kwargs)
 
     def submission(self, **kwargs: Any) -> Submission:
-        """What `submit` would put in the queue: for `store.runs.submit_run`, or with other settings (`dataclasses`)."""
+        """The submission, for `store.runs.submit_run` or changes by `dataclasses`."""
         return self._queue.submission(self, kwargs)
 
 
 class Queue:
-    """Functions that are jobs of one queue, and the models that they need.
+    """Functions that are jobs of one queue, and their models.
 
     Args:
-        url: the queue's database; `default_store()` when not given. It is opened when it is first used.
-        name: the queue that jobs are put in, unless their function says another.
-        models_max: how many models a worker keeps loaded; the one that was used last stays.
+        url: the queue's database; default `default_store()`.
+        name: default queue of the jobs.
+        models_max: models that a worker keeps loaded.
     """
 
     def __init__(self, url: str | None = None, *, name: str = "gpu", models_max: int = 1) -> None:
         if models_max < 1:
-            raise TaskError(f"models_max {models_max} will not do: a worker that keeps no model cannot run a job")
+            raise TaskError(f"models_max {models_max} is invalid: use 1 or more")
         self._url = url
         self._store: JobStore | None = None
         self.name = name
@@ -273,30 +267,30 @@ class Queue:
 
     @property
     def store(self) -> JobStore:
-        """The queue itself, opened."""
+        """The open queue."""
         if self._store is None:
             self._store = JobStore.open(self.url)
         return self._store
 
     def serve_from(self, store: JobStore) -> None:
-        """Go by the queue that a worker has opened, wherever this one would have looked."""
+        """Use the queue that a worker has opened."""
         self._store = store
 
     @property
     def url(self) -> str:
-        """Its database's URL."""
+        """The database URL."""
         return self._url or default_store()
 
     @property
     def loaded_model(self) -> str | None:
-        """The model that was used last and is kept loaded, which the worker tells the queue."""
-        return next(iter(reversed(list(self._loaded))), None)  # a list: another thread asks while models change
+        """The loaded model that was used last."""
+        return next(iter(reversed(list(self._loaded))), None)  # a list: another thread may change it
 
     def model(self, name: str) -> Callable[[Callable[[], E]], Callable[[], E]]:
-        """Say how a model is loaded. Jobs that need it are handed what the function returns, as their first argument.
+        """Register a model's loader. Jobs get its result as first argument.
 
         Raises:
-            TaskError: that model has a loader.
+            TaskError: the model has a loader.
         """
 
         def register(load: Callable[[], E]) -> Callable[[], E]:
@@ -319,15 +313,13 @@ class Queue:
         stall_timeout_s: float | None = None,
         ranks: int = 1,
     ) -> Callable[[Callable[P, R]], Task[P, R]]:
-        """Make a function a job; the settings are those of `Submission`.
-
-        A `model` that has a loader is handed to the function before its own arguments.
+        """Register a function as a job; see `Submission`.
 
         Raises:
-            TaskError: the queue has a job of that name, or there is no such class.
+            TaskError: the name is taken, or the class is unknown.
         """
         if job_class is not None and job_class not in list(JobClass):
-            raise TaskError(f"no class of jobs is called {job_class!r}: there are {', '.join(JobClass)}")
+            raise TaskError(f"unknown job class {job_class!r}: use one of {', '.join(JobClass)}")
         template = Submission(
             queue=queue or self.name,
             job_class=None if job_class is None else JobClass(job_class),
@@ -342,27 +334,23 @@ class Queue:
         def register(function: Callable[P, R]) -> Task[P, R]:
             task = Task(self, function, template)
             if task.name in self._tasks:
-                raise TaskError(f"two jobs of one queue are called {task.name!r}: give one of them another name")
+                raise TaskError(f"two jobs of the queue are named {task.name!r}: rename one")
             self._tasks[task.name] = task
             return task
 
         return register
 
     def submission(self, task: Task[Any, Any], kwargs: Mapping[str, Any]) -> Submission:
-        """A job of a function with these arguments."""
-        told = {name: getattr(task.template, name) for name in Submission.__dataclass_fields__ if name != "payload"}
-        return Submission(**told, payload={"task": task.name, "arguments": dict(kwargs)})
+        """The submission of a function with these arguments."""
+        settings = {name: getattr(task.template, name) for name in Submission.__dataclass_fields__ if name != "payload"}
+        return Submission(**settings, payload={"task": task.name, "arguments": dict(kwargs)})
 
     def submit(self, task: Task[Any, Any], kwargs: Mapping[str, Any]) -> Handle:
-        """Put a job in the queue."""
+        """Submit a job."""
         return Handle(job_id=self.store.runs.submit(self.submission(task, kwargs), now=self.store.now()), _queue=self)
 
     def await_end(self, job_id: JobId, timeout_s: float | None) -> Job:
-        """The job once it is over.
-
-        Raises:
-            JobTimeoutError: not in time.
-        """
+        """Wait until the job is over; see `Handle.wait`."""
         give_up_s = None if timeout_s is None else time.monotonic() + timeout_s
         changes = self.store.changes()
         try:
@@ -376,12 +364,12 @@ class Queue:
         return job
 
     def __call__(self, job: Job, report: Reporter) -> Callable[[], Result]:
-        """A worker's body: load what the job needs, and return its work."""
+        """A worker's handler: load the job's model and return its work."""
         name = job.payload.get("task")
         task = self._tasks.get(name) if isinstance(name, str) else None
         if task is None:
             known = ", ".join(sorted(self._tasks)) or "none"
-            raise TaskError(f"job {job.job_id} asks for {name!r}, which is no job of this queue: there are {known}")
+            raise TaskError(f"job {job.job_id} names the unknown function {name!r}: this queue has {known}")
         before = () if task.template.model not in self._loaders else (self._model(task.template.model),)
 
         def work() -> Result:
@@ -394,7 +382,7 @@ class Queue:
         return work
 
     def _model(self, name: str) -> Any:
-        """The model, loaded if it is not; others go first, so that both need not fit."""
+        """The model, loaded after others are dropped."""
         if name in self._loaded:
             self._loaded[name] = self._loaded.pop(name)
         else:
@@ -406,7 +394,7 @@ class Queue:
 
 
 def _free_memory() -> None:
-    """What was dropped is given back to the GPU now, where PyTorch keeps it for itself."""
+    """Return PyTorch's cache to the GPU."""
     gc.collect()
     if "torch" in sys.modules:
         sys.modules["torch"].cuda.empty_cache()

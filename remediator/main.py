@@ -5,7 +5,7 @@ import sys
 
 from pydantic import ValidationError
 
-from gpuwarden.settings import complaints, given
+from gpuwarden.settings import complaints, read_settings
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 
@@ -20,7 +20,7 @@ def command(argv: list[str]) -> int:
     role = parser.parse_args(argv[:1]).role
     try:
         wanted: ServeSettings | ExecuteSettings = (
-            given(ServeSettings, argv[1:]) if role == "serve" else given(ExecuteSettings, argv[1:])
+            read_settings(ServeSettings, argv[1:]) if role == "serve" else read_settings(ExecuteSettings, argv[1:])
         )
     except ValidationError as error:
         for line in complaints(error, ServeSettings if role == "serve" else ExecuteSettings):

@@ -9,7 +9,7 @@ from exporter.evidence.process_ownership import ProcessOrigin
 from exporter.model.worker import ProcessWork
 from gpuwarden.job import HEARTBEAT_S, Phase
 from gpuwarden.state_file import JobFile, LongStep, Stamp, WorkerFile
-from gpuwarden.step_timing import Pace, Stays, Steps
+from gpuwarden.step_timing import PhaseTiming, Steps, StepTiming
 
 MIB: Final = 2**20
 RAM_MIB: Final = 2048
@@ -60,8 +60,8 @@ class StateFiles:
         self.job: JobFile | None = None
         self._program = program
         self._attempts = 0
-        self._pace = Pace()
-        self._stays = Stays(0.0)
+        self._pace = StepTiming()
+        self._stays = PhaseTiming(0.0)
 
     @property
     def incarnation(self) -> str:
@@ -88,10 +88,10 @@ class StateFiles:
         """A change of phase is a beat once the job is armed, and one to `step` arms it."""
         if self.job is None:
             self._attempts += 1
-            self._pace = Pace()
+            self._pace = StepTiming()
             program = self._program
             started = replace(now, boottime_s=now.boottime_s - program.ran_s) if self._attempts == 1 else now
-            self._stays = Stays(started.boottime_s)
+            self._stays = PhaseTiming(started.boottime_s)
             budget_s = program.job_class.budget_s if program.budget_s is None else program.budget_s
             # Whoever is of a gang is queued again with it: what it runs next is the same job.
             job_id = 1 + program.rank if program.gang else self._attempts
@@ -105,8 +105,8 @@ class StateFiles:
             )  # fmt: skip
         if doing.phase is not None and doing.phase != self.job.phase:
             armed = self.job.beat is not None or doing.phase is Phase.STEP
-            self._pace.goes_on(now.boottime_s, steps=doing.phase is Phase.STEP)
-            self._stays.goes_on(now.boottime_s, doing.phase)
+            self._pace.enter(now.boottime_s, steps=doing.phase is Phase.STEP)
+            self._stays.enter(now.boottime_s, doing.phase)
             self.job = replace(
                 self.job, phase=doing.phase, phase_started=now, beat=now if armed else None,
                 timeout_s=doing.timeout_s, stays=_told(self._stays.longest(doing.phase)),
@@ -118,7 +118,7 @@ class StateFiles:
         if job is None:
             return
         if job.phase is Phase.IDLE:
-            self._pace.begins_anew()
+            self._pace.reset_start()
             job = replace(job, phase=Phase.STEP, phase_started=at, timeout_s=None)  # of neither are stays told
         self._pace.step(at.boottime_s)
         self.job = replace(

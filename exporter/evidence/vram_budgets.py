@@ -15,7 +15,7 @@ from exporter.model.container import ContainerEvidence, VramBudget
 from exporter.model.gpu import Gpu
 from exporter.model.snapshot import Snapshot
 from exporter.model.unknown import Unknown
-from gpuwarden.evidence import CardFacts, TenantFacts
+from gpuwarden.evidence import GpuMemoryFacts, VramShareFacts
 
 BUDGET_LABEL: Final = "gpuwarden.vram-budget-mib"
 PROTECTED_LABEL: Final = "gpuwarden.vram-protected"
@@ -78,7 +78,7 @@ def has_floor(gpu: Gpu, floor_bytes: int) -> bool:
     return gpu.memory_size_bytes is None or gpu.memory_size_bytes > floor_bytes
 
 
-def gpu_memory(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
+def gpu_memory(snapshot: Snapshot, container: str) -> list[GpuMemoryFacts] | None:
     """The memory of a container's GPUs, or of every GPU if it does not run."""
     if snapshot.gpus is None:
         return None
@@ -88,12 +88,12 @@ def gpu_memory(snapshot: Snapshot, container: str) -> list[CardFacts] | None:
     return [card for card in every if any(tenant.container == container for tenant in card.tenants)]
 
 
-def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
+def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> GpuMemoryFacts:
     # MIG instances with shared memory would each lose a container for one shortage.
     shared = gpu.mig is not None and gpu.mig.shares_memory
     counts = has_floor(gpu, snapshot.thresholds.vram_floor_bytes) and not shared
     tenants = (_vram_share(place, gpu, may_recycle=may_recycle(place, snapshot)) for place in snapshot.containers)
-    return CardFacts(
+    return GpuMemoryFacts(
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
         free_bytes=gpu.memory_free_bytes if counts else None,
@@ -104,7 +104,7 @@ def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> CardFacts:
     )
 
 
-def _vram_share(place: ContainerEvidence, gpu: Gpu, *, may_recycle: bool) -> TenantFacts | None:
+def _vram_share(place: ContainerEvidence, gpu: Gpu, *, may_recycle: bool) -> VramShareFacts | None:
     # A container with a budget may be on a GPU without a process list.
     container = place.container
     budget_bytes = container.vram_budget.budget_bytes
@@ -115,7 +115,7 @@ def _vram_share(place: ContainerEvidence, gpu: Gpu, *, may_recycle: bool) -> Ten
     used_bytes = None if share is None else share.memory_bytes
     if used_bytes == 0 and budget_bytes is None:
         return None
-    return TenantFacts(
+    return VramShareFacts(
         container=container.name,
         incarnation=container.incarnation,
         used_bytes=used_bytes,

@@ -1,1 +1,1 @@
-"""`gpuwarden COMMAND`: the entry point, and one file for each command of the queue."""
+"""`gpuwarden COMMAND`: the entry point and the queue's commands."""

@@ -1,4 +1,4 @@
-"""The acts of a command, as `list` of `gpuwarden job`, and the options that many of them share."""
+"""Subcommands, such as `list` of `gpuwarden job`, and their common options."""
 
 import argparse
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from gpuwarden.queue.open import add_store
 
 
 def add_act(acts: Any, name: str, act: Callable[..., int], what: str) -> argparse.ArgumentParser:
-    """Add an act of a queue, with `--queue-db`; `arguments.act` is what it calls.
+    """Add a subcommand with `--queue-db`. `arguments.act` is its function.
 
     Args:
-        acts: what `add_subparsers` gave.
-        name: as it is typed.
-        act: what is called.
-        what: what it does, for `--help`.
+        acts: the result of `add_subparsers`.
+        name: the subcommand.
+        act: its function.
+        what: its help.
     """
     parser: argparse.ArgumentParser = acts.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
     parser.set_defaults(act=act)
@@ -29,4 +29,4 @@ def add_json(parser: argparse.ArgumentParser, what: str = "one JSON object a lin
 
 def add_because(parser: argparse.ArgumentParser, default: str = "") -> None:
     """Add the option `--reason`."""
-    parser.add_argument("--reason", default=default, metavar="TEXT", help="why, for whoever looks later")
+    parser.add_argument("--reason", default=default, metavar="TEXT", help="reason, kept in the record")

@@ -1,6 +1,6 @@
-"""`gpuwarden events CONSUMER`: what has ended, once printed acknowledged, so that the next call goes on after it.
+"""`gpuwarden events CONSUMER`: print and acknowledge ended jobs and runs.
 
-A batch is acknowledged once it is written out: what a broken pipe or a kill took is printed again by the next call.
+A batch is acknowledged once it is written: after a broken pipe or a kill it is printed again.
 """
 
 import argparse
@@ -12,20 +12,22 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import ago, plain, when
+from gpuwarden.format import format_duration, format_time, printable
 from gpuwarden.queue import Event, JobStore
 from gpuwarden.queue.open import add_store, check_there
 from gpuwarden.state_file import TEXT_MAX, is_text
 
 LOOK_S: Final = 1.0
-"""Who follows also looks by itself this often, seconds: not every end of a job is told on PostgreSQL."""
+"""Interval between checks with `--follow`, seconds: PostgreSQL does not notify of every end."""
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden events`."""
     arguments = _parser().parse_args(argv)
     if not is_text(arguments.consumer):
-        raise GpuwardenError(f"consumer {arguments.consumer[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+        raise GpuwardenError(
+            f"consumer {arguments.consumer[:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters"
+        )
     check_there(arguments.queue_db)
     with closing(JobStore.open(arguments.queue_db, migrate=False)) as store, closing(store.changes()) as changes:
         while True:
@@ -41,21 +43,21 @@ def command(argv: list[str]) -> int:
 
 def line(event: Event) -> str:
     """One event as text."""
-    waited = "" if event.waited_s is None else f", waited {ago(event.waited_s)}"
-    ran = "" if event.ran_s is None else f", ran {ago(event.ran_s)}"
-    run = "" if event.run_id is None else f" of run {plain(event.run_id)}"
-    queue = "" if event.queue is None else f", queue {plain(event.queue)}"
+    waited = "" if event.waited_s is None else f", waited {format_duration(event.waited_s)}"
+    ran = "" if event.ran_s is None else f", ran {format_duration(event.ran_s)}"
+    run = "" if event.run_id is None else f" of run {printable(event.run_id)}"
+    queue = "" if event.queue is None else f", queue {printable(event.queue)}"
     its = f"job {event.job_id}{run}{queue}, attempt {event.attempt}{waited}{ran}"
-    return f"{when(event.written_at)}  {event.kind:13} {its}"
+    return f"{format_time(event.written_at)}  {event.kind:13} {its}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuwarden events",
-        description="Print what has ended, jobs and runs, that a consumer has not seen yet, and acknowledge it.",
+        description="Print the ended jobs and runs that a consumer has not seen yet, and acknowledge them.",
     )
-    parser.add_argument("consumer", metavar="CONSUMER", help="any name; each sees every event, from the first on")
-    parser.add_argument("--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("consumer", metavar="CONSUMER", help="any name; each consumer gets every event")
+    parser.add_argument("--follow", action="store_true", help="wait for further events, until Ctrl-C")
     add_json(parser)
     add_store(parser)
     return parser

@@ -1,6 +1,6 @@
-"""`gpuwarden gpu`: which GPUs nobody uses, and a person's hand on that.
+"""`gpuwarden gpu`: put GPUs into quarantine, release and list them.
 
-The workers that have a GPU in quarantine claim nothing until it is released; what they run already, they finish.
+A worker with a GPU in quarantine claims nothing and finishes its current job.
 """
 
 import argparse
@@ -44,8 +44,8 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     )
     if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
         print(
-            f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it, so that it keeps nobody"
-            " from claiming yet: see that `nvidia-smi -L` spells it so, and that its workers are told it by --gpus",
+            f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it:"
+            " check it against `nvidia-smi -L` and the --gpus of its workers",
             file=sys.stderr,
         )
     return 0
@@ -54,32 +54,32 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
 def _release(store: JobStore, arguments: argparse.Namespace) -> int:
     if store.gpu_quarantine.release_gpu(arguments.gpu):
         return 0
-    print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: `gpuwarden gpu list` says which are", file=sys.stderr)
+    print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: see `gpuwarden gpu list`", file=sys.stderr)
     return 1
 
 
 def _gpu(text: str) -> str:
     if not is_gpu(text):
-        raise argparse.ArgumentTypeError(f"{text!a} is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does")
+        raise argparse.ArgumentTypeError(f"invalid GPU UUID {text!a}: give GPU-... or MIG-..., as in `nvidia-smi -L`")
     return text
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuwarden gpu",
-        description="GPUs in quarantine: the workers that have one claim nothing, and finish what they run.",
+        description="GPUs in quarantine. Their workers claim nothing and finish their current jobs.",
     )
     acts = parser.add_subparsers(required=True, metavar="list | quarantine | release")
 
-    listing = add_act(acts, "list", _list, "the GPUs in quarantine, the longest first, and why")
+    listing = add_act(acts, "list", _list, "list the GPUs in quarantine, oldest first")
     add_json(listing, "one JSON object a line; times are Unix seconds")
 
-    taking = add_act(acts, "quarantine", _quarantine, "take a GPU out of use; what is there already stays as it is")
-    taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as `nvidia-smi -L` names it")
-    taking.add_argument("--host", help="its host's key; this host's when not given")
-    taking.add_argument("--worker", help="a worker that has it and was not told so by --gpus: it claims nothing either")
-    add_because(taking, default="taken out of use by a person")
+    taking = add_act(acts, "quarantine", _quarantine, "take a GPU out of use; an existing quarantine is kept")
+    taking.add_argument("gpu", metavar="UUID", type=_gpu, help="the GPU, as in `nvidia-smi -L`")
+    taking.add_argument("--host", help="host key of its host; default: this host")
+    taking.add_argument("--worker", help="a worker that uses it without --gpus, which must not claim either")
+    add_because(taking, default="taken out of use by an operator")
 
     releasing = add_act(acts, "release", _release, "put a GPU back to use; exit 1 if it was in use")
-    releasing.add_argument("gpu", metavar="UUID", help="the GPU, as `gpuwarden gpu list` names it")
+    releasing.add_argument("gpu", metavar="UUID", help="the GPU, as in `gpuwarden gpu list`")
     return parser

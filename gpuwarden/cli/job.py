@@ -1,4 +1,4 @@
-"""`gpuwarden job`: put jobs in the queue, see what becomes of them, and a person's hand on them."""
+"""`gpuwarden job`: submit, list, wait for, cancel, block or requeue jobs."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
-from gpuwarden.format import ago, plain, stamp, when, who
+from gpuwarden.format import format_duration, format_time, format_utc_time, operator_name, printable
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
@@ -24,13 +24,13 @@ from gpuwarden.state_file import JobFile
 from gpuwarden.worker import job_logs
 
 LOOK_S: Final = 1.0
-"""Who waits for jobs also looks by itself this often, seconds."""
+"""Interval between checks while waiting, seconds."""
 
 LIST_MAX: Final = 50
-"""How many jobs are listed where nobody says."""
+"""Default number of listed jobs."""
 
 WAIT_TIMEOUT: Final = 2
-"""The exit code of a wait that was over before its jobs."""
+"""Exit code of a wait that timed out."""
 
 _Act = Callable[[JobStore, argparse.Namespace], int]
 
@@ -39,7 +39,7 @@ def command(argv: list[str]) -> int:
     """`gpuwarden job`."""
     arguments = _parser().parse_args(argv)
     if arguments.act is _submit:
-        arguments.submission = _submission(arguments)  # what will not do is told without a queue
+        arguments.submission = _submission(arguments)  # invalid values are reported without a queue
     asks = arguments.act in (_list, _show, _wait, _logs)
     opened = existing if asks else JobStore.open if arguments.act is _submit else current
     with closing(opened(arguments.queue_db)) as store:
@@ -90,8 +90,9 @@ def _list_once(store: JobStore, arguments: argparse.Namespace) -> int:
                 )
             progress = "-" if report is None else short(report)
             print(
-                f"{job.job_id:>6} {job.state:10} {plain(job.queue):10} {job.attempt:>7} {job.watchdog_retries:>7} "
-                f"{job.priority:>8}  {plain(job.worker or '-'):16} {progress:14} {plain(job.because or '')}".rstrip()
+                f"{job.job_id:>6} {job.state:10} {printable(job.queue):10} {job.attempt:>7} {job.watchdog_retries:>7} "
+                f"{job.priority:>8}  {printable(job.worker or '-'):16} {progress:14} "
+                f"{printable(job.because or '')}".rstrip()
             )
         shown += 1
     if shown == arguments.limit and not arguments.json and not arguments.watch:
@@ -123,19 +124,19 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
         ("rank", None if job.gang is None else f"{job.rank} of {job.ranks}; rank 0 is job {job.gang}"),
         ("priority", job.priority),
         ("attempt", f"{job.attempt} of {job.attempts_max} at most"),
-        ("retries", f"{job.watchdog_retries} after trips, {job.reclaims} after lost leases"),
+        ("retries", f"{job.watchdog_retries} by gpuwarden, {job.reclaims} after lost leases"),
         ("budget", f"{job.budget_s:g} s an attempt" if job.budget_s else "none"),
         ("silence", f"{job.stall_timeout_s:g} s allowed" if job.stall_timeout_s else "not policed"),
         ("worker", job.worker and f"{job.worker} on {job.host}"),
-        ("submitted", when(job.submitted_at)),
-        ("queued", job.queued_at and when(job.queued_at)),
+        ("submitted", format_time(job.submitted_at)),
+        ("queued", job.queued_at and format_time(job.queued_at)),
         ("claimed", job.claimed_at and _after(job.claimed_at, job.queued_at, "waiting")),
         ("ended", job.ended_at and _after(job.ended_at, job.claimed_at, "an attempt of")),
         ("payload", json.dumps(job.payload)),
         ("result", None if job.result is None else json.dumps(job.result)),
     ):
         if value is not None:
-            yield f"{name:9} {plain(str(value))}"
+            yield f"{name:9} {printable(str(value))}"
     if report is not None:
         yield f"{'progress':9} {whole(report)}"
         if report.items_done or report.items_failed:
@@ -145,13 +146,13 @@ def _page(job: Job, needs: list[JobId], report: JobFile | None) -> Iterator[str]
 
 
 def _after(at: float, since: float | None, what: str) -> str:
-    return when(at) + ("" if since is None or since > at else f", after {what} {ago(at - since)}")
+    return format_time(at) + ("" if since is None or since > at else f", after {what} {format_duration(at - since)}")
 
 
 def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
-    """0 where all have completed, 1 where one ended otherwise, 2 where the time is over before they are."""
+    """0 if all completed, 1 if one ended otherwise, 2 at the timeout."""
     for job_id in arguments.job:
-        store.job(job_id)  # one that is not there would be waited for for ever
+        store.job(job_id)  # fails for an unknown job, which would never end
     left, code = set(arguments.job), 0
     deadline_s = math.inf if arguments.timeout_s is None else time.monotonic() + arguments.timeout_s
     with closing(store.changes()) as changes:
@@ -167,45 +168,43 @@ def _wait(store: JobStore, arguments: argparse.Namespace) -> int:
             if left_s <= 0:
                 print(f"gpuwarden job: not over yet: {', '.join(map(str, sorted(left)))}", file=sys.stderr)
                 return WAIT_TIMEOUT
-            # Not every end of a job is told on PostgreSQL, where that would make those who write queue up.
+            # PostgreSQL does not notify of every end, as notifications serialize commits.
             changes.wait(min(left_s, LOOK_S))
 
 
 def _cancel(store: JobStore, arguments: argparse.Namespace) -> int:
-    """What was lost with its host cannot be reached: that it was cancelled is no word of its process (D7)."""
+    """Warn about jobs of lost hosts: their processes may still run (D7)."""
     lost = list(store.queries.newest(states=frozenset({State.HOST_LOST})))
     code = _cancel_them(store, arguments)
     stands = store.queries.states_of(job.job_id for job in lost)
     for job in lost:
         if stands[job.job_id] is State.CANCELLED:
             print(
-                f"gpuwarden job: job {job.job_id} is lost with host {plain(job.host or '')}: its process may run "
-                "still, and stops within a second of the queue being heard of there again",
+                f"gpuwarden job: job {job.job_id} is lost with host {printable(job.host or '')}: its process may "
+                "still run and stops within a second once it reaches the queue",
                 file=sys.stderr,
             )
     return code
 
 
 def _cancel_them(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _told("cancelled", arguments.reason)
+    because = _describe("cancelled", arguments.reason)
     if arguments.run is not None:
         ids = store.admin.cancel_run(arguments.run, because=because, now=store.now())
-        print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none was left'}")
+        print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
         return 0
     if not arguments.job:
-        return _refuse("say which jobs, or --run RUN")
+        return _refuse("missing JOB or --run RUN")
     return _each(
         store, arguments.job, lambda job_id: store.admin.cancel(job_id, because=because, now=store.now()), "it is over"
     )
 
 
 def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
-    """What is over stays over: another job of the same kind is put in the queue."""
+    """Submit a copy of an ended job."""
     job = store.job(arguments.job)
     if job.state not in FINAL:
-        return _refuse(
-            f"job {job.job_id} is {job.state}, and not over: cancel it first, or unblock it if it is blocked"
-        )
+        return _refuse(f"job {job.job_id} is {job.state}, not over: cancel it first, or unblock it if it is blocked")
     reports_steps = job.stall_timeout_s > 0
     again = made_from(
         job, Submission, reports_steps=reports_steps, run_id=arguments.run, budget_s=job.asked_budget_s, needs=()
@@ -216,9 +215,7 @@ def _requeue(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
     if arguments.logs is None:
-        return _refuse(
-            "say where its worker keeps logs: --logs DIR or $GPUWARDEN_JOB_LOG_DIR, as `gpuwarden worker run` was told"
-        )
+        return _refuse("missing --logs (or $GPUWARDEN_JOB_LOG_DIR): the log folder of its `gpuwarden worker run`")
     job = store.job(arguments.job)
     path = job_logs.newest(arguments.logs, job.job_id, arguments.attempt)
 
@@ -232,22 +229,25 @@ def _logs(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _block(store: JobStore, arguments: argparse.Namespace) -> int:
-    because = _told("blocked", arguments.reason, at=store.now())
+    because = _describe("blocked", arguments.reason, at=store.now())
     return _each(
-        store, arguments.job, lambda job_id: store.admin.block(job_id, because=because), "only one that waits can be"
+        store,
+        arguments.job,
+        lambda job_id: store.admin.block(job_id, because=because),
+        "only a waiting job can be blocked",
     )
 
 
 def _unblock(store: JobStore, arguments: argparse.Namespace) -> int:
     now = store.now()
-    because = _told("unblocked", "", at=now)
+    because = _describe("unblocked", "", at=now)
     return _each(
         store, arguments.job, lambda job_id: store.admin.unblock(job_id, because=because, now=now), "it is not blocked"
     )
 
 
 def _each(store: JobStore, jobs: list[int], act: Callable[[int], bool], otherwise: str) -> int:
-    """Do something to each; the ones to which it could not be done are told with their state."""
+    """Apply an action to each job and report failures."""
     code = 0
     for job_id in jobs:
         try:
@@ -265,90 +265,95 @@ def _refuse(because: str) -> int:
     return 1
 
 
-def _told(act: str, because: str, *, at: float | None = None) -> str:
-    """Who did it and why; and when, where the job keeps no time of it."""
-    done = f"{act} by {who()}" + ("" if at is None else f", {stamp(at)}")
+def _describe(act: str, because: str, *, at: float | None = None) -> str:
+    """The operator and the reason, with the time if the job has no field for it."""
+    done = f"{act} by {operator_name()}" + ("" if at is None else f", {format_utc_time(at)}")
     return done + (f": {because}" if because else "")
 
 
-_DESCRIPTION: Final = "Put jobs in the queue, see what becomes of them, and end, hold or repeat them."
+_DESCRIPTION: Final = "Submit, list, wait for, cancel, block or requeue jobs."
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuwarden job", description=_DESCRIPTION)
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
-    submit = add_act(acts, "submit", _submit, "put a job in a queue; prints its id")
-    submit.add_argument("--queue", default="gpu", help="which queue (default: %(default)s)")
+    submit = add_act(acts, "submit", _submit, "submit a job; prints its id")
+    submit.add_argument("--queue", default="gpu", help="queue (default: %(default)s)")
     submit.add_argument(
-        "--class", dest="job_class", choices=list(JobClass), help="decides the budget; what its queue says if not given"
+        "--class",
+        dest="job_class",
+        choices=list(JobClass),
+        help="job class, which decides the budget; default: the queue's",
     )
-    submit.add_argument("--model", help="what it loads: a worker that has it loaded takes it before others")
-    submit.add_argument("--payload", type=_object, default={}, help="a JSON object handed to the job body")
-    submit.add_argument("--run", help="the run this job belongs to; a failed job fails its run")
+    submit.add_argument("--model", help="model it needs: workers with it loaded take the job first")
+    submit.add_argument("--payload", type=_object, default={}, help="JSON object for the handler")
+    submit.add_argument("--run", help="run of the job; a failed job fails its run")
     submit.add_argument(
         "--needs", action="append", default=[], type=int, metavar="JOB",
-        help="a job of its run that must have completed before; may be repeated",
+        help="job of the same run that must complete first; repeatable",
     )  # fmt: skip
-    submit.add_argument("--ranks", type=int, default=1, help="how many workers it takes at once (default: %(default)s)")
-    submit.add_argument("--priority", type=int, default=PRIORITY, help="lower is sooner (default: %(default)s)")
-    submit.add_argument("--steps-total", type=int, help="how many steps it plans, for people")
     submit.add_argument(
-        "--budget-s", type=float, help="wall-clock budget of one attempt, seconds; by queue or class if not given"
+        "--ranks", type=int, default=1, help="number of workers that run it together (default: %(default)s)"
     )
-    submit.add_argument("--stall-timeout-s", type=float, help="silence allowed once armed, seconds")
+    submit.add_argument("--priority", type=int, default=PRIORITY, help="lower runs sooner (default: %(default)s)")
+    submit.add_argument("--steps-total", type=int, help="number of planned steps, for display")
+    submit.add_argument(
+        "--budget-s", type=float, help="time budget of one attempt, seconds; default: by queue or class"
+    )
+    submit.add_argument("--stall-timeout-s", type=float, help="time without activity until it is stalled, seconds")
     submit.add_argument(
         "--attempts-max",
         type=int,
         default=ATTEMPTS_MAX,
-        help="attempts in all, however they end; then it fails (default: %(default)s)",
+        help="number of attempts before it fails (default: %(default)s)",
     )
-    submit.add_argument(
-        "--no-steps", action="store_true", help="it reports no steps: the stall condition leaves it alone"
-    )
+    submit.add_argument("--no-steps", action="store_true", help="it reports no steps: no stall timeout applies")
 
-    listing = add_act(acts, "list", _list, "the newest jobs, oldest of them first")
-    listing.add_argument("--queue", help="this queue's only")
-    listing.add_argument("--run", help="this run's only")
+    listing = add_act(acts, "list", _list, "list the newest jobs, oldest first")
+    listing.add_argument("--queue", help="only this queue")
+    listing.add_argument("--run", help="only this run")
     listing.add_argument(
-        "--limit", type=_count, default=LIST_MAX, metavar="N", help="how many; 0 is all (default: %(default)s)"
+        "--limit", type=_count, default=LIST_MAX, metavar="N", help="number of jobs; 0 lists all (default: %(default)s)"
     )
-    listing.add_argument("--watch", action="store_true", help="again at every change, until Ctrl-C")
+    listing.add_argument("--watch", action="store_true", help="repeat at every change, until Ctrl-C")
     _dir(listing)
-    listing.add_argument("--state", action="append", choices=list(State), help="only these states; may be repeated")
+    listing.add_argument("--state", action="append", choices=list(State), help="only this state; repeatable")
     add_json(listing)
 
-    show = add_act(acts, "show", _show, "one job, and how far it is where it runs on this host")
+    show = add_act(acts, "show", _show, "show a job, with its progress if it runs on this host")
     show.add_argument("job", type=int, metavar="JOB")
     _dir(show)
     add_json(show, "one JSON object")
 
-    wait = add_act(acts, "wait", _wait, "wait until jobs are over; 0 completed, 1 failed or cancelled, 2 timeout")
+    wait = add_act(
+        acts, "wait", _wait, "wait until jobs are over; exit code 0 completed, 1 failed or cancelled, 2 timeout"
+    )
     wait.add_argument("job", type=int, metavar="JOB", nargs="+")
-    wait.add_argument("--timeout-s", type=float, help="for how long, seconds; for ever when not given")
+    wait.add_argument("--timeout-s", type=float, help="timeout, seconds; default: none")
 
-    cancel = add_act(acts, "cancel", _cancel, "end jobs that are not over; who runs one stops within a second")
+    cancel = add_act(acts, "cancel", _cancel, "cancel jobs; their workers stop within a second")
     cancel.add_argument("job", type=int, metavar="JOB", nargs="*")
-    cancel.add_argument("--run", help="every job of a run, and the run")
+    cancel.add_argument("--run", help="cancel a run and all its jobs")
     add_because(cancel)
 
-    requeue = add_act(acts, "requeue", _requeue, "do a job that is over once more, as another one; prints its id")
+    requeue = add_act(acts, "requeue", _requeue, "submit an ended job again; prints the new id")
     requeue.add_argument("job", type=int, metavar="JOB")
-    requeue.add_argument("--run", help="the run the new one belongs to; none when not given")
+    requeue.add_argument("--run", help="run of the new job; default: none")
 
-    logs = add_act(acts, "logs", _logs, "what an attempt printed, where it ran on this host and its worker keeps logs")
+    logs = add_act(acts, "logs", _logs, "print the log of an attempt that ran on this host")
     logs.add_argument("job", type=int, metavar="JOB")
-    logs.add_argument("--attempt", type=int, help="which attempt; the latest that is kept when not given")
-    logs.add_argument("--follow", action="store_true", help="go on with what comes, until the attempt is over")
-    kept = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
-    logs.add_argument("--logs", type=Path, metavar="DIR", default=None if kept is None else Path(kept),
-                      help="where its worker keeps them, or $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
+    logs.add_argument("--attempt", type=int, help="number of the attempt; default: the latest with a log")
+    logs.add_argument("--follow", action="store_true", help="follow the log until the attempt is over")
+    log_dir = os.environ.get("GPUWARDEN_JOB_LOG_DIR")
+    logs.add_argument("--logs", type=Path, metavar="DIR", default=None if log_dir is None else Path(log_dir),
+                      help="log folder of its worker; default: $GPUWARDEN_JOB_LOG_DIR")  # fmt: skip
 
-    block = add_act(acts, "block", _block, "let nobody claim jobs that wait, until they are unblocked")
+    block = add_act(acts, "block", _block, "keep workers from claiming waiting jobs")
     block.add_argument("job", type=int, metavar="JOB", nargs="+")
     add_because(block)
 
-    unblock = add_act(acts, "unblock", _unblock, "let blocked jobs be claimed again")
+    unblock = add_act(acts, "unblock", _unblock, "allow claims of blocked jobs again")
     unblock.add_argument("job", type=int, metavar="JOB", nargs="+")
     return parser
 
@@ -358,13 +363,13 @@ def _dir(parser: argparse.ArgumentParser) -> None:
         "--runtime-dir",
         type=Path,
         default=state_directory(),
-        help="where workers' files are, or $GPUWARDEN_RUNTIME_DIR",
+        help="folder of state files; default: $GPUWARDEN_RUNTIME_DIR",
     )
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: 0, 1 and so on are")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 
@@ -374,5 +379,5 @@ def _object(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("a JSON object is wanted, as in '{\"steps\": 20}'")
+        raise argparse.ArgumentTypeError("not a JSON object, such as '{\"steps\": 20}'")
     return value

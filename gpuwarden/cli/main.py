@@ -1,7 +1,7 @@
-"""`gpuwarden COMMAND`: finds the command, runs it, and turns our own errors into one line and an exit code.
+"""`gpuwarden COMMAND`: run a command, and turn gpuwarden's errors into one line and an exit code.
 
-Exit codes: 0 done; 1 it failed, and said why; 2 it was called wrongly; 75 to 78 a worker lost its job. The exporter and
-the remediator register their commands as entry points, so that this library never imports what is built on it.
+Exit codes: 0 success; 1 failure; 2 wrong usage; 75 to 78 a worker lost its job. The exporter and the remediator
+register their commands as entry points, so this library never imports them.
 """
 
 import argparse
@@ -27,30 +27,30 @@ _OWN: Final[Mapping[str, str]] = {
 }
 _HELP: Final[Mapping[str, str]] = {
     "up": "run the whole chain on this host, on loopback",
-    "init": "write the files for a Prometheus, Alertmanager and systemd of your own",
-    "status": "is the chain alive, what waits, what needs a person",
-    "ledger": "show what was seen, decided and done; what a dry run would have done",
-    "arm": "let it act, in all or by remedy and host; until then it only records",
-    "disarm": "stop it from acting, at once",
-    "approve": "say yes to what one episode asks, where it was armed with approval",
-    "decline": "say no to it",
-    "pause": "let nothing new begin for a while",
+    "init": "write the files for your Prometheus, Alertmanager and systemd",
+    "status": "show health, held actions and what needs an operator",
+    "ledger": "show episodes with facts, decisions and actions",
+    "arm": "allow remedies to act, for all or by remedy and host",
+    "disarm": "stop remedies from acting, at once",
+    "approve": "approve one action",
+    "decline": "decline one action",
+    "pause": "start no new action for a while",
     "resume": "end a pause",
     "breaker": "close the circuit breaker",
-    "gpu": "take a GPU out of use, put it back, list those out of use",
-    "job": "put jobs in the queue, see what becomes of them, wait for, end, hold or repeat them",
-    "runs": "submit jobs that wait for one another, from a file; list, show, end runs",
-    "wrangle": "is it the worker that is faulty, or the job? what failed items tell of both",
-    "queue": "what there is in each queue, and what is set for it",
-    "events": "print what has ended, once for each consumer",
+    "gpu": "quarantine, release and list GPUs",
+    "job": "submit, list, wait for, cancel, block or requeue jobs",
+    "runs": "submit, list, show and cancel runs of jobs",
+    "wrangle": "find faulty workers and jobs from failed items",
+    "queue": "list queues, change settings, migrate tables",
+    "events": "print ended jobs and runs, once per consumer",
     "worker": "run a worker; list, lock, unlock, drain workers",
     "exporter": "publish this host's workers, containers and GPUs to Prometheus",
     "remediator": "receive alerts (serve) and act on them (execute)",
 }
-"""What each command does, in the order in which they are listed; others come after them."""
+"""Help of each command, in the order of the list."""
 
 _EXTRAS: Final[Mapping[str, str]] = {"gpuwarden": "jobs", "deploy": "exporter,remediator,up"}
-"""The extra that brings what a package needs, where it is not called like the package."""
+"""Extras that install a package's dependencies, if the name differs."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,8 +59,8 @@ def main(argv: list[str] | None = None) -> int:
     listing = "\n".join(f"  {name:12}{_HELP.get(name, '')}" for name in commands)
     parser = argparse.ArgumentParser(
         prog="gpuwarden",
-        description="Sees a wedged GPU worker and mends it.",
-        epilog=f"commands:\n{listing}\n\n`gpuwarden COMMAND --help` says more about each.",
+        description="Detects hung GPU workers and restarts them.",
+        epilog=f"commands:\n{listing}\n\nSee `gpuwarden COMMAND --help`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gpuwarden {__version__}")
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; there is nobody to tell
+        sys.stderr.close()  # the reader has gone
         return 1
 
 

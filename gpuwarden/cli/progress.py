@@ -1,4 +1,4 @@
-"""How far running jobs are, as their workers' files on this host say."""
+"""Progress of running jobs, from their workers' files on this host."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,11 +10,11 @@ from gpuwarden.queue import Job
 from gpuwarden.state_file import JOB_SUFFIX, JobFile, StateFileError, parse_job
 
 Reports: TypeAlias = Mapping[tuple[int, int, str], JobFile]
-"""By job, attempt and incarnation: what an attempt that is over has left says nothing of the next."""
+"""By job, attempt and incarnation, so that a file of an ended attempt is ignored."""
 
 
 def reports(directory: Path) -> Reports:
-    """Every job file of this host that can be trusted."""
+    """All valid job files of this host."""
     found: dict[tuple[int, int, str], JobFile] = {}
     for path in directory.glob(f"*/*{JOB_SUFFIX}"):
         with suppress(OSError, UnicodeDecodeError, StateFileError):
@@ -24,26 +24,26 @@ def reports(directory: Path) -> Reports:
 
 
 def report_of(job: Job, found: Reports) -> JobFile | None:
-    """What the worker of a running job says of it; `None` where its files are not on this host."""
+    """The job file of a running job; `None` if it is not on this host."""
     if job.state is not State.RUNNING or job.claimed_by is None:
         return None
     return found.get((job.job_id, job.attempt, job.claimed_by))
 
 
 def short(report: JobFile) -> str:
-    """In a column: the phase, and how many steps of how many."""
+    """Phase and steps, for a column."""
     total = "" if report.steps_total is None else f"/{report.steps_total}"
     return f"{report.phase} {report.step}{total}"
 
 
 def whole(report: JobFile) -> str:
-    """In a sentence."""
+    """Phase, steps and step time, for a sentence."""
     total = "" if report.steps_total is None else f" of {report.steps_total}"
     mean = "" if report.step_mean_s is None else f", {report.step_mean_s:.3g} s a step"
     return f"phase {report.phase}, step {report.step}{total}{mean}"
 
 
 def figures(report: JobFile | None) -> dict[str, Any] | None:
-    """For programs."""
+    """Progress for JSON output."""
     names = ("phase", "step", "steps_total", "step_mean_s", "step_max_s", "items_done", "items_failed")
     return None if report is None else {name: getattr(report, name) for name in names}

@@ -1,15 +1,13 @@
-"""`gpuwarden runs`: jobs that belong together, submitted from a file, and what becomes of them as a whole.
+"""`gpuwarden runs`: submit runs of jobs from a file, list, show and cancel them.
 
 The file is a JSON object, in UTF-8:
 
-- `run`: the run's name, unless `--run` says it. A run of that name that is there grows, unless it has failed or was
-  cancelled.
-- `jobs`: an object; its keys are names that mean something in this file alone, its values objects with any of `queue`
-  (`gpu` when not given), `class`, `model`, `payload`, `priority`, `steps_total`, `budget_s`, `stall_timeout_s`,
-  `attempts_max`, `ranks`, `reports_steps` (true when not given), as `gpuwarden job submit` has them, and `needs`: the
-  names of the jobs that must have completed before.
+- `run`: the run's name; `--run` overrides it. An existing run grows, unless it failed or was cancelled.
+- `jobs`: an object of jobs by name. The names are used in this file only. A job has any of `queue` (default `gpu`),
+  `class`, `model`, `payload`, `priority`, `steps_total`, `budget_s`, `stall_timeout_s`, `attempts_max`, `ranks`,
+  `reports_steps` (default true), as in `gpuwarden job submit`, and `needs`: names of jobs that must complete first.
 
-All of it is submitted in one transaction, or nothing.
+The run is submitted in one transaction.
 """
 
 import argparse
@@ -25,7 +23,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import ago, plain, when, who
+from gpuwarden.format import format_duration, format_time, operator_name, printable
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import current, existing
@@ -33,7 +31,7 @@ from gpuwarden.queue.open import current, existing
 _Act = Callable[[argparse.Namespace], int]
 
 LIST_MAX: Final = 50
-"""How many runs are listed where nobody says."""
+"""Default number of listed runs."""
 
 _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
     "queue": ((str,), "a text"),
@@ -52,7 +50,7 @@ _KINDS: Final[Mapping[str, tuple[tuple[type, ...], str]]] = {
 
 
 class RunFileError(GpuwardenError):
-    """A file does not describe a run."""
+    """A run file is invalid."""
 
 
 def command(argv: list[str]) -> int:
@@ -63,33 +61,35 @@ def command(argv: list[str]) -> int:
 
 
 def parse(text: str) -> tuple[str | None, dict[str, Submission], dict[str, list[str]]]:
-    """What a file says: the run's name, where it has one, its jobs, and what each of them needs.
+    """Parse a file: the run's name, if any, its jobs, and their needs.
 
     Raises:
-        RunFileError: it is not as this module's head says.
+        RunFileError: the file is invalid.
     """
     try:
         whole = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise RunFileError(f"it is no JSON: {error}") from None
+        raise RunFileError(f"it is not JSON: {error}") from None
     if not isinstance(whole, dict) or not isinstance(whole.get("jobs"), dict) or not whole["jobs"]:
-        raise RunFileError('it is no object with "jobs": {"NAME": {...}, ...}')
+        raise RunFileError('it is not an object with "jobs": {"NAME": {...}, ...}')
     if strange := set(whole) - {"run", "jobs"}:
-        raise RunFileError(f"{min(strange)!r} is unknown: `run` and `jobs` are known")
+        raise RunFileError(f"unknown key {min(strange)!r}: use `run` and `jobs`")
     run_id = whole.get("run")
     if run_id is not None and not isinstance(run_id, str):
-        raise RunFileError("`run` is to be a text")
+        raise RunFileError("`run` must be a text")
     submissions: dict[str, Submission] = {}
     needs: dict[str, list[str]] = {}
     for name, its in whole["jobs"].items():
         _check(name, its)
-        told = {key: value for key, value in its.items() if key not in ("needs", "class")}
+        settings = {key: value for key, value in its.items() if key not in ("needs", "class")}
         try:
             job_class = None if "class" not in its else JobClass(its["class"])
         except ValueError:
-            raise RunFileError(f"job {name!r}: {its['class']!r} is no class: {', '.join(JobClass)} are") from None
+            raise RunFileError(
+                f"job {name!r}: unknown class {its['class']!r}: use one of {', '.join(JobClass)}"
+            ) from None
         try:
-            submissions[name] = Submission(**{"queue": "gpu", **told}, job_class=job_class)
+            submissions[name] = Submission(**{"queue": "gpu", **settings}, job_class=job_class)
         except GpuwardenError as error:
             raise RunFileError(f"job {name!r}: {error}") from None
         needs[name] = its.get("needs", [])
@@ -97,26 +97,26 @@ def parse(text: str) -> tuple[str | None, dict[str, Submission], dict[str, list[
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A name that stands twice would lose a job without a word."""
+    """Refuse duplicate keys, which would drop a job."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise RunFileError(f"{name!r} stands twice in one object")
+            raise RunFileError(f"duplicate key {name!r}")
         found[name] = value
     return found
 
 
 def _check(name: str, its: Any) -> None:
     if not isinstance(its, dict):
-        raise RunFileError(f"job {name!r} is no object")
+        raise RunFileError(f"job {name!r} is not an object")
     for key, value in its.items():
         if key not in _KINDS:
-            raise RunFileError(f"job {name!r}: {key!r} is unknown: {', '.join(_KINDS)} are known")
+            raise RunFileError(f"job {name!r}: unknown key {key!r}: use {', '.join(_KINDS)}")
         kinds, wanted = _KINDS[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise RunFileError(f"job {name!r}: `{key}` is to be {wanted}")
+            raise RunFileError(f"job {name!r}: `{key}` must be {wanted}")
     if not all(isinstance(each, str) for each in its.get("needs", [])):
-        raise RunFileError(f"job {name!r}: `needs` is to be a list of names")
+        raise RunFileError(f"job {name!r}: `needs` must be a list of names")
 
 
 def _submit(arguments: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def _submit(arguments: argparse.Namespace) -> int:
         raise RunFileError(f"{arguments.file}: {error}") from None
     run_id = arguments.run or run_id
     if run_id is None:
-        raise RunFileError(f'{arguments.file} names no run: give it "run": "NAME", or say --run NAME')
+        raise RunFileError(f'{arguments.file} names no run: add "run": "NAME", or give --run NAME')
     wrangled = _machine_wrangles() if arguments.wrangle is None else arguments.wrangle
     with closing(JobStore.open(arguments.queue_db)) as store:
         ids = store.runs.submit_run(run_id, submissions, needs=needs, wrangled=wrangled, now=store.now())
@@ -138,18 +138,16 @@ def _submit(arguments: argparse.Namespace) -> int:
         print(json.dumps({"run": run_id, "jobs": ids}))
     else:
         for name, job_id in ids.items():
-            print(f"{job_id} {plain(name)}")
+            print(f"{job_id} {printable(name)}")
     return 0
 
 
 def _machine_wrangles() -> bool | None:
-    """What `$GPUWARDEN_WRANGLE_RUNS` says of the runs that are submitted on this machine."""
-    told = os.environ.get("GPUWARDEN_WRANGLE_RUNS", "")
-    if told not in ("", "0", "1"):
-        raise GpuwardenError(
-            f"$GPUWARDEN_WRANGLE_RUNS is {told[:80]!r}: 1 has the runs of this machine judged, 0 has not"
-        )
-    return None if told == "" else told == "1"
+    """The default of `--wrangle`, from `$GPUWARDEN_WRANGLE_RUNS`."""
+    value = os.environ.get("GPUWARDEN_WRANGLE_RUNS", "")
+    if value not in ("", "0", "1"):
+        raise GpuwardenError(f"$GPUWARDEN_WRANGLE_RUNS is {value[:80]!r}: use 1 to wrangle runs of this host, or 0")
+    return None if value == "" else value == "1"
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -163,8 +161,8 @@ def _list(arguments: argparse.Namespace) -> int:
             continue
         ended_at = now if run.ended_at is None else run.ended_at
         print(
-            f"{plain(run.run_id):24} {run.state:10} {_done(run):>11} {when(run.submitted_at):19} "
-            f"{ago(ended_at - run.submitted_at):12} {_jobs(run)}"
+            f"{printable(run.run_id):24} {run.state:10} {_done(run):>11} {format_time(run.submitted_at):19} "
+            f"{format_duration(ended_at - run.submitted_at):12} {_jobs(run)}"
         )
     if len(runs) == arguments.limit and not arguments.json:
         print(f"gpuwarden runs: these are the newest {len(runs)}; --limit 0 lists all", file=sys.stderr)
@@ -181,42 +179,42 @@ def _show(arguments: argparse.Namespace) -> int:
             listed = [{**asdict(job), "needs_jobs": needs[job.job_id]} for job in jobs]
             print(json.dumps({**asdict(run), "all": listed, "items": [asdict(item) for item in items]}))
             return 0
-    ended = "" if run.ended_at is None else f", ended {when(run.ended_at)}"
-    print(f"run {plain(run.run_id)}: {run.state}, submitted {when(run.submitted_at)}{ended}")
+    ended = "" if run.ended_at is None else f", ended {format_time(run.ended_at)}"
+    print(f"run {printable(run.run_id)}: {run.state}, submitted {format_time(run.submitted_at)}{ended}")
     if run.forgiven_at is not None:
-        print(f"  forgiven {when(run.forgiven_at)} by {plain(run.forgiven_by or '')}")
+        print(f"  forgiven {format_time(run.forgiven_at)} by {printable(run.forgiven_by or '')}")
     print(f"  {_done(run)} jobs are over: {_jobs(run)}")
     for job in jobs:
         if job.state in FINAL and job.state is not State.FAILED and not arguments.all:
             continue
         waits = f"needs {job.pending} more" if job.pending else ""
-        worker = f"on {plain(job.worker)} of {plain(job.host or '')}" if job.worker else ""
-        told = "; ".join(each for each in (waits, worker, plain(job.because or "")) if each)
-        print(f"  {job.job_id:>6} {job.state:10} {plain(job.queue):10} {told}".rstrip())
+        worker = f"on {printable(job.worker)} of {printable(job.host or '')}" if job.worker else ""
+        details = "; ".join(each for each in (waits, worker, printable(job.because or "")) if each)
+        print(f"  {job.job_id:>6} {job.state:10} {printable(job.queue):10} {details}".rstrip())
     if items:
         counts = Counter(item.state for item in items)
         print(f"  {len(items)} items: {', '.join(f'{counts[state]} {state}' for state in ItemState if counts[state])}")
     for item in items:
         if item.state is ItemState.FAILED:
-            print(f"  {plain(item.item)} failed on {plain(item.worker or '')}: {plain(item.because or '')}")
+            print(f"  {printable(item.item)} failed on {printable(item.worker or '')}: {printable(item.because or '')}")
     return 0
 
 
 def _cancel(arguments: argparse.Namespace) -> int:
-    because = f"cancelled by {who()}" + (f": {arguments.reason}" if arguments.reason else "")
+    because = f"cancelled by {operator_name()}" + (f": {arguments.reason}" if arguments.reason else "")
     with closing(current(arguments.queue_db)) as store:
         run = _known(store, arguments.run)
         if run.state != "running":
             raise GpuwardenError(f"run {run.run_id!r} has ended: it is {run.state}")
         ids = store.admin.cancel_run(run.run_id, because=because, now=store.now())
-    print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none was left'}")
+    print(f"{len(ids)} jobs cancelled: {', '.join(map(str, ids)) or 'none'}")
     return 0
 
 
 def _known(store: JobStore, run_id: str) -> Run:
     run = store.runs.get(run_id)
     if run is None:
-        raise GpuwardenError(f"the queue has no run {run_id!r}: `gpuwarden runs list` names them")
+        raise GpuwardenError(f"the queue has no run {run_id!r}: see `gpuwarden runs list`")
     return run
 
 
@@ -229,33 +227,33 @@ def _jobs(run: Run) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden runs", description="Jobs that belong together.")
+    parser = argparse.ArgumentParser(prog="gpuwarden runs", description="Runs: jobs that are submitted together.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
 
-    submit = add_act(acts, "submit", _submit, "submit a run from a file: all of it, or nothing; prints each job's id")
-    submit.add_argument("file", metavar="FILE", help="JSON, as docs/queue-commands.md says; - is the standard input")
-    submit.add_argument("--run", help="the run's name, whatever the file says")
+    submit = add_act(acts, "submit", _submit, "submit a run from a file in one transaction; prints each job's id")
+    submit.add_argument("file", metavar="FILE", help="JSON, see docs/queue-commands.md; - reads standard input")
+    submit.add_argument("--run", help="name of the run, instead of the file's")
     add_json(submit, "one JSON object")
     submit.add_argument(
         "--wrangle",
         action=argparse.BooleanOptionalAction,
-        help="have its workers and it judged by how its items go (docs/wrangling.md); as $GPUWARDEN_WRANGLE_RUNS says "
-        "(1 or 0) when not given, and as it was, or not, when neither is",
+        help="find faulty workers and jobs by its items (docs/wrangling.md); default: $GPUWARDEN_WRANGLE_RUNS "
+        "(1 or 0), else unchanged",
     )
 
-    listing = add_act(acts, "list", _list, "the runs submitted last, with their jobs by state")
-    listing.add_argument("--state", choices=("running", "completed", "failed", "cancelled"), help="only these")
+    listing = add_act(acts, "list", _list, "list the newest runs, with job counts")
+    listing.add_argument("--state", choices=("running", "completed", "failed", "cancelled"), help="only this state")
     listing.add_argument(
-        "--limit", type=int, default=LIST_MAX, metavar="N", help="how many; 0 is all (default: %(default)s)"
+        "--limit", type=int, default=LIST_MAX, metavar="N", help="number of runs; 0 lists all (default: %(default)s)"
     )
     add_json(listing)
 
-    show = add_act(acts, "show", _show, "one run, its jobs that are not over or have failed, and its items")
+    show = add_act(acts, "show", _show, "show a run, its unfinished and failed jobs, and its items")
     show.add_argument("run", metavar="RUN")
-    show.add_argument("--all", action="store_true", help="those that have completed or were cancelled too")
+    show.add_argument("--all", action="store_true", help="include completed and cancelled jobs")
     add_json(show, "one JSON object, with every job and item")
 
-    cancel = add_act(acts, "cancel", _cancel, "end a run, and its jobs that are not over")
+    cancel = add_act(acts, "cancel", _cancel, "cancel a run and its unfinished jobs")
     cancel.add_argument("run", metavar="RUN")
     add_because(cancel)
     return parser

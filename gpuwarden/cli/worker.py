@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
-from gpuwarden.format import ago, plain, who
+from gpuwarden.format import format_duration, operator_name, printable
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
@@ -17,9 +17,9 @@ _Act = Callable[[JobStore, argparse.Namespace], int]
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker`. `run` has a parser of its own."""
+    """Run a subcommand; `run` has its own parser."""
     if argv[:1] == ["run"]:
-        from gpuwarden.worker import main  # noqa: PLC0415 - the other commands need no worker
+        from gpuwarden.worker import main  # noqa: PLC0415 - other commands need no worker
 
         return main.command(argv[1:])
     arguments = _parser().parse_args(argv)
@@ -45,21 +45,24 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
             print(json.dumps(asdict(each)))
             continue
         job = "-" if each.job_id is None else str(each.job_id)
-        seen = ago(now - each.last_seen_at) if each.alive else f"({ago(now - each.last_seen_at)})"
+        age = format_duration(now - each.last_seen_at)
+        seen = age if each.alive else f"({age})"
         print(
-            f"{plain(each.worker):20} {plain(each.host):16} {plain(each.queue):12} {_state(each):10} {job:>6} "
-            f"{seen:11} {plain(_model(each)):16} {', '.join(each.gpus) or '-'}"
+            f"{printable(each.worker):20} {printable(each.host):16} {printable(each.queue):12} "
+            f"{_state(each):10} {job:>6} {seen:11} {printable(_model(each)):16} {', '.join(each.gpus) or '-'}"
         )
         if each.locked_at is not None:
-            because = f": {plain(each.locked_because)}" if each.locked_because else ""
-            print(f"    locked {ago(now - each.locked_at)} ago by {plain(each.locked_by or '')}{because}")
+            because = f": {printable(each.locked_because)}" if each.locked_because else ""
+            print(
+                f"    locked {format_duration(now - each.locked_at)} ago by {printable(each.locked_by or '')}{because}"
+            )
         elif each.unlocked_at is not None:
-            print(f"    unlocked {ago(now - each.unlocked_at)} ago by {plain(each.unlocked_by or '')}")
+            print(f"    unlocked {format_duration(now - each.unlocked_at)} ago by {printable(each.unlocked_by or '')}")
     return 0
 
 
 def _model(worker: WorkerRow) -> str:
-    """What it works with; in brackets, what it only keeps loaded."""
+    """The current model, or in brackets a model that is only loaded."""
     return worker.current_model or (f"({worker.loaded_model})" if worker.loaded_model else "-")
 
 
@@ -75,13 +78,15 @@ def _state(worker: WorkerRow) -> str:
 
 def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    locked = store.admin.lock(host=host, worker=arguments.worker, who=who(), because=arguments.reason, now=store.now())
+    locked = store.admin.lock(
+        host=host, worker=arguments.worker, who=operator_name(), because=arguments.reason, now=store.now()
+    )
     return 0 if locked else _unknown(arguments.worker, host)
 
 
 def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    if store.admin.unlock(host=host, worker=arguments.worker, who=who(), now=store.now()):
+    if store.admin.unlock(host=host, worker=arguments.worker, who=operator_name(), now=store.now()):
         return 0
     print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
     return 1
@@ -98,9 +103,9 @@ def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(asdict(each)))
         else:
-            since = ago(now - each.since)
-            print(f"{plain(each.worker)} on {plain(each.host)}, queue {plain(each.queue)}: dead for {since}, "
-                  f"{plain(each.because)}")  # fmt: skip
+            since = format_duration(now - each.since)
+            print(f"{printable(each.worker)} on {printable(each.host)}, queue {printable(each.queue)}: dead for "
+                  f"{since}, {printable(each.because)}")  # fmt: skip
     return 0
 
 
@@ -110,30 +115,28 @@ def _host(arguments: argparse.Namespace) -> str:
 
 
 def _unknown(worker: str, host: str) -> int:
-    print(
-        f"gpuwarden worker: no worker {worker!r} of {host} has registered: see `gpuwarden worker list`", file=sys.stderr
-    )
+    print(f"gpuwarden worker: no worker {worker!r} on {host}: see `gpuwarden worker list`", file=sys.stderr)
     return 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden worker", description="Who serves the queues, and a hand on them.")
+    parser = argparse.ArgumentParser(prog="gpuwarden worker", description="List, lock and drain workers.")
     acts = parser.add_subparsers(required=True, metavar="ACT")
-    acts.add_parser("run", add_help=False, help="claim jobs and run them, one at a time; `run --help` has its options")
-    listing = add_act(acts, "list", _list, "list workers, what they run, and whether they are alive")
-    listing.add_argument("--host", help="only workers of this host")
-    listing.add_argument("--queue", help="only workers of this queue")
+    acts.add_parser("run", add_help=False, help="claim jobs and run them; see `run --help`")
+    listing = add_act(acts, "list", _list, "list workers with state and job")
+    listing.add_argument("--host", help="only this host")
+    listing.add_argument("--queue", help="only this queue")
     listing.add_argument("--dead", action="store_true", help="only workers that were found dead and have not come back")
     add_json(listing)
-    mine = "the worker's host; this one when not given"
-    lock = add_act(acts, "lock", _lock, "have a worker claim nothing until it is unlocked")
+    mine = "host of the worker; default: this host"
+    lock = add_act(acts, "lock", _lock, "keep a worker from claiming until it is unlocked")
     lock.add_argument("--host", help=mine)
     lock.add_argument("worker", metavar="WORKER")
     add_because(lock)
     unlock = add_act(acts, "unlock", _unlock, "let a worker claim again")
     unlock.add_argument("--host", help=mine)
     unlock.add_argument("worker", metavar="WORKER")
-    drain = add_act(acts, "drain", _drain, "have a worker end once it has finished what it runs")
+    drain = add_act(acts, "drain", _drain, "stop a worker after its current job")
     drain.add_argument("--host", help=mine)
     drain.add_argument("worker", metavar="WORKER")
     return parser

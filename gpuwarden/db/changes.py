@@ -1,4 +1,4 @@
-"""Waits for what others commit, and wakes those who wait."""
+"""Wait for other transactions, and wake their waiters."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,58 +10,58 @@ from sqlalchemy import Connection, Engine
 from gpuwarden.db.engine import DatabaseError, is_idle, is_shared, own_connection, translated
 
 CHANGES_POLL_S: Final = 0.05
-"""How often a wait on SQLite looks whether another has committed, seconds; PostgreSQL wakes its waiters itself."""
+"""Interval between checks on SQLite, seconds."""
 
 
 class Changes(Protocol):
-    """Tells whether anyone else has committed since the last look. Holds a connection; use it from one thread."""
+    """A watch for other connections' commits. For one thread."""
 
     def any(self) -> bool:
         """Whether the database changed since the last call.
 
         Raises:
-            DatabaseError: the database cannot be asked.
+            DatabaseError: the database does not answer.
         """
 
     def wait(self, timeout_s: float) -> bool:
-        """Return true at the next change, or false after `timeout_s`.
+        """True at the next change, False after `timeout_s`.
 
         Raises:
-            DatabaseError: the database cannot be asked.
+            DatabaseError: the database does not answer.
         """
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Release the connection."""
 
 
 def watch(engine: Engine, channel: str) -> Changes:
-    """A cheap watch on the tables of a schema, by its channel.
+    """A cheap watch on a schema's tables, by its channel.
 
     Raises:
-        DatabaseError: the database cannot be asked.
+        DatabaseError: the database does not answer.
     """
     return _PostgresChanges(engine, channel) if is_shared(engine) else _SqliteChanges(engine)
 
 
 def notify_after_commit(connection: Connection, channel: str) -> None:
-    """Wake whoever waits for changes on `channel`, right after this transaction is committed.
+    """Notify `channel` right after this transaction commits.
 
-    Not within it: PostgreSQL commits one transaction at a time of those that notify, and each would hold up all others
-    for as long as its sync takes. Who dies between the two wakes nobody, and what it wrote is found at the next look.
+    Not within it: PostgreSQL commits notifying transactions one at a time, each with its sync. After a crash in
+    between, waiters see the change at their next check.
     """
     connection.info["notify"].add(channel)
 
 
 @contextmanager
 def sending_notifications(connection: Connection) -> Iterator[None]:
-    """Send what `notify_after_commit` asked for inside, after the commit. On SQLite waiters see for themselves."""
+    """Send the notifications after the commit. SQLite needs none."""
     channels: set[str] = set()
     connection.info["notify"] = channels
     yield
     if not channels or connection.dialect.name != "postgresql":
         return
     driver: Any = connection.connection.driver_connection
-    alone: bool = driver.autocommit
+    autocommits: bool = driver.autocommit
     try:
         driver.autocommit = True
         _wake(driver, channels)
@@ -69,18 +69,18 @@ def sending_notifications(connection: Connection) -> Iterator[None]:
         if not is_idle(driver):
             connection.invalidate()
         else:
-            driver.autocommit = alone
+            driver.autocommit = autocommits
 
 
 def _wake(driver: Any, channels: Iterable[str]) -> None:
-    """Of what has been written nothing is lost with a connection that breaks now; but nobody is woken by it."""
+    """A broken connection loses only the notification."""
     with suppress(driver.Error):
         for channel in channels:
             driver.execute("SELECT pg_notify(%s, '')", (channel,))
 
 
 class _SqliteChanges:
-    """SQLite's `data_version`: it changes when another connection has committed, whatever it wrote."""
+    """SQLite's `data_version` changes with each commit of another connection."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -118,7 +118,7 @@ class _SqliteChanges:
 
 
 class _PostgresChanges:
-    """LISTEN: the server tells. After a lost connection everything counts as changed, for nobody knows."""
+    """LISTEN. A lost connection counts as a change."""
 
     def __init__(self, engine: Engine, channel: str) -> None:
         self._engine = engine
@@ -128,16 +128,16 @@ class _PostgresChanges:
 
     def any(self) -> bool:
         """See `Changes.any`."""
-        return self._told(0.0)
+        return self._receive(0.0)
 
     def wait(self, timeout_s: float) -> bool:
         """See `Changes.wait`."""
-        return self._told(timeout_s)
+        return self._receive(timeout_s)
 
     def close(self) -> None:
         """See `Changes.close`."""
         if self._connection is not None:
-            with suppress(Exception):  # it is being let go of, however broken it is
+            with suppress(Exception):  # it is closed, however broken
                 self._connection.close()
             self._connection = None
 
@@ -147,19 +147,19 @@ class _PostgresChanges:
                 self._connection = own_connection(self._engine)
                 self._connection.execute(f'LISTEN "{self._channel}"')
         except DatabaseError:
-            self.close()  # a connection that does not listen would wait for ever
+            self.close()  # without LISTEN a wait would never end
             raise
 
-    def _told(self, timeout_s: float) -> bool:
+    def _receive(self, timeout_s: float) -> bool:
         if self._connection is None:
             self._listen()
             return True
         try:
             with translated(self._engine):
-                told = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
-                if told:
+                received = list(self._connection.notifies(timeout=timeout_s, stop_after=1))
+                if received:
                     list(self._connection.notifies(timeout=0))
         except DatabaseError:
             self.close()
             raise
-        return bool(told)
+        return bool(received)

@@ -1,4 +1,4 @@
-"""Locks of one transaction, and the lock of a process that is the only one to do something."""
+"""Locks of a transaction, and locks of a process."""
 
 import fcntl
 import hashlib
@@ -14,59 +14,55 @@ from gpuwarden.errors import GpuwardenError
 
 
 class LockHeldElsewhereError(GpuwardenError):
-    """Another process does what only one may do at a time; the message says which, where that is known."""
+    """Another process has the lock."""
 
 
 def try_advisory_lock(connection: Connection, what: str) -> bool:
-    """Whether this transaction is the one that does `what` now; false while another does it.
-
-    Writers of SQLite take turns anyway.
-    """
+    """Try to take the lock `what` for this transaction. SQLite has one writer anyway."""
     if connection.dialect.name != "postgresql":
         return True
     return bool(connection.scalar(select(func.pg_try_advisory_xact_lock(lock_number(what)))))
 
 
 def advisory_lock(connection: Connection, what: str) -> None:
-    """Wait until no other transaction does `what`; nobody else begins it before this one is over.
+    """Take the lock `what` for this transaction.
 
-    Of two that lock the same rows, each in an order of its own, PostgreSQL breaks one off. Writers of SQLite take turns
-    anyway.
+    This avoids deadlocks between transactions that lock rows in different orders.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(select(func.pg_advisory_xact_lock(lock_number(what))))
 
 
 class ProcessLock(Protocol):
-    """What one process alone may hold."""
+    """A lock that one process holds."""
 
     def held(self) -> bool:
-        """Whether it is still ours: a lost connection loses it."""
+        """Whether the lock is still ours. A lost connection loses it."""
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
 
 
 def lock_for_one(engine: Engine, what: str) -> ProcessLock:
-    """Be the one process that does `what` on this database, until the lock is closed or the process ends.
+    """Take the lock `what` of a database for this process.
 
-    On SQLite a file beside the database is locked, whatever its URL spells it like; on PostgreSQL an advisory lock.
+    A file lock for SQLite, an advisory lock for PostgreSQL.
 
     Raises:
-        LockHeldElsewhereError: another process is.
-        DatabaseError: the lock cannot be asked for.
+        LockHeldElsewhereError: another process has it.
+        DatabaseError: the lock cannot be taken.
     """
     return _AdvisoryLock(engine, what) if is_shared(engine) else _FileLock(engine, what)
 
 
 class _FileLock:
     def __init__(self, engine: Engine, what: str) -> None:
-        database = Path(engine.url.database or "").resolve()  # one file, one lock, however the URL spells it
+        database = Path(engine.url.database or "").resolve()  # one lock for all spellings of the URL
         path = database.with_name(f"{database.name}.{what.split(maxsplit=1)[0]}.lock")
         try:
             self._file: IO[str] = path.open("a+", encoding="ascii")
         except OSError as error:
-            raise DatabaseError(f"the lock {path} cannot be opened ({error}): let this user write it") from None
+            raise DatabaseError(f"cannot open the lock {path} ({error}): make it writable for this user") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -100,17 +96,17 @@ class _AdvisoryLock:
     def held(self) -> bool:
         try:
             self._connection.execute("SELECT 1")
-        except Exception:  # noqa: BLE001 - whatever broke the connection, the server lets go of its locks
+        except Exception:  # noqa: BLE001 - the server releases a broken connection's locks
             return False
         return True
 
     def close(self) -> None:
-        with suppress(Exception):  # it is being let go of, however broken it is
+        with suppress(Exception):
             self._connection.close()
 
     def _holder(self) -> str:
         number = lock_number(self._what)
-        # How pg_locks shows a lock of one 64-bit number: its halves, and objsubid 1.
+        # pg_locks shows the two halves of the number, and objsubid 1.
         row = self._connection.execute(
             "SELECT a.pid, a.client_addr, a.application_name FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
             " WHERE l.locktype = 'advisory' AND l.granted AND l.classid = %s AND l.objid = %s AND l.objsubid = 1"
@@ -121,5 +117,5 @@ class _AdvisoryLock:
 
 
 def lock_number(what: str) -> int:
-    """A name as PostgreSQL's advisory locks want it: a signed 64-bit number."""
+    """A signed 64-bit number for PostgreSQL's advisory locks."""
     return int.from_bytes(hashlib.sha256(f"gpuwarden {what}".encode()).digest()[:8], "big", signed=True)

@@ -1,4 +1,4 @@
-"""Makes and upgrades the tables of a schema when a program opens the database, by Alembic."""
+"""Creation and migration of tables, by Alembic."""
 
 import threading
 import time
@@ -16,40 +16,40 @@ from gpuwarden.db.locks import lock_number
 from gpuwarden.db.transactions import reading, writing
 
 IN_USE_S: Final = 60.0
-"""How long tables of PostgreSQL are waited for that programs use, in seconds."""
+"""How long a migration waits for tables in use, seconds."""
 
 
 _LOCK_MS: Final = 500
-"""How long for one of them at a time: less than PostgreSQL's `deadlock_timeout`, which is 1 s unless it is told."""
+"""Timeout of one attempt, below PostgreSQL's default `deadlock_timeout` of 1 s."""
 
 
 _LET_THROUGH_S: Final = 0.1
 
 
 _TAKEN: Final = frozenset({"55P03", "40P01"})
-"""PostgreSQL's states of what could not be locked in time, or not without a deadlock."""
+"""PostgreSQL's codes for a lock timeout and a deadlock."""
 
 
-# Alembic keeps what it migrates in module globals: two threads of one process would migrate each other's databases.
+# Alembic uses module globals: threads would migrate each other's databases.
 _MIGRATING: Final = threading.Lock()
 
 
 class NewerTablesError(DatabaseError):
-    """The tables are of a newer gpuwarden: they may mean what this one does not know."""
+    """The tables are of a newer gpuwarden."""
 
 
 class OlderTablesError(DatabaseError):
-    """The tables are of an older gpuwarden, and no revision leads from them to this version's."""
+    """The tables are of an older gpuwarden and cannot be migrated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """One program's tables in a database: their names' family, what they are, and the revisions that make them.
+    """One program's tables and their revisions.
 
     Args:
-        name: `queue` or `ledger`; also names the version table and the channel on which changes are told.
-        tables: the tables as they are now.
-        migrations: Alembic's script location, as `package:folder`.
+        name: `queue` or `ledger`, also for the version table and the channel.
+        tables: the current tables.
+        migrations: Alembic's script location, `package:folder`.
     """
 
     name: str
@@ -58,27 +58,25 @@ class Schema:
 
     @property
     def channel(self) -> str:
-        """Where changes of these tables are told on PostgreSQL."""
+        """The PostgreSQL channel of changes."""
         return f"gpuwarden_{self.name}"
 
     @property
     def version_table(self) -> str:
-        """Where Alembic keeps how far the tables have come."""
+        """Alembic's version table."""
         return f"gpuwarden_{self.name}_version"
 
 
 def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
-    """Connect, and bring the tables up to this version.
+    """Connect, and check or migrate the tables.
 
     Args:
-        url: an SQLAlchemy URL; `sqlite:////absolute/path.db` for one box, `postgresql://user@server/database` for many.
-        schema: what must exist.
-        migrate: whether to bring the tables up to this version where they are older: programs that run do, and so end
-            those of an older version, while a person's command that only asks must not.
+        url: an SQLAlchemy URL.
+        schema: the tables.
+        migrate: migrate older tables. This stops programs of older versions, so commands that only read must not.
 
     Raises:
-        DatabaseError: the URL cannot be used, the database cannot be opened, or it is of a newer gpuwarden; without
-            `migrate` also of an older one.
+        DatabaseError: the database cannot be opened, or has another version.
     """
     engine = connect(url)
     try:
@@ -90,11 +88,11 @@ def open_database(url: str, schema: Schema, *, migrate: bool = True) -> Engine:
 
 
 def refuse_other_revisions(connection: Connection, schema: Schema) -> None:
-    """Go on only where the tables are still of this version: a newer one may have taken them over meanwhile.
+    """Check in a transaction that the tables still have this version.
 
     Raises:
-        NewerTablesError: it has.
-        DatabaseError: they are of an older version, or there are none.
+        NewerTablesError: they are newer.
+        DatabaseError: they are older or missing.
     """
     version = table(schema.version_table, column("version_num"))
     found = connection.scalar(select(version.c.version_num))
@@ -103,14 +101,14 @@ def refuse_other_revisions(connection: Connection, schema: Schema) -> None:
 
 
 def refusal(engine: Engine, schema: Schema, found: str | None) -> DatabaseError:
-    """The error for tables that are not of this version's newest revision. It names the database without a password."""
+    """The error for tables of another revision, without a password."""
     known = revisions(schema)
     url, newest = engine.url.render_as_string(hide_password=True), known[-1]
     if found is None or found in known:
         what = f"tables of another version (revision {found}; this one knows {newest})" if found else "no tables"
         return DatabaseError(
-            f"{url} has {what}: start this version's programs first, which bring the {schema.name} up to date, or ask "
-            "with the `gpuwarden` of the version that runs"
+            f"{url} has {what}: start this version's programs first, which migrate the {schema.name}, or use "
+            "the `gpuwarden` of the running version"
         )
     if found > newest:
         return NewerTablesError(
@@ -124,20 +122,20 @@ def refusal(engine: Engine, schema: Schema, found: str | None) -> DatabaseError:
 
 
 def newest_revision(schema: Schema) -> str:
-    """The revision that this version makes and knows."""
+    """This version's revision."""
     return revisions(schema)[-1]
 
 
 @cache
 def revisions(schema: Schema) -> tuple[str, ...]:
-    """The revisions that this version knows, oldest first, by the names of their files."""
+    """The revisions that this version knows, oldest first."""
     package, _, folder = schema.migrations.partition(":")
     names = [each.name for each in (files(package) / folder / "versions").iterdir()]
     return tuple(sorted(name[1:].partition("_")[0] for name in names if name.startswith("r") and name.endswith(".py")))
 
 
 def revision_of(connection: Connection, schema: Schema) -> str | None:
-    """The revision that the tables are of; `None` where there is no version table."""
+    """The tables' revision; `None` without a version table."""
     if not inspect(connection).has_table(schema.version_table):
         return None
     found: str | None = connection.scalar(select(column("version_num")).select_from(table(schema.version_table)))
@@ -155,11 +153,10 @@ def _bring_up_to_date(engine: Engine, schema: Schema, *, migrate: bool) -> None:
 
 
 def upgrade(engine: Engine, schema: Schema) -> None:
-    """Bring one schema's tables to the newest revision, one process at a time, in one transaction.
+    """Migrate a schema's tables in one transaction, one process at a time.
 
     Raises:
-        DatabaseError: the tables are of a revision that this version does not know, or another program's, or programs
-            go on using them.
+        DatabaseError: the tables are unknown, belong to another program, or stay in use.
     """
     with writing(engine) as connection:
         if is_shared(engine):
@@ -174,13 +171,13 @@ def upgrade(engine: Engine, schema: Schema) -> None:
         tables = set(inspect(connection).get_table_names())
         if found is None and (others := tables & set(schema.tables.tables)):
             raise DatabaseError(
-                f"{engine.url.render_as_string(hide_password=True)}: a table {min(others)!r} is there that is not "
-                f"gpuwarden's (there is no {schema.version_table}): give gpuwarden a database of its own"
+                f"{engine.url.render_as_string(hide_password=True)}: its table {min(others)!r} is not "
+                f"gpuwarden's (no {schema.version_table}): use a separate database"
             )
         if is_shared(engine):
-            # The version table among them: a program that has read its revision acts upon the others.
+            # With the version table: programs read it before they use the others.
             _take(connection, tables & {*schema.tables.tables, schema.version_table}, schema)
-        from alembic import command  # noqa: PLC0415 - it is slow to import, and needed once a version
+        from alembic import command  # noqa: PLC0415 - slow to import, and rarely needed
         from alembic.config import Config  # noqa: PLC0415
 
         config = Config()
@@ -191,10 +188,9 @@ def upgrade(engine: Engine, schema: Schema) -> None:
 
 
 def _take(connection: Connection, tables: Collection[str], schema: Schema) -> None:
-    """Lock all that changes before any of it does.
+    """Lock all tables before the first change, or release all and retry.
 
-    One after the other as they change, they would lock out a transaction that holds the next one, and PostgreSQL would
-    break off one of the two. Here all are let go again where one cannot be had at once, and such a transaction ends.
+    Single locks could deadlock with a transaction that has the next table.
     """
     if not tables:
         return
@@ -212,8 +208,8 @@ def _take(connection: Connection, tables: Collection[str], schema: Schema) -> No
                 raise
             if time.monotonic() >= give_up_s:
                 raise DatabaseError(
-                    f"the {schema.name}'s tables have been in use for {IN_USE_S:g} s: end the programs that use them "
-                    "(pg_stat_activity tells which have a transaction open), then start this one again"
+                    f"the {schema.name}'s tables are in use for {IN_USE_S:g} s: stop programs with an open transaction "
+                    "(pg_stat_activity lists them), then start this one again"
                 ) from None
             time.sleep(_LET_THROUGH_S)
         else:
@@ -221,7 +217,7 @@ def _take(connection: Connection, tables: Collection[str], schema: Schema) -> No
 
 
 def migrate_within(context: Any) -> None:
-    """What each schema's `env.py` does: run in the transaction that `upgrade` began."""
+    """Run migrations in the transaction of `upgrade`, for each `env.py`."""
     attributes = context.config.attributes
     context.configure(connection=attributes["connection"], version_table=attributes["version_table"])
     with context.begin_transaction():

@@ -1,4 +1,4 @@
-"""Transactions that write, that read, and statements that are transactions of their own."""
+"""Transactions that write, transactions that read, and autocommit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from gpuwarden.db.engine import is_shared, translated
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """A transaction that may write: all of it is kept, or none.
+    """A transaction that may write.
 
     Raises:
-        DatabaseError: the database refused, is full, locked beyond the timeout, or gone.
+        DatabaseError: it failed, or a lock timed out.
     """
     with _connected(engine, writes=True) as connection, sending_notifications(connection), connection.begin():
         yield connection
@@ -24,7 +24,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """A transaction that only reads, from one snapshot; it waits for no writer.
+    """A read-only transaction on one snapshot. Waits for no writer.
 
     Raises:
         DatabaseError: the database cannot be read.
@@ -38,27 +38,23 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def autocommit(engine: Engine) -> Iterator[Connection]:
-    """Each statement is a transaction of its own.
+    """Each statement is its own transaction.
 
-    On PostgreSQL that is one round trip instead of three. On SQLite a statement that returns no rows has the write lock
-    within one call of the library, which lets go of Python's lock meanwhile: a process that wedges with Python's lock
-    in another thread then never keeps the database's.
+    One round trip on PostgreSQL instead of three. On SQLite a library call holds the write lock, without the GIL: a
+    process that hangs with the GIL never keeps it.
 
     Raises:
-        DatabaseError: the database refused, or is gone; of a statement that writes nobody knows whether it was done.
+        DatabaseError: it failed; a write may have been done.
     """
     options: dict[str, Any] = {"writes": True, "autocommit": True}
     if is_shared(engine):
-        options["isolation_level"] = "AUTOCOMMIT"  # on SQLite `_begin` sees to it, and the pool would undo our settings
+        options["isolation_level"] = "AUTOCOMMIT"  # on SQLite `_begin` handles it; the pool would undo our settings
     with _connected(engine, **options) as connection, sending_notifications(connection), connection.begin():
         yield connection
 
 
 def upsert(connection: Connection, table: Table) -> Any:
-    """An INSERT that may say what happens where the row is there already, in the words of this database.
-
-    `Any`, for the two dialects' inserts share their methods and no type.
-    """
+    """An INSERT with ON CONFLICT for this database. `Any`: the dialects share no type."""
     return postgresql.insert(table) if connection.dialect.name == "postgresql" else sqlite.insert(table)
 
 

@@ -1,11 +1,9 @@
-"""The HTTP server of both programs: uvicorn with a web configuration file, and with bounds on slow callers.
+"""The HTTP server of both programs: uvicorn with a web configuration file and limits on slow callers.
 
-A connection has `REQUEST_TIMEOUT_S` for its TLS handshake and its first header together, again for each later header,
-and again to take an answer. `CONNECTIONS_MAX` connections are open at one time, `ADDRESS_CONNECTIONS_MAX` of them from
-one address; one more is closed. uvicorn itself closes a connection that is idle between two requests.
+A connection has `REQUEST_TIMEOUT_S` for its TLS handshake and first header, again for each later header, and again to
+take an answer. Over the connection limits a new connection is closed.
 
-Each connection gets the TLS context that is in force when it is made. So a renewed certificate, a removed authority and
-a changed `client_auth_type` need no restart.
+Each connection gets the current TLS context, so a renewed certificate needs no restart.
 """
 
 import asyncio
@@ -32,29 +30,29 @@ from gpuwarden.http.web_config import WebConfig
 log: Final = structlog.get_logger("gpuwarden")
 
 REQUEST_TIMEOUT_S: Final = 10
-"""How long a caller may take for handshake and header together, seconds; and how long to take the answer."""
+"""Time for the handshake and header, and for the answer, seconds."""
 
 CONNECTIONS_MAX: Final = 100
-"""Connections that are open at one time."""
+"""Most open connections."""
 
 ADDRESS_CONNECTIONS_MAX: Final = 25
-"""Of these from one address, so that one caller cannot shut out the others."""
+"""Most open connections from one address."""
 
 BACKLOG: Final = 2048
-"""Connections that the kernel queues. A caller that finds no place there tries again 1 s later."""
+"""Connections that the kernel queues. Further callers retry after 1 s."""
 
 GRACEFUL_S: Final = 5
-"""How long requests that are being answered may take after a signal to end, seconds."""
+"""Time for open requests after a stop signal, seconds."""
 
 
 class Server(uvicorn.Server):
-    """Serves an application until SIGTERM or SIGINT. SIGHUP has it read the web configuration if that has changed.
+    """Serves an application until SIGTERM or SIGINT. SIGHUP reloads a changed web configuration.
 
     Args:
         app: the ASGI application.
-        web: who may connect, and how.
+        web: TLS and authentication.
         at_start: called once requests are answered.
-        at_end: called at the first signal to end, by its handler.
+        at_end: called by the handler of the first stop signal.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Start to answer."""
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread():
@@ -80,20 +78,20 @@ class Server(uvicorn.Server):
         self._at_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal handler: end in good order."""
+        """Handle a stop signal."""
         if not self.should_exit:
             self._at_end()
         super().handle_exit(sig, frame)
         self.stop()
 
     def stop(self) -> None:
-        """End in good order, from any thread."""
+        """Stop, from any thread."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ending.set)
 
     async def main_loop(self) -> None:
-        """As in uvicorn, but it wakes once a second, not ten times: that saves 0.2 % of a core."""
+        """As in uvicorn, with one wake a second instead of ten: saves 0.2 % of a core."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), 1)
@@ -108,14 +106,14 @@ class Server(uvicorn.Server):
     def _look(self) -> None:
         because = self._web.look()
         if because:
-            log.warning("SIGHUP: the web configuration cannot be used; the one before stays", because=because)
+            log.warning("SIGHUP: reload failed, old web configuration in use", because=because)
         else:
-            log.info("SIGHUP: what changed in files is in force; options want a restart", web=self._web.describe())
+            log.info("SIGHUP: files reloaded; options need a restart", web=self._web.describe())
 
 
 class _Config(uvicorn.Config):
     def __init__(self, app: Any, web: WebConfig) -> None:
-        # h11 is named: uvicorn takes httptools where it is installed, and that reads headers without any bound.
+        # Not httptools, uvicorn's default if installed: it reads headers without a limit.
         super().__init__(
             app,
             http=_Connection,
@@ -135,7 +133,7 @@ class _Config(uvicorn.Config):
 
 
 class _Slots:
-    """Counts open connections, in all and of each address."""
+    """Counts open connections, in total and per address."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -153,7 +151,7 @@ class _Slots:
 
 
 class _Connection(H11Protocol):
-    """One connection. It holds its slot until it is closed and its last request is answered."""
+    """One connection. It keeps its slot until it is closed and its last request is answered."""
 
     config: _Config
 
@@ -169,7 +167,7 @@ class _Connection(H11Protocol):
         self._application, self.app = self.app, self._answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a slot, and shake hands where TLS is in force."""
+        """Take a slot and start TLS if configured."""
         peer = transport.get_extra_info("peername")
         if peer is None:  # it has hung up
             transport.close()
@@ -188,7 +186,7 @@ class _Connection(H11Protocol):
             self._securing = self.loop.create_task(self._secure(transport, context))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Closed by either side. A failed handshake can call it twice."""
+        """Closed by either side. A failed handshake can call this twice."""
         for timer in (self._request_by, self._answer_by):
             if timer is not None:
                 timer.cancel()
@@ -198,7 +196,7 @@ class _Connection(H11Protocol):
         self._release()
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request. With TLS the first can come before the task of the handshake goes on."""
+        """Receive a part of a request. With TLS it can come before the handshake task continues."""
         if self.transport is None:
             self._early += data
             return
@@ -211,24 +209,23 @@ class _Connection(H11Protocol):
             self._request_by = self.loop.call_later(REQUEST_TIMEOUT_S, self._socket.abort)
 
     def on_response_complete(self) -> None:
-        """The caller has to take the answer."""
+        """Start the time in which the caller must take the answer."""
         super().on_response_complete()
         self._expect_answer_taken()
 
     def pause_writing(self) -> None:
-        """The caller has to take a part of the answer before there is more."""
+        """Start the time in which the caller must take a part of the answer."""
         super().pause_writing()
         self._expect_answer_taken()
 
     async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         try:
-            # `_request_by` bounds the handshake, too.
             secured = await self.loop.start_tls(
                 transport, self, context, server_side=True, ssl_shutdown_timeout=REQUEST_TIMEOUT_S
             )
-        except OSError:  # no TLS, a version that is too old, or a certificate that no authority of ours has signed
+        except OSError:  # no TLS, an old version, or an unknown certificate
             secured = None
-        if secured is None or secured.is_closing():  # None, too, where the caller hangs up in the handshake
+        if secured is None or secured.is_closing():  # None if the caller hangs up in the handshake
             transport.abort()
             self.connection_lost(None)
             return
@@ -267,14 +264,14 @@ class _Connection(H11Protocol):
 
 
 def _unmapped(address: str) -> str:
-    """A socket of both families names an IPv4 caller by an IPv6 address; its IPv4 address is returned."""
+    """The IPv4 address of a caller on a socket of both families."""
     found = ipaddress.ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return address if mapped is None else str(mapped)
 
 
 class _Forward(logging.Handler):
-    """Writes what a library logs as this program logs."""
+    """Writes a library's log records as this program's events."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.error("web server error", because=record.getMessage().strip(), exc_info=record.exc_info)
@@ -285,10 +282,10 @@ def _forward(logger: logging.Logger) -> None:
 
 
 def bind(address: str, port: int) -> socket.socket:
-    """A listening socket. `::` takes IPv4, too, whatever the host's default is.
+    """A listening socket. `::` includes IPv4.
 
     Raises:
-        GpuwardenError: the address or the port cannot be had, and what to give.
+        GpuwardenError: the address or port is not available.
     """
     ipv6 = ":" in address
     family = socket.AF_INET6 if ipv6 else socket.AF_INET
@@ -300,13 +297,12 @@ def bind(address: str, port: int) -> socket.socket:
         where = f"[{address}]:{port}" if ipv6 else f"{address}:{port}"
         because = (error.strerror or str(error)).partition(" (while")[0]  # Python repeats the address there
         raise GpuwardenError(": ".join(filter(None, (f"cannot listen on {where} ({because})", hint(error))))) from None
-    # Only of a socket that is made from its descriptor does asyncio know that it is TCP. It then turns Nagle's delay
-    # off, with which each answer waits 40 ms for the client's acknowledgement.
+    # asyncio turns Nagle's delay (40 ms per answer) off only for a socket made from its descriptor.
     return socket.socket(fileno=server.detach())
 
 
 def hint(error: OSError) -> str | None:
-    """What to do about an address or a port that cannot be bound; `None` where the error is all there is to say."""
+    """Advice for a failed bind, if any."""
     if error.errno == errno.EADDRINUSE:
         return "stop what listens there, or give another --port"
     if error.errno == errno.EADDRNOTAVAIL or (error.errno or 0) < 0:  # getaddrinfo's errors are below 0

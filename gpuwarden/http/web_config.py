@@ -6,14 +6,13 @@
       client_auth_type          NoClientCert (default), VerifyClientCertIfGiven or RequireAndVerifyClientCert
       min_version, max_version  TLS12 (default of the first) or TLS13 (of the second)
     basic_auth_users:
-      NAME: HASH                a bcrypt hash, as `htpasswd -nBC 10 ""` prints it after the colon
-    bearer_token_file           file with one bearer token a line; each of them is accepted
+      NAME: HASH                a bcrypt hash, from `htpasswd -nBC 10 ""`
+    bearer_token_file           file with one bearer token per line
 
-The format is exporter-toolkit's; `bearer_token_file` is an addition. Paths are relative to the folder of the file. An
-unknown key is an error: a protection that is written down must not be missing.
+The format is exporter-toolkit's, plus `bearer_token_file`. Paths are relative to the file. An unknown key is an error.
 
-The file and the files that it names are checked with each connection and each request, and read again when one of them
-has changed. A configuration that cannot be used leaves the one before in force and is logged once.
+Changed files are reloaded at the next connection or request. An invalid configuration is logged once, and the old one
+stays in use.
 """
 
 import asyncio
@@ -41,26 +40,26 @@ from gpuwarden.files import ReloadingFile
 log: Final = structlog.get_logger("gpuwarden")
 
 FILE_MAX_BYTES: Final = 64 * 1024
-"""The largest file that is read, bytes."""
+"""Largest file, bytes."""
 
 USERS_MAX: Final = 100
 
 TOKENS_MAX: Final = 100
 
 TOKEN_MIN: Final = 16
-"""The shortest bearer token, characters."""
+"""Shortest bearer token, characters."""
 
 COST_MAX: Final = 16
-"""The greatest bcrypt cost: each step doubles the work, and 16 takes some seconds."""
+"""Highest bcrypt cost: each step doubles the work, and 16 takes seconds."""
 
 KNOWN_MAX: Final = 100
-"""Correct passwords that are remembered, so that a scrape costs no bcrypt."""
+"""Correct passwords that are cached, so that a scrape needs no bcrypt."""
 
 CHECKED_MAX: Final = 8
-"""Callers whose password is checked or waits for its check; one more is refused at once."""
+"""Password checks that run or wait. Further ones are refused."""
 
 WAIT_S: Final = 5.0
-"""How long a caller waits until its password is checked, seconds. One password is checked at a time."""
+"""Longest wait for a password check, seconds. One runs at a time."""
 
 _HASH: Final = re.compile(r"\$2[aby]\$([0-9]{2})\$[./A-Za-z0-9]{53}")
 
@@ -74,18 +73,18 @@ _CLIENTS: Final = {
 
 
 class WebConfigError(GpuwardenError):
-    """A web configuration file cannot be used, and why."""
+    """A web configuration file is invalid."""
 
 
 class BusyError(GpuwardenError):
-    """Too many passwords are being checked; this one was not."""
+    """Too many password checks."""
 
     def __init__(self) -> None:
         super().__init__("too many passwords are being checked: try again")
 
 
 class _RepeatedError(GpuwardenError):
-    """A key is written twice in one mapping. YAML readers keep the last of them."""
+    """A key is repeated in a mapping. YAML readers keep the last one."""
 
 
 def _printable(text: str) -> str:
@@ -95,13 +94,13 @@ def _printable(text: str) -> str:
 
 
 def _users(found: Any) -> dict[str, bytes]:
-    """The hash of each user. Messages name the user's place and neither name nor hash: the two may be swapped."""
+    """The hash of each user. Messages contain no name and no hash, since a file may swap the two."""
     if not isinstance(found, dict) or not 1 <= len(found) <= USERS_MAX:
         raise ValueError(f"wants 1 to {USERS_MAX} lines `NAME: HASH`")
     users: dict[str, bytes] = {}
     for number, (name, hashed) in enumerate(found.items(), start=1):
         if not isinstance(name, str) or not name or ":" in name:
-            raise ValueError(f"user {number} has no name: text without a colon is wanted (put numbers in quotes)")
+            raise ValueError(f"user {number} has no name: use text without a colon, numbers in quotes")
         form = _HASH.fullmatch(hashed) if isinstance(hashed, str) else None
         if form is None:
             raise ValueError(f'user {number} has no bcrypt hash, as `htpasswd -nBC 10 ""` prints it after the colon')
@@ -121,7 +120,7 @@ class _Section(BaseModel):
 
     @model_validator(mode="after")
     def _nothing_is_empty(self) -> Self:
-        """A key that is written down without a value protects nothing."""
+        """Refuse a key without a value, which protects nothing."""
         for name in self.model_fields_set:
             if getattr(self, name) is None:
                 raise ValueError(f"{name} is empty")
@@ -155,13 +154,13 @@ class _Document(_Section):
     @model_validator(mode="after")
     def _protects_something(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError(f"it is empty: one of {', '.join(_Document.model_fields)} is wanted")
+            raise ValueError(f"it is empty: add one of {', '.join(_Document.model_fields)}")
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Rules:
-    """What a file asks for. `tls` is `None` for plain HTTP; without users and tokens every caller is let in."""
+    """The content of a file. `tls` is `None` for plain HTTP."""
 
     tls: ssl.SSLContext | None = None
     users: Mapping[str, bytes] = field(default_factory=dict)
@@ -170,14 +169,14 @@ class _Rules:
 
 
 class WebConfig:
-    """Applies one web configuration file. All but `describe` is for the thread of the event loop.
+    """Applies one web configuration file. Only `describe` is thread-safe.
 
     Args:
-        path: the file; `None` is plain HTTP for every caller.
-        credentials_required: refuse a file that has neither users nor tokens.
+        path: the file; `None` means plain HTTP for every caller.
+        credentials_required: refuse a file without users and tokens.
 
     Raises:
-        WebConfigError: the file cannot be used.
+        WebConfigError: the file is invalid.
     """
 
     def __init__(self, path: Path | None, *, credentials_required: bool = False) -> None:
@@ -192,19 +191,19 @@ class WebConfig:
         self._key = secrets.token_bytes(32)
 
     def describe(self) -> str:
-        """In a few words, for a log line."""
+        """A short text for logs."""
         rules = self._rules
         return f"{'https' if rules.tls else 'http'}, {len(rules.users)} users, {len(rules.tokens)} tokens"
 
     def look(self) -> str:
-        """Read the file if it has changed. Return why its present content is not in force, or nothing."""
+        """Reload a changed file. Returns why its content is not in use, or nothing."""
         if self._file is None:
             return ""
         try:
             changed = self._file.reload()
         except GpuwardenError as error:
             if str(error) != self._refused:
-                log.warning("web configuration refused, the one before stays in force", because=str(error))
+                log.warning("web configuration invalid, old one in use", because=str(error))
             self._refused = str(error)
             return self._refused
         self._refused = ""
@@ -213,21 +212,21 @@ class WebConfig:
         return ""
 
     def tls(self) -> ssl.SSLContext | None:
-        """How the next connection is encrypted; `None` for plain HTTP."""
+        """TLS for the next connection; `None` for plain HTTP."""
         self.look()
         return self._rules.tls
 
     @property
     def challenge(self) -> str:
-        """What a refused caller is to send: the value of WWW-Authenticate."""
+        """The value of WWW-Authenticate."""
         basic, bearer = 'Basic realm="gpuwarden"', "Bearer"
         return ", ".join([bearer] * bool(self._rules.tokens) + [basic] * bool(self._rules.users))
 
     async def admits(self, authorization: str) -> bool:
-        """Whether this value of the header Authorization lets a caller in.
+        """Whether this Authorization header is valid.
 
         Raises:
-            BusyError: too many passwords are being checked.
+            BusyError: too many password checks.
         """
         self.look()
         rules = self._rules
@@ -237,7 +236,9 @@ class WebConfig:
         match scheme.lower():
             case "bearer":
                 digest = hashlib.sha256(given.strip().encode()).digest()
-                same = [hmac.compare_digest(digest, each) for each in rules.tokens]  # the time is the same for all
+                same = [
+                    hmac.compare_digest(digest, each) for each in rules.tokens
+                ]  # the time must not depend on the token
                 return any(same)
             case "basic" if rules.users:
                 return await self._has_password(rules.users, given.strip())
@@ -247,9 +248,9 @@ class WebConfig:
         try:
             user, colon, password = base64.b64decode(given, validate=True).partition(b":")
             name = user.decode()
-        except (binascii.Error, ValueError):  # the second: it is not ASCII, or what it encodes is not UTF-8
+        except (binascii.Error, ValueError):  # ValueError: not ASCII or not UTF-8
             return False
-        # An unknown name costs as much as a known one, so that the time does not show which names there are.
+        # Hash for unknown users too, so that response time does not reveal user names.
         hashed = users.get(name, next(iter(users.values())))
         return await self._matches(password, hashed) and bool(colon) and name in users
 
@@ -301,14 +302,14 @@ def _read(path: Path, *, credentials_required: bool) -> _Rules:
         tokens = _tokens(files[-1])
     rules = _Rules(tls=context, users=document.basic_auth_users or {}, tokens=tokens, files=tuple(files))
     if credentials_required and not rules.users and not rules.tokens:
-        raise WebConfigError(f"{what} lets every caller in: bearer_token_file or basic_auth_users is wanted")
+        raise WebConfigError(f"{what} lets every caller in: add bearer_token_file or basic_auth_users")
     return rules
 
 
 def _document(what: str, path: Path) -> _Document:
     found = _yaml(what, path)
     if not isinstance(found, dict | None):
-        raise WebConfigError(f"{what} is no mapping: wanted are {', '.join(_Document.model_fields)}")
+        raise WebConfigError(f"{what} must be a mapping of {', '.join(_Document.model_fields)}")
     try:
         return _Document.model_validate(found or {})
     except ValidationError as error:
@@ -316,7 +317,7 @@ def _document(what: str, path: Path) -> _Document:
 
 
 def _complaint(error: Any) -> str:
-    """What is wrong with which key; never its value, which may be a secret."""
+    """The key and the problem, never the value, which may be secret."""
     where = ".".join(ascii(each).strip("'")[:40] for each in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"{where} is not supported"
@@ -331,32 +332,32 @@ def _yaml(what: str, path: Path) -> Any:
     except _RepeatedError as error:
         raise WebConfigError(f"{what}: {error}") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
-        # PyYAML raises any of these when a value does not fit its tag. The error's own text repeats a part of the file.
+        # PyYAML raises any of these for a bad tag. Its text repeats parts of the file.
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
-        raise WebConfigError(f"{what} is no YAML{where}") from None
+        raise WebConfigError(f"{what} is not valid YAML{where}") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice: the first of two sections would protect nothing."""
+    """Refuses a repeated key: the first of two sections would protect nothing."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        if isinstance(node, yaml.MappingNode):  # if not, the one below says so
+        if isinstance(node, yaml.MappingNode):  # else the parent class reports it
             self.flatten_mapping(node)
             seen: set[Any] = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, Hashable):
-                    break  # the one below says so
+                    break  # the parent class reports it
                 if key in seen:
                     where = f"once more in line {key_node.start_mark.line + 1}"
-                    raise _RepeatedError(f"{ascii(key)[:40]} is written twice, {where}: which one is meant?")
+                    raise _RepeatedError(f"{ascii(key)[:40]} is written twice, {where}: remove one")
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
 
 def _context(what: str, tls: _Tls, folder: Path) -> tuple[ssl.SSLContext, list[Path]]:
-    """The TLS that is asked for, and the files it comes from."""
+    """The TLS context and its files."""
     certificate, key = folder / tls.cert_file, folder / tls.key_file
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = _VERSIONS[tls.min_version], _VERSIONS[tls.max_version]
@@ -368,10 +369,10 @@ def _context(what: str, tls: _Tls, folder: Path) -> tuple[ssl.SSLContext, list[P
         _bytes(f"{each}, named in {what},", each)
     try:
         context.load_cert_chain(certificate, key, encrypted)
-    except OSError as error:  # also that one of them is gone by now
+    except OSError as error:  # also if one is gone by now
         because = getattr(error, "reason", None) or error.strerror
         raise WebConfigError(
-            f"{certificate} and {key} cannot be used ({because}): wanted are a certificate and its own key, in PEM"
+            f"{certificate} and {key} cannot be used ({because}): give a certificate and its key, in PEM"
         ) from None
     if tls.client_ca_file is None:
         return context, [certificate, key]
@@ -386,23 +387,23 @@ def _context(what: str, tls: _Tls, folder: Path) -> tuple[ssl.SSLContext, list[P
 
 
 def _tokens(path: Path) -> tuple[bytes, ...]:
-    """The digests of the tokens: a comparison of digests does not show how much of two texts agrees."""
+    """Digests of the tokens: comparing digests does not reveal how much of a token matches."""
     what = f"the bearer token file {path}"
     try:
         lines = [line.strip() for line in _bytes(what, path).decode().splitlines()]
     except UnicodeDecodeError:
-        raise WebConfigError(f"{what} is no text") from None
+        raise WebConfigError(f"{what} is not UTF-8 text") from None
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line]
     if not 1 <= len(numbered) <= TOKENS_MAX:
         raise WebConfigError(
-            f"{what} has {len(numbered)} lines: 1 to {TOKENS_MAX} tokens are wanted, one a line "
+            f"{what} has {len(numbered)} lines: give 1 to {TOKENS_MAX} tokens, one a line "
             "(`openssl rand -hex 24` makes one)"
         )
     for number, token in numbered:
         if not token.isascii() or any(character.isspace() for character in token):
-            raise WebConfigError(f"line {number} of {what} is no token: ASCII without spaces is wanted")
+            raise WebConfigError(f"line {number} of {what} is not a token: use ASCII without spaces")
         if len(token) < TOKEN_MIN:
-            raise WebConfigError(f"line {number} of {what} has {len(token)} characters; {TOKEN_MIN} or more are wanted")
+            raise WebConfigError(f"line {number} of {what} has {len(token)} characters: use {TOKEN_MIN} or more")
     return tuple(hashlib.sha256(token.encode()).digest() for _, token in numbered)
 
 
@@ -411,9 +412,7 @@ def _bytes(what: str, path: Path) -> bytes:
         with path.open("rb") as file:
             found = file.read(FILE_MAX_BYTES + 1)
     except OSError as error:
-        raise WebConfigError(
-            f"{what} cannot be read ({error.strerror}): is its path right, and may this account read it?"
-        ) from None
+        raise WebConfigError(f"{what} cannot be read ({error.strerror}): check its path and permissions") from None
     if len(found) > FILE_MAX_BYTES:
-        raise WebConfigError(f"{what} is over {FILE_MAX_BYTES} bytes: is it the right file?")
+        raise WebConfigError(f"{what} is over {FILE_MAX_BYTES} bytes: check its path")
     return found

@@ -1,8 +1,7 @@
-"""The SQL queue: every change of a job is one transaction and one compare-and-set.
+"""The SQL queue. Each change of a job is one transaction and one compare-and-set.
 
-A worker's moves name its attempt and its incarnation, and are refused once either has changed; a trip's moves name the
-attempt. Which state each move starts from and ends in comes from `gpuwarden.job.MOVES` and from nowhere else. `now` is
-Unix seconds by the queue's own clock, `JobStore.now`, passed in by the caller.
+The queue refuses a move whose attempt or incarnation has changed. `gpuwarden.job.MOVES` defines the moves.
+`now` is Unix seconds from `JobStore.now`.
 """
 
 from gpuwarden.queue.models import (

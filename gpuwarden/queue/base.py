@@ -1,10 +1,10 @@
-"""What each part of the queue has."""
+"""Base class."""
 
 from sqlalchemy import Engine
 
 
 class QueueBase:
-    """One part of the queue, in its database."""
+    """One part of the queue."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What a worker does: register, claim, renew, and bring a result."""
+"""What a worker does: register, claim, renew, and return a result."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -33,17 +33,15 @@ _Its: TypeAlias = Mapping[str, ColumnElement[Any]]
 
 
 class Claims(QueueBase):
-    """A worker's moves: each names its attempt and its incarnation, and is refused once either has changed."""
+    """A worker's moves."""
 
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Sequence[str] = ()
     ) -> list[JobId]:
-        """A new incarnation of a worker begins, and what the one before it held is settled; the ids of those jobs.
+        """Start a new incarnation and requeue the jobs of the previous one; returns their ids.
 
-        It must hold the slot's lock already: that is what proves that the one before it in the same state folder is
-        over. Nothing proves it of a worker of that name in another folder of the host, which would be ended, as this
-        one would by its next start. A job of the incarnation before that still runs is queued again, at no cost of a
-        retry; one that is fenced stays with whoever settles it.
+        The caller must hold the slot's lock: it proves that the previous incarnation has ended. A worker with the same
+        name and another state folder is not detected. Fenced jobs stay fenced.
         """
         with writing(self._engine) as connection:
             sql.see_worker(connection, host, worker, queue, incarnation, now, model=None)  # also locks the row
@@ -55,7 +53,7 @@ class Claims(QueueBase):
                 connection.execute(insert(WORKER_GPUS), rows)
             held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
             ranks.lock_runs_of(connection, and_(held, sql.from_sources(Move.SUPERSEDE)))
-            settled = sql.give_away(connection, Move.SUPERSEDE, held, "its worker was started anew", now)
+            settled = sql.requeue_or_fail(connection, Move.SUPERSEDE, held, "its worker was restarted", now)
             ranks.recall(connection, settled, now)
             return settled
 
@@ -70,52 +68,46 @@ class Claims(QueueBase):
         lease_s: float = LEASE_S,
         loaded: str | None = None,
     ) -> Job | None:
-        """Take the queue's next job for this incarnation, raising its attempt; `None` when there is none for it.
+        """Claim the next job of the queue and raise its attempt; `None` if this worker can take none.
 
-        The next is the one of the lowest priority, and of those the oldest; but one that wants the model `loaded` comes
-        before others of its priority, as long as none of them has been overtaken for `AFFINITY_S`. There is none for a
-        worker whose GPU is in quarantine, or is another's whose host seems lost, and a job is left to others for a
-        while by the GPUs it was taken from. A slot that nobody has registered for is registered by its first claim. An
-        incarnation has one job at a time: the one that it holds already, of a claim whose answer was lost, is given to
-        it again.
+        Jobs go by priority, then age. Within a priority, jobs for the model `loaded` go first until another job has
+        waited for `AFFINITY_S`. If the answer to a claim was lost, the next claim returns the same job.
 
         Raises:
             ReplacedError: this incarnation is over.
-            DrainedError: it was asked to end once it has nothing to do.
+            DrainedError: the worker is draining and has no job.
         """
         slot = {"host": host, "worker": worker}
         mine = {**slot, "incarnation": incarnation}
         until = now + lease_s
-        # What is there for it depends on who else is there.
-        looks: dict[str, Any] = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
+        question: dict[str, Any] = {**slot, "queue": queue, "now": now, "fresh_since": now - FRESH_S}
         if loaded is not None:
-            looks |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
-        over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over: it claims nothing")
-        # A look first: a claim that finds nothing must write nothing, or idle workers would wake one another for ever.
+            question |= {"loaded": loaded, "overtaken_since": now - AFFINITY_S}
+        over = ReplacedError(f"incarnation {incarnation} of worker {host}/{worker} is over")
+        # Read first: an empty claim must write nothing, or idle workers wake one another.
         with reading(self._engine) as connection:
-            found = connection.execute(*_look(**looks, incarnation=incarnation)).one()
+            found = connection.execute(*_find_next(**question, incarnation=incarnation)).one()
         if found.over:
             raise over
         if found.drained and not found.mine:
-            raise DrainedError(f"worker {host}/{worker} was asked to end, and has nothing to do")
+            raise DrainedError(f"worker {host}/{worker} is draining and has no job")
         if not found.mine and found.next is None:
             return None
         with writing(self._engine) as connection:
-            # The worker's row first: it keeps this claim and the registration of the next incarnation apart.
+            # Lock the worker's row first: it orders the claim and the next registration.
             if not sql.touch_worker(connection, host, worker, queue, incarnation, now, loaded=loaded):
                 raise over
-            # Looked for behind that row's lock: a commit that was still on its way when its answer was given up for
-            # lost is done by now.
+            # Check again under the lock: a claim whose answer was lost is committed now.
             row = connection.execute(*_take_again(**mine, until=until)).one_or_none()
             if row is None:
-                row = connection.execute(*_take(**looks, incarnation=incarnation, until=until)).one_or_none()
-            elif sql.come_back(connection, row.job_id, row.attempt, incarnation, now):
+                row = connection.execute(*_take(**question, incarnation=incarnation, until=until)).one_or_none()
+            elif sql.recover_lost(connection, row.job_id, row.attempt, incarnation, now):
                 row = connection.execute(*_take_again(**mine, until=until)).one()
             if row is None:
                 return None
             model = row.model or row.job_class
             sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
-        if row.gang is not None:  # apart: of two that claim ranks of one gang, each would wait for the other's
+        if row.gang is not None:  # in a separate transaction: two claims of ranks of one gang would deadlock
             with writing(self._engine) as connection:
                 ranks.begin(connection, row.gang)
         return to_job(row)
@@ -131,49 +123,46 @@ class Claims(QueueBase):
         now: float,
         loaded: str | None = None,
     ) -> bool:
-        """Refresh the worker's row; `model` is what it works with now, `None` while it has nothing to do.
+        """Refresh the worker's row; False if this incarnation is over and must stop.
 
-        `loaded` is what it keeps loaded for the jobs to come. False when this incarnation is over, and then the worker
-        must stop.
+        `model` is the current job's, `loaded` the one kept for later jobs.
         """
         with autocommit(
             self._engine
-        ) as connection:  # the thread that calls it may stand still anywhere: see autocommit
+        ) as connection:  # the caller's thread may be suspended at any point: see autocommit
             accepted = sql.touch_worker(connection, host, worker, queue, incarnation, now, model=model, loaded=loaded)
             if accepted:
                 connection.execute(*_unflag(host=host, worker=worker, incarnation=incarnation))
             return accepted
 
     def renew(self, job_id: int, *, attempt: int, incarnation: str, now: float, lease_s: float = LEASE_S) -> bool:
-        """Lengthen the lease; false when the job is no longer this attempt's, and then the worker must stop."""
+        """Extend the lease; False if this attempt has lost the job."""
         claim = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
         until = now + lease_s
         with autocommit(
             self._engine
-        ) as connection:  # the thread that calls it may stand still anywhere: see autocommit
+        ) as connection:  # the caller's thread may be suspended at any point: see autocommit
 
-            def renewed() -> bool:
+            def renew() -> bool:
                 return connection.execute(*_renew(**claim, until=until)).rowcount == 1
 
-            def came_back() -> bool:
-                return sql.come_back(connection, job_id, attempt, incarnation, now, until=until)
+            def recover() -> bool:
+                return sql.recover_lost(connection, job_id, attempt, incarnation, now, until=until)
 
-            return renewed() or came_back() or renewed()  # the last, where it was made to come back in between
+            return renew() or recover() or renew()
 
     def owns(self, job_id: int, *, attempt: int, incarnation: str) -> bool:
-        """Whether the attempt still has its job; a read, cheap enough for every second."""
+        """Whether the attempt still has its job; one cheap read."""
         with reading(self._engine) as connection:
-            return connection.scalar(*_owned(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
+            return connection.scalar(*_owned_job(job_id=job_id, attempt=attempt, incarnation=incarnation)) is not None
 
     def complete(self, job_id: int, *, attempt: int, incarnation: str, now: float, result: Result = None) -> bool:
-        """The attempt finished its work; false when it no longer held the job, and nothing was written.
+        """Complete the attempt; False, with nothing written, if it has lost the job.
 
-        A rank of a gang has finished then, and completes with the last of them. With a completion go its event, what
-        waited for this job alone, and, where it was the last of its run, the run. `result` is kept with the job, for
-        whoever asks and for the jobs that need it.
+        A rank of a gang completes with the last rank. `result` is kept with the job.
 
         Raises:
-            ResultError: the result cannot be kept: it is no JSON, or too long.
+            ResultError: the result is not JSON, or is too long.
         """
         check_result(result)
         claim: dict[str, Any] = {"job_id": job_id, "attempt": attempt, "incarnation": incarnation}
@@ -182,7 +171,8 @@ class Claims(QueueBase):
             gang = None if run_id is None else connection.scalar(*_gang_of(job_id=job_id))
             done = (_complete if gang is None else _finish)(**claim, now=now, result=result)
             if connection.execute(*done).rowcount != 1 and not (
-                sql.come_back(connection, job_id, attempt, incarnation, now) and connection.execute(*done).rowcount == 1
+                sql.recover_lost(connection, job_id, attempt, incarnation, now)
+                and connection.execute(*done).rowcount == 1
             ):
                 return False
             if run_id is not None and gang is not None:
@@ -194,24 +184,24 @@ class Claims(QueueBase):
             return True
 
     def fail_by_worker(self, job_id: int, *, attempt: int, incarnation: str, because: str, now: float) -> bool:
-        """The job's own code failed: terminal, with its `failed` event. False when the job was no longer held."""
-        held = sql.held(job_id, attempt, incarnation)
+        """Fail the job because its code failed; False if the attempt has lost it."""
+        held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            sql.come_back(connection, job_id, attempt, incarnation, now)
+            sql.recover_lost(connection, job_id, attempt, incarnation, now)
             return sql.end_failed(connection, Move.FAIL_BY_WORKER, held, job_id, because, now)
 
     def release(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> bool:
-        """Give the job back unharmed, as a worker does that is asked to stop. Counts as no retry."""
-        held = sql.held(job_id, attempt, incarnation)
+        """Return the job to the queue without a retry, as the worker stops."""
+        held = sql.is_held(job_id, attempt, incarnation)
         with writing(self._engine) as connection:
-            ranks.lock_runs_of(connection, sql.claimed(job_id, attempt, incarnation))
-            sql.come_back(connection, job_id, attempt, incarnation, now)
-            released = sql.give_away(connection, Move.RELEASE, held, "released by its worker", now)
+            ranks.lock_runs_of(connection, sql.is_claimed(job_id, attempt, incarnation))
+            sql.recover_lost(connection, job_id, attempt, incarnation, now)
+            released = sql.requeue_or_fail(connection, Move.RELEASE, held, "released by its worker", now)
             ranks.recall(connection, released, now)
             return bool(released)
 
     def retired_for(self, *, host: str, worker: str, incarnation: str) -> Condition | None:
-        """The trip for which this incarnation's job was taken; `None` where none was, or its replacement is there."""
+        """The condition for which this incarnation lost its job, until it is replaced."""
         condition = select(WORKERS.c.retired_for).where(
             WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.retired == incarnation
         )
@@ -222,16 +212,14 @@ class Claims(QueueBase):
 
 @Prepared
 def _unflag(**its: ColumnElement[Any]) -> Executable:
-    """A sign of life: it is not dead, or not any more; unless it was flagged since, and its incarnation retired."""
     its_flag = and_(DEAD_WORKERS.c.host == its["host"], DEAD_WORKERS.c.worker == its["worker"])
     its_row = and_(WORKERS.c.host == its["host"], WORKERS.c.worker == its["worker"])
-    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], sql.not_retired(its["incarnation"]))
+    lives = and_(its_row, WORKERS.c.incarnation == its["incarnation"], sql.is_not_retired(its["incarnation"]))
     return delete(DEAD_WORKERS).where(its_flag, exists(select(literal(1)).where(lives)))
 
 
 @Prepared
-def _look(**its: ColumnElement[Any]) -> Executable:
-    """What there is for a claim: whether the incarnation is over, drained or has a job already, and the next job."""
+def _find_next(**its: ColumnElement[Any]) -> Executable:
     host, worker, incarnation = its["host"], its["worker"], its["incarnation"]
     over = sql.is_over(host, worker, incarnation).scalar_subquery()
     slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
@@ -259,7 +247,6 @@ def _take(**its: ColumnElement[Any]) -> Executable:
 
 
 def _budget_s() -> ColumnElement[float]:
-    """What an attempt may take that begins now: as submitted, else as its queue says, else as its class does (A1)."""
     of_queue = select(QUEUES.c.budget_s).where(QUEUES.c.queue == JOBS.c.queue).correlate(JOBS).scalar_subquery()
     by_class = {each: budget_s for each in JobClass if (budget_s := each.budget_s) is not None}
     of_class = case(by_class, value=JOBS.c.job_class, else_=JOBS.c.budget_s)
@@ -274,24 +261,24 @@ def _take_again(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _renew(**its: ColumnElement[Any]) -> Executable:
-    return update(JOBS).where(_held(its)).values(lease_expires_at=its["until"])
+    return update(JOBS).where(_is_held(its)).values(lease_expires_at=its["until"])
 
 
 @Prepared
-def _owned(**its: ColumnElement[Any]) -> Executable:
-    claimed = sql.claimed(its["job_id"], its["attempt"], its["incarnation"])
+def _owned_job(**its: ColumnElement[Any]) -> Executable:
+    claimed = sql.is_claimed(its["job_id"], its["attempt"], its["incarnation"])
     return select(JOBS.c.job_id).where(claimed, sql.is_in({State.RUNNING, State.HOST_LOST}))
 
 
 @Prepared
 def _complete(**its: ColumnElement[Any]) -> Executable:
     ended = {"ended_at": its["now"], "result": its["result"], **sql.UNCLAIMED}
-    return sql.transition(Move.COMPLETE, _held(its), **ended)
+    return sql.transition(Move.COMPLETE, _is_held(its), **ended)
 
 
 @Prepared
 def _finish(**its: ColumnElement[Any]) -> Executable:
-    return sql.transition(Move.FINISH, _held(its), result=its["result"], **sql.UNCLAIMED)
+    return sql.transition(Move.FINISH, _is_held(its), result=its["result"], **sql.UNCLAIMED)
 
 
 @Prepared
@@ -299,12 +286,11 @@ def _gang_of(**its: ColumnElement[Any]) -> Executable:
     return select(JOBS.c.gang).where(JOBS.c.job_id == its["job_id"])
 
 
-def _held(its: _Its) -> ColumnElement[bool]:
-    return sql.held(its["job_id"], its["attempt"], its["incarnation"])
+def _is_held(its: _Its) -> ColumnElement[bool]:
+    return sql.is_held(its["job_id"], its["attempt"], its["incarnation"])
 
 
 def _next(its: _Its, *where: ColumnElement[bool], lock: bool = False) -> ColumnElement[Any]:
-    """The first job of its queue that a worker may have; one that wants what it has loaded before its equals."""
     if "loaded" not in its:
         first = _claimable(its, JOBS.alias("job"), *where)
         return _the_id(first.with_for_update(skip_locked=True) if lock else first)
@@ -329,7 +315,7 @@ def _the_id(jobs: Select[Any]) -> ColumnElement[Any]:
 
 
 def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
-    elsewhere = sql.better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
+    elsewhere = sql.is_better_elsewhere(job, its["host"], its["worker"], its["now"], its["fresh_since"])
     barred = sql.is_barred(job, its["host"], its["worker"])
     return (
         select(job.c.job_id, job.c.priority, job.c.queued_at)
@@ -340,7 +326,6 @@ def _claimable(its: _Its, job: Any, *where: ColumnElement[bool]) -> Select[Any]:
 
 
 def _may_claim(its: _Its) -> ColumnElement[bool]:
-    """Whether nothing keeps this worker from any job whatever."""
     host, worker = its["host"], its["worker"]
-    kept_from = (sql.is_locked, sql.in_quarantine, sql.held_by_lost)
+    kept_from = (sql.is_locked, sql.is_in_quarantine, sql.is_held_by_lost)
     return not_(or_(*(keeps(host, worker) for keeps in kept_from)))

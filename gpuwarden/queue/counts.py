@@ -1,8 +1,7 @@
-"""How much there is of everything in the queue, for people and for Prometheus; no statement looks at a finished job.
+"""Counts of the queue for operators and for Prometheus. No statement reads finished jobs.
 
-Every count but two is of a small index or a small table. One is of the jobs that wait for a worker, `waiting`: it
-grows with their number, to some 200 ms for a million. The other is of the items that failed, `failing`: it grows with
-those that were done or failed in the runs that go on and asked for wrangling.
+`waiting` grows with the claimable jobs, about 200 ms for a million. `failing` grows with the item outcomes of wrangled
+runs. All others are cheap.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,15 +29,15 @@ from gpuwarden.queue.schema import (
 from gpuwarden.queue.sql import Prepared
 
 OUTCOMES_MAX: Final = 20_000
-"""So many events are read at a time; the next look takes up the rest."""
+"""Events read at a time. The next call reads the rest."""
 
 FAILING_MAX: Final = 200
-"""So many workers of runs are told of that have failed items: those first who finished none, and failed most."""
+"""Limit of failing workers listed, the worst first."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """The jobs of a queue that a worker may claim, and since when (Unix seconds) the oldest of them may be."""
+class ClaimableJobs:
+    """A queue's claimable jobs, and when the oldest became claimable (Unix seconds)."""
 
     jobs: int
     oldest_at: float | None
@@ -46,7 +45,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class FailingWorker:
-    """One worker that has failed items of a run, each counted once and forgiven ones left out, and how many it did."""
+    """Items of a run that one worker failed and finished. Repeated failures of an item count once."""
 
     run_id: str
     host: str
@@ -57,7 +56,7 @@ class FailingWorker:
 
 @dataclass(frozen=True, kw_only=True)
 class Failing:
-    """The workers that have failed items of the runs that go on and asked for wrangling; `left_out` more there are."""
+    """Workers that failed items of wrangled runs. `left_out` is how many are not listed."""
 
     workers: tuple[FailingWorker, ...] = ()
     left_out: int = 0
@@ -65,22 +64,22 @@ class Failing:
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often jobs of a queue were queued again: after trips, and after leases that were lost."""
+    """How often a queue's jobs were requeued by the remediator and after lost leases."""
 
     watchdog: int
     reclaims: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
-    """The workers of a queue: `busy` were seen within `FRESH_S` and work with a model (A12), `by_state` is for all."""
+class WorkerCounts:
+    """Workers of a queue. `busy` were seen within `FRESH_S` and have a model (A12)."""
 
     busy: int
     by_state: dict[str, int]
 
 
 class Outcome(NamedTuple):
-    """An event, as far as it is counted; seconds. Its class and kind are words of `JobClass` and `Kind`."""
+    """The counted part of an event, times in seconds."""
 
     event_id: int
     queue: str | None
@@ -91,24 +90,23 @@ class Outcome(NamedTuple):
 
 
 HOST_WORKERS_MAX: Final = 1000
-"""So many workers of one host are told of, by name: more than any has."""
+"""Limit of workers listed for one host. No host has so many."""
 
 WORKER_STATES: Final = ("busy", "idle", "locked", "draining", "gone")
-"""As `gpuwarden worker list` tells them; the first that holds of: locked, gone, draining, busy, idle."""
+"""In the words of `gpuwarden worker list`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """The queue at one moment, `now` by its clock, but for the claimable jobs.
+class QueueSnapshot:
+    """Counts of the queue at the time `now`, without claimable jobs.
 
-    `at_work` has the jobs that are neither over nor claimable, by queue and state, where there are any; `retries` are
-    of all jobs there ever were, `crews` of every slot that has ever registered, by queue; `dead` are the workers that
-    were found dead and have not come back (A14), by queue; `lags` the events that each consumer has yet to acknowledge.
+    `at_work` has unfinished jobs by queue and state. `lags` are unacknowledged events by consumer. The others are by
+    queue: workers, requeues ever, and dead workers (A14).
     """
 
     now: float
     at_work: Mapping[tuple[str, State], int]
-    crews: Mapping[str, Crew]
+    workers: Mapping[str, WorkerCounts]
     retries: Mapping[str, Retries]
     dead: Mapping[str, int]
     quarantined: int
@@ -116,15 +114,17 @@ class Look:
 
 
 class Counts(QueueBase):
-    """Reads alone."""
+    """Reads only."""
 
-    def waiting(self) -> dict[str, Waiting]:
-        """The claimable jobs, by queue; a queue without any is left out."""
+    def waiting(self) -> dict[str, ClaimableJobs]:
+        """The claimable jobs by queue. A queue without any is absent."""
         with reading(self._engine) as connection:
-            return {row[0]: Waiting(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())}
+            return {
+                row[0]: ClaimableJobs(jobs=int(row[1]), oldest_at=row[2]) for row in connection.execute(*_waiting())
+            }
 
     def failing(self) -> Failing:
-        """Who has failed items, `FAILING_MAX` at most; what wrangling would be asked to judge is among the first."""
+        """Workers that failed items, at most `FAILING_MAX`."""
         with reading(self._engine) as connection:
             rows = connection.execute(_failing()).all()
         workers = tuple(
@@ -133,20 +133,21 @@ class Counts(QueueBase):
         )
         return Failing(workers=workers, left_out=int(rows[0].them) - len(rows) if rows else 0)
 
-    def look(self, *, now: float) -> Look:
-        """All that is cheap to count, in one transaction; nothing is written for it."""
+    def snapshot(self, *, now: float) -> QueueSnapshot:
+        """All cheap counts, read in one transaction."""
         newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
         unplaced = select(func.count()).where(DISPATCH_EVENTS.c.position.is_(None))
         dead = select(DEAD_WORKERS.c.queue, func.count()).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
         with reading(self._engine) as connection:
             lags = connection.execute(select(CONSUMERS.c.consumer, newest - CONSUMERS.c.position)).all()
             more = int(connection.scalar(unplaced) or 0) if lags else 0
-            return Look(
+            return QueueSnapshot(
                 now=now,
                 at_work={(row[0], State(row[1])): int(row[2]) for row in connection.execute(*_at_work())},
-                crews=_crews_of(connection.execute(*_crews(fresh_since=now - FRESH_S)).all()),
+                workers=_group_workers(connection.execute(*_count_workers(fresh_since=now - FRESH_S)).all()),
                 retries={
-                    row[0]: Retries(watchdog=int(row[1]), reclaims=int(row[2])) for row in connection.execute(*_tried())
+                    row[0]: Retries(watchdog=int(row[1]), reclaims=int(row[2]))
+                    for row in connection.execute(*_count_retries())
                 },
                 dead={row[0]: int(row[1]) for row in connection.execute(dead.group_by(DEAD_WORKERS.c.queue))},
                 quarantined=int(connection.scalar(select(func.count(QUARANTINED_GPUS.c.gpu.distinct()))) or 0),
@@ -154,20 +155,20 @@ class Counts(QueueBase):
             )
 
     def of_host(self, host: str, *, now: float) -> list[tuple[str, str]]:
-        """The workers of one host that are there: (queue, worker), by name, `HOST_WORKERS_MAX` at most."""
+        """Live workers of a host as (queue, worker), by name."""
         with reading(self._engine) as connection:
             found = connection.execute(*_of_host(host=host, fresh_since=now - FRESH_S, limit=HOST_WORKERS_MAX))
             return [(row.queue, row.worker) for row in found]
 
     def last_event(self) -> int:
-        """The greatest number of an event; 0 where there is none."""
+        """The highest event id, or 0."""
         with reading(self._engine) as connection:
             return int(connection.scalar(select(func.max(DISPATCH_EVENTS.c.event_id))) or 0)
 
     def outcomes_after(self, event_id: int, *, and_of: Collection[int] = ()) -> list[Outcome]:
-        """The next events after this number, `OUTCOMES_MAX` at most, in the order of their numbers; and these.
+        """The next events by id, at most `OUTCOMES_MAX`, and those with the ids `and_of`.
 
-        On PostgreSQL one of a lower number may be seen later: whoever counts asks again for the numbers it missed.
+        On PostgreSQL an event with a lower id may become visible later.
         """
         missed = select(*_COUNTED).where(DISPATCH_EVENTS.c.event_id.in_(sorted(and_of)))
         with reading(self._engine) as connection:
@@ -179,14 +180,14 @@ class Counts(QueueBase):
 _COUNTED: Final = tuple(DISPATCH_EVENTS.c[name] for name in Outcome._fields)
 
 
-def _crews_of(rows: Sequence[Row[Any]]) -> dict[str, Crew]:
+def _group_workers(rows: Sequence[Row[Any]]) -> dict[str, WorkerCounts]:
     busy: dict[str, int] = {}
     states: dict[str, dict[str, int]] = {}
     for row in rows:
         its = states.setdefault(row.queue, dict.fromkeys(WORKER_STATES, 0))
         its[row.state] += int(row.workers)
         busy[row.queue] = busy.get(row.queue, 0) + int(row.busy)
-    return {queue: Crew(busy=busy[queue], by_state=states[queue]) for queue in states}
+    return {queue: WorkerCounts(busy=busy[queue], by_state=states[queue]) for queue in states}
 
 
 @Prepared
@@ -220,7 +221,7 @@ def _at_work() -> Executable:
 
 
 @Prepared
-def _tried() -> Executable:
+def _count_retries() -> Executable:
     again = or_(JOBS.c.watchdog_retries > literal_column("0"), JOBS.c.reclaims > literal_column("0"))
     sums = func.sum(JOBS.c.watchdog_retries), func.sum(JOBS.c.reclaims)
     return select(JOBS.c.queue, *sums).where(again).group_by(JOBS.c.queue)
@@ -234,7 +235,7 @@ def _of_host(**its: ColumnElement[Any]) -> Executable:
 
 
 @Prepared
-def _crews(**its: ColumnElement[Any]) -> Executable:
+def _count_workers(**its: ColumnElement[Any]) -> Executable:
     fresh = WORKERS.c.last_seen_at > its["fresh_since"]
     over = and_(WORKERS.c.retired.is_not(None), WORKERS.c.retired == WORKERS.c.incarnation)
     busy = and_(fresh, WORKERS.c.current_model.is_not(None))

@@ -1,4 +1,4 @@
-"""What a remediator does about a trip: fence, then requeue or fail; and the worker that is ended."""
+"""The remediator's moves: fence, requeue or fail a job; retire a worker."""
 
 from typing import Final
 
@@ -13,20 +13,19 @@ from gpuwarden.queue.models import DeadWorker, Slot
 from gpuwarden.queue.schema import AVOIDED, DEAD_WORKERS, JOBS, QUEUE, WORKERS
 
 STAMP_S: Final = 30.0
-"""The flag of a dead worker is stamped anew at most this often, seconds (A14)."""
+"""Least time between two stamps of a dead worker's flag, seconds (A14)."""
 
 FLAG_FRESH_S: Final = 90.0
-"""A flag that was stamped longer ago is no flag any more, seconds (A14)."""
+"""Age at which a flag expires after its last stamp, seconds (A14)."""
 
 
 class Fencing(QueueBase):
-    """A trip's moves: each names the attempt."""
+    """The remediator's moves."""
 
     def fence(self, job_id: int, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
-        """Take the job from an attempt: from now on nothing of that attempt is accepted and nobody claims the job.
+        """Take a job from an attempt and retire its worker's incarnation (A12).
 
-        The worker's incarnation claims nothing more either, and its row stops advertising a model (A12). False unless
-        `incarnation` holds the job: what a worker's state files say of another worker's job moves nothing.
+        False unless `incarnation` holds the job: one worker's state files cannot move another worker's job.
         """
         held = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
         take = sql.transition(Move.FENCE, held, because=f"{condition}: fenced", lease_expires_at=now + FENCE_S)
@@ -34,13 +33,13 @@ class Fencing(QueueBase):
             slot = connection.execute(select(JOBS.c.host, JOBS.c.worker, JOBS.c.queue).where(held)).one_or_none()
             if slot is None:
                 return False
-            # The worker's row before the job's, as a registration takes them: else the two could wait for one another.
+            # The worker's row before the job's, as a registration does, to avoid a deadlock.
             its_row = and_(WORKERS.c.host == slot.host, WORKERS.c.worker == slot.worker)
             connection.execute(select(WORKERS.c.incarnation).where(its_row).with_for_update())
             if connection.execute(take).rowcount != 1:
                 return False
-            retire = sql.of_worker(slot.host, slot.worker, incarnation)
-            connection.execute(retire.values(**sql.retired(incarnation, now), retired_for=condition))
+            retire = sql.update_worker(slot.host, slot.worker, incarnation)
+            connection.execute(retire.values(**sql.retired_row(incarnation, now), retired_for=condition))
             if condition is Condition.DEAD_WORKER:
                 _flag(
                     connection, slot.host, slot.worker, slot.queue, incarnation, f"job {job_id} was taken from it", now
@@ -49,9 +48,9 @@ class Fencing(QueueBase):
             return True
 
     def hold_fence(self, job_id: int, *, attempt: int, now: float) -> bool:
-        """Lengthen a fence, as whoever owes the settle does; false when the job is no longer fenced.
+        """Extend a fence; False if the job is not fenced.
 
-        The flag of the worker that was found dead with it is stamped anew, where there is one and it is old enough.
+        Stamps the flag of its dead worker again.
         """
         fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.state == State.FENCING)
         with writing(self._engine) as connection:
@@ -73,10 +72,10 @@ class Fencing(QueueBase):
         avoid: Slot | None = None,
         avoid_s: float = 0.0,
     ) -> bool:
-        """Queue a fenced job again (A9): claim cleared, sooner than most, one watchdog retry more. No event.
+        """Requeue a fenced job with a higher priority and one more watchdog retry (A9).
 
-        For `avoid_s` it is left to workers other than the slot `avoid`, and to other GPUs, while there are any. False,
-        and nothing written, when it is no longer fenced or has no attempt left: see `Job.attempts_max`.
+        For `avoid_s` seconds the job avoids the slot `avoid` and its GPUs, while other workers can take it. False, with
+        nothing written, if it is not fenced or has no attempt left.
         """
         back = sql.transition(
             Move.REQUEUE,
@@ -96,7 +95,7 @@ class Fencing(QueueBase):
             ranks.recall(connection, [job_id], now, tripped=True)
             connection.execute(delete(AVOIDED).where(AVOIDED.c.job_id == job_id, AVOIDED.c.until <= now))
             in_gang = select(JOBS.c.gang).where(JOBS.c.job_id == job_id)
-            # A rank that passed a worker by would leave it to another gang, and the two might wait for one another.
+            # A rank avoids no worker: the worker would take a rank of another gang, and the gangs could deadlock.
             if avoid is not None and avoid_s > 0 and connection.scalar(in_gang) is None:
                 for gpu in {"", *avoid.gpus}:
                     row = {"job_id": job_id, "host": avoid.host, "worker": avoid.worker, "gpu": gpu}
@@ -107,13 +106,13 @@ class Fencing(QueueBase):
             return True
 
     def fail(self, job_id: int, *, attempt: int, because: str, now: float) -> bool:
-        """End a fenced job for good (A10): the terminal mark and its `failed` event, in one transaction."""
+        """Fail a fenced job and write its `failed` event (A10)."""
         fenced = and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt)
         with writing(self._engine) as connection:
             return sql.end_failed(connection, Move.FAIL, fenced, job_id, because, now)
 
     def dead_workers(self, *, now: float, host: str | None = None, queue: str | None = None) -> list[DeadWorker]:
-        """The workers that were found dead and have not come back, stamped within `FLAG_FRESH_S` (A14)."""
+        """Dead workers, stamped within `FLAG_FRESH_S` (A14)."""
         found = select(DEAD_WORKERS).where(DEAD_WORKERS.c.stamped_at > now - FLAG_FRESH_S)
         if host is not None:
             found = found.where(DEAD_WORKERS.c.host == host)
@@ -124,14 +123,11 @@ class Fencing(QueueBase):
             return [DeadWorker(**row._asdict()) for row in rows]
 
     def retire_worker(self, *, host: str, worker: str, incarnation: str, now: float) -> bool:
-        """A worker whose process is being ended claims nothing more and stops advertising a model (A12).
-
-        By incarnation, so that its replacement is free. False when the row is absent or already replaced.
-        """
+        """Retire an incarnation whose process is being ended (A12); False if it was replaced."""
         with writing(self._engine) as connection:
             condition = case((WORKERS.c.retired == incarnation, WORKERS.c.retired_for), else_=None)
-            retire = sql.of_worker(host, worker, incarnation).values(
-                **sql.retired(incarnation, now), retired_for=condition
+            retire = sql.update_worker(host, worker, incarnation).values(
+                **sql.retired_row(incarnation, now), retired_for=condition
             )
             return connection.execute(retire).rowcount == 1
 

@@ -1,4 +1,4 @@
-"""GPUs that nobody uses, until a person releases them."""
+"""GPUs out of use until an operator releases them."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -16,37 +16,37 @@ _LONGEST_FIRST: Final = tuple(QUARANTINED_GPUS.c[name] for name in ("since", "gp
 
 
 class GpuQuarantine(QueueBase):
-    """Quarantine."""
+    """GPU quarantines."""
 
     def quarantine(self, gpus: Sequence[str], *, host: str, worker: str | None, because: str, now: float) -> None:
-        """Nothing is claimed by the workers that have one of these GPUs, nor by the slot `worker`, until released."""
+        """Stop claims by all workers with one of these GPUs, and by the slot `worker`."""
         with writing(self._engine) as connection:
             for gpu in gpus:
                 row = {"gpu": gpu, "host": host, "worker": worker or "", "since": now, "because": because}
                 connection.execute(upsert(connection, QUARANTINED_GPUS).values(**row).on_conflict_do_nothing())
 
     def release_gpu(self, gpu: str) -> bool:
-        """Put a GPU back to use, whoever held it; false when it was not in quarantine."""
+        """Release a GPU for all slots; False if it was not in quarantine."""
         with writing(self._engine) as connection:
             released = connection.execute(delete(QUARANTINED_GPUS).where(QUARANTINED_GPUS.c.gpu == gpu)).rowcount > 0
             notify_after_commit(connection, QUEUE.channel)
             return released
 
     def keeps_anyone_from(self, gpu: str, *, host: str, worker: str | None) -> bool:
-        """Whether a quarantine of this GPU would: a worker has registered it, or the slot `worker` is known."""
+        """Whether a worker registered this GPU, or the slot `worker` exists."""
         of_slot = exists().where(WORKERS.c.host == host, WORKERS.c.worker == (worker or ""))
         with reading(self._engine) as connection:
             return bool(connection.scalar(select(or_(exists().where(WORKER_GPUS.c.gpu == gpu), of_slot))))
 
     def quarantine_of(self, *, host: str, worker: str) -> Quarantine | None:
-        """Why this worker claims nothing: the GPU of its that is longest in quarantine, if any is."""
-        its = select(QUARANTINED_GPUS).where(sql.quarantined_for(host, worker)).order_by(*_LONGEST_FIRST).limit(1)
+        """The oldest quarantine that stops this worker's claims."""
+        its = select(QUARANTINED_GPUS).where(sql.match_quarantines(host, worker)).order_by(*_LONGEST_FIRST).limit(1)
         with reading(self._engine) as connection:
             row = connection.execute(its).one_or_none()
             return None if row is None else to_quarantine(row)
 
     def quarantined(self) -> list[Quarantine]:
-        """Every GPU in quarantine, the longest first; once for each slot that held it."""
+        """All quarantines, oldest first."""
         with reading(self._engine) as connection:
             return [
                 to_quarantine(row) for row in connection.execute(select(QUARANTINED_GPUS).order_by(*_LONGEST_FIRST))

@@ -1,4 +1,4 @@
-"""What goes into the queue and comes out of it: submissions, jobs, slots, quarantines; and what is refused."""
+"""Values that enter and leave the queue, and its errors."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,61 +13,61 @@ from gpuwarden.job import ATTEMPTS_MAX, ItemState, JobClass, JobId, Kind, State
 from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
 PRIORITY: Final = 100
-"""A job's priority when its submitter names none; lower runs sooner."""
+"""Default priority of a job. A lower number runs sooner."""
 
 RANKS_MAX: Final = 4096
-"""Ranks that one job may have."""
+"""Most ranks of one job."""
 
 RESULT_MAX_BYTES: Final = 65536
-"""A job's result is an answer, and no place for data."""
+"""Most bytes of a result as JSON."""
 
 PAYLOAD_MAX_BYTES: Final = 2**20
-"""A job's payload says what is to be done, and with which files."""
+"""Most bytes of a payload as JSON."""
 
 Result: TypeAlias = Any
-"""What JSON can hold; `None` where a job left nothing."""
+"""Any JSON value; `None` if the job left no result."""
 
 COUNT_MAX: Final = 2**31
-"""Whole numbers stay below this: it is what the databases' integers hold."""
+"""Limit of whole numbers, from the databases' integer type."""
 
 
 class SubmissionError(GpuwardenError):
-    """A submission asks for what no worker could report and no rule could police."""
+    """A submission is invalid."""
 
 
 class BlockedError(GpuwardenError):
-    """A blocked job cannot be let go."""
+    """A blocked job cannot be unblocked."""
 
 
 class SpentError(GpuwardenError):
-    """A job has used up its attempts, or its reclaims, and what was asked for would fail it."""
+    """A job has no attempt or reclaim left."""
 
 
 class ResultError(GpuwardenError):
-    """A result cannot be kept."""
+    """A result cannot be stored."""
 
 
 class UnknownJobError(GpuwardenError):
-    """No job has that id."""
+    """No job has this id."""
 
 
 class DrainedError(GpuwardenError):
-    """A person asked this incarnation of a worker to end once it has nothing to do; it has."""
+    """This incarnation is draining and has no job."""
 
 
 class ReplacedError(GpuwardenError):
-    """This incarnation of a worker is over: a newer one has registered, or its process is being ended."""
+    """This incarnation is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job to be done. Unset budgets and timeouts come from its class."""
+    """A job to submit. Unset budgets and timeouts come from its class."""
 
     queue: str
     job_class: JobClass | None = None
-    """`None`: what its queue says."""
+    """`None`: the class of its queue."""
     model: str | None = None
-    """What it needs loaded: a worker that has it loaded takes it before others of its priority."""
+    """Workers with this model loaded take the job first within its priority."""
     reports_steps: bool = True
     payload: dict[str, Any] = field(default_factory=dict)
     run_id: str | None = None
@@ -77,31 +77,31 @@ class Submission:
     stall_timeout_s: float | None = None
     attempts_max: int = ATTEMPTS_MAX
     needs: tuple[JobId, ...] = ()
-    """The jobs of its run that must have completed before it is queued."""
+    """Jobs of the same run that must complete first."""
     ranks: int = 1
-    """How many workers it takes at once: each runs a rank, and they end as one."""
+    """Number of workers that run it together."""
 
     def __post_init__(self) -> None:
         check_json(self.payload, "payload", PAYLOAD_MAX_BYTES, SubmissionError)
         for name in ("queue", "model", "run_id"):
             text = getattr(self, name)
             if text is not None and not is_text(text):
-                raise SubmissionError(f"{name} {text[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+                raise SubmissionError(f"{name} {text[:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters")
         for name in ("budget_s", "stall_timeout_s"):
             figure = getattr(self, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
-                raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
+                raise SubmissionError(f"{name} {figure} is invalid: use a number from 0, below {SECONDS_MAX:.0e}")
         for name, least in (("steps_total", 0), ("attempts_max", 1), ("priority", 1 - COUNT_MAX), ("ranks", 1)):
             count = getattr(self, name)
             if count is not None and not least <= count < COUNT_MAX:
-                raise SubmissionError(f"{name} {count} will not do: a whole number from {least}, below {COUNT_MAX}")
+                raise SubmissionError(f"{name} {count} is invalid: use a whole number from {least}, below {COUNT_MAX}")
         if self.ranks > RANKS_MAX:
-            raise SubmissionError(f"ranks {self.ranks} will not do: {RANKS_MAX} at most")
+            raise SubmissionError(f"ranks {self.ranks} is invalid: at most {RANKS_MAX}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job as the queue knows it. Times are Unix seconds; `budget_s` is that of its present or last attempt."""
+    """A job. Times are Unix seconds. `budget_s` is the current or last attempt's."""
 
     job_id: JobId
     run_id: str | None
@@ -125,11 +125,11 @@ class Job:
     lease_expires_at: float | None
     because: str | None
     needs: int
-    """How many jobs had to complete before it could be queued."""
+    """How many jobs this job needs."""
     pending: int
-    """How many of them have yet to."""
+    """How many of these jobs have not completed."""
     gang: JobId | None
-    """The job of rank 0, which is also what the gang is called; `None` for a job of one rank."""
+    """Job id of rank 0; `None` for a single rank."""
     rank: int
     ranks: int
     submitted_at: float
@@ -138,14 +138,14 @@ class Job:
     ended_at: float | None
     result: Result
     inputs: Mapping[JobId, Result] = field(default_factory=dict)
-    """To its body: what the jobs that it needs have left."""
+    """For the handler: the results of the jobs that this job needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Jobs that belong together; `state` is running, completed, failed or cancelled, times Unix seconds.
+    """Jobs that belong together. Times are Unix seconds.
 
-    `forgiven_at` and `forgiven_by` say when wrangling of it was undone last, and who did it.
+    `forgiven_at` and `forgiven_by` are the last undo of its wrangling.
     """
 
     run_id: str
@@ -159,9 +159,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A job ended, or with it its run: see `Kind`. Delivered at least once to each consumer, in one order to all.
+    """A job or a run ended.
 
-    `waited_s` is from when its last attempt could be claimed until it was, `ran_s` from then to its end, seconds.
+    `waited_s` is the last attempt's wait for its claim, `ran_s` its duration after that, seconds.
     """
 
     position: int
@@ -178,7 +178,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A piece of a run's work, such as a frame; `job_id`, `attempt`, `host` and `worker` are of who has or had it."""
+    """A piece of a run's work, with the attempt and slot that last had it."""
 
     run_id: str
     item: str
@@ -193,9 +193,9 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueSettings:
-    """What a queue's owner has set, when (Unix seconds) and who. `None` is: as for every queue.
+    """A queue's settings and who set them when (Unix seconds). `None`: the default.
 
-    `lost_hold_s` is how long a job of a lost host is held before it is given away, seconds; `None` for ever.
+    `lost_hold_s` is how long a lost host's job is held, seconds.
     """
 
     queue: str
@@ -208,7 +208,7 @@ class QueueSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """One worker's place: what a requeued job stays away from. Its GPUs are UUIDs, as far as they are known."""
+    """A worker's host and name, with its known GPUs by UUID."""
 
     host: str
     worker: str
@@ -216,13 +216,13 @@ class Slot:
 
 
 def is_gpu(name: str) -> bool:
-    """Whether this names a GPU, or a part of one, by UUID, as `nvidia-smi -L` does; a number is no identity."""
+    """Whether the text is a UUID of a GPU or a MIG device; an index is not."""
     return name.startswith(("GPU-", "MIG-")) and is_text(name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantine:
-    """A GPU that nobody uses, since when (Unix seconds) and why. `worker` is the slot that held it."""
+    """A GPU out of use since `since` (Unix seconds). `worker` is the slot that held it."""
 
     gpu: str
     host: str
@@ -233,7 +233,7 @@ class Quarantine:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerRow:
-    """One worker's slot as the queue knows it. Times are Unix seconds; `alive` is: seen lately, and not over."""
+    """A worker slot. Times are Unix seconds."""
 
     host: str
     worker: str
@@ -255,10 +255,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class HostsJob:
-    """A job that runs on a host, or is lost with it. `heard_at` is when its worker was last heard of, Unix seconds.
-
-    It is `None` where that worker's row is another incarnation's by now, or there is none.
-    """
+    """A job on a host, lost or running. `heard_at` is its worker's last contact, Unix seconds."""
 
     job_id: JobId
     attempt: int
@@ -268,7 +265,7 @@ class HostsJob:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadWorker:
-    """A worker that was found dead while it held a job, since when, and when that was last seen, Unix seconds."""
+    """A worker that was found dead with a job. Times are Unix seconds."""
 
     host: str
     worker: str
@@ -280,7 +277,7 @@ class DeadWorker:
 
 
 def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> WorkerRow:
-    """A row of the table as a value."""
+    """Convert a row."""
     return made_from(
         row,
         WorkerRow,
@@ -291,50 +288,50 @@ def to_worker(row: Row[Any], gpus: Sequence[str], *, fresh_since: float) -> Work
 
 
 def to_quarantine(row: Row[Any]) -> Quarantine:
-    """A row of the table as a value."""
+    """Convert a row."""
     return Quarantine(gpu=row.gpu, host=row.host, worker=row.worker or None, since=row.since, because=row.because)
 
 
 def to_job(row: Row[Any]) -> Job:
-    """A row of the table as a value."""
+    """Convert a row."""
     return made_from(row, Job, job_class=JobClass(row.job_class), state=State(row.state))
 
 
 def to_event(row: Row[Any]) -> Event:
-    """A row of the table as a value."""
+    """Convert a row."""
     job_class = None if row.job_class is None else JobClass(row.job_class)
     return made_from(row, Event, kind=Kind(row.kind), job_class=job_class)
 
 
 def to_item(row: Row[Any]) -> Item:
-    """A row of the table as a value."""
+    """Convert a row."""
     return made_from(row, Item, state=ItemState(row.state))
 
 
 def to_settings(row: Row[Any]) -> QueueSettings:
-    """A row of the table as a value."""
+    """Convert a row."""
     return made_from(row, QueueSettings, job_class=None if row.job_class is None else JobClass(row.job_class))
 
 
 def check_result(result: Result) -> None:
-    """Whether a job's result can be kept in both databases.
+    """Check that both databases can store a job's result.
 
     Raises:
-        ResultError: it is no JSON, has a NUL in a text, or is longer than `RESULT_MAX_BYTES`.
+        ResultError: it is not JSON, contains NUL, or is longer than `RESULT_MAX_BYTES`.
     """
     check_json(result, "result", RESULT_MAX_BYTES, ResultError)
 
 
 def check_json(value: object, what: str, size_max_bytes: int, error: type[GpuwardenError]) -> None:
-    """Whether a job's result or payload can be kept in both databases; raises `error` where it cannot."""
+    """Raise `error` unless both databases can store this result or payload."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as because:
-        raise error(f"a job's {what} is what JSON can hold, and this is not: {because}") from None
+        raise error(f"a job's {what} is not JSON: {because}") from None
     if len(text) > size_max_bytes:
         raise error(
-            f"a job's {what} may have {size_max_bytes} bytes as JSON, and this has {len(text)}: leave the data in a "
-            "file, and the path of it here"
+            f"a job's {what} has {len(text)} bytes as JSON, more than {size_max_bytes}: write the data to a "
+            "file and give its path"
         )
     if "\\u0000" in text.replace("\\\\", ""):
-        raise error(f"a job's {what} has a text with a NUL in it, which not every database can keep")
+        raise error(f"a job's {what} contains a NUL character, which PostgreSQL cannot store")

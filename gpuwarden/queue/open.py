@@ -1,4 +1,4 @@
-"""Where commands find the queue, and how those open it that only ask."""
+"""Where commands find the queue, and how they open it."""
 
 import argparse
 import os
@@ -13,20 +13,20 @@ from gpuwarden.queue import JobStore
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """The option `--queue-db`."""
+    """Add the option `--queue-db`."""
     parser.add_argument(
         "--queue-db",
         default="",
-        type=lambda told: told or default_store(),
-        help="the queue's database URL, or $GPUWARDEN_QUEUE_DB; an SQLite file of this user's when neither is given",
+        type=lambda url: url or default_store(),
+        help="database URL of the queue; default $GPUWARDEN_QUEUE_DB, else an SQLite file in this user's data folder",
     )
 
 
 def default_store() -> str:
-    """`$GPUWARDEN_QUEUE_DB`, else an SQLite file in this user's data folder, which is made.
+    """`$GPUWARDEN_QUEUE_DB`, else an SQLite file in this user's data folder.
 
     Raises:
-        GpuwardenError: that folder cannot be made.
+        GpuwardenError: the folder cannot be created.
     """
     if url := os.environ.get("GPUWARDEN_QUEUE_DB"):
         return url
@@ -34,39 +34,39 @@ def default_store() -> str:
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise GpuwardenError(f"no place for a queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL") from None
+        raise GpuwardenError(
+            f"no folder for the queue ({error}): set $GPUWARDEN_QUEUE_DB to its database URL"
+        ) from None
     return f"sqlite:///{data / 'queue.db'}"
 
 
 def existing(url: str) -> JobStore:
-    """Open a queue that is there, as it is: nothing is made, and tables of another version are not changed.
+    """Open an existing queue without a change of its tables.
 
     Raises:
-        GpuwardenError: there is none, it is of another version, or it cannot be opened.
+        GpuwardenError: it is missing, has another version, or cannot be opened.
     """
     check_there(url)
     return JobStore.open(url, migrate=False)
 
 
 def current(url: str) -> JobStore:
-    """Open a queue that is there, for who changes what is in it: tables of an older version are brought up.
-
-    A GPU in quarantine in a queue of which no worker knows would keep nobody from it.
+    """Open an existing queue for changes, and migrate older tables.
 
     Raises:
-        GpuwardenError: there is none, it is of a newer version, or it cannot be opened.
+        GpuwardenError: it is missing, has a newer version, or cannot be opened.
     """
     check_there(url)
     return JobStore.open(url)
 
 
 def check_there(url: str) -> None:
-    """Whether there is a queue, as far as that can be told without asking its server.
+    """Check that an SQLite queue exists.
 
     Raises:
-        GpuwardenError: there is none.
+        GpuwardenError: it is missing.
     """
-    with suppress(ArgumentError, ValueError):  # whoever opens it says it better
+    with suppress(ArgumentError, ValueError):  # opening the database gives a better error
         parsed = make_url(url)
         if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
-            raise GpuwardenError(f"there is no queue at {parsed.database}: is --queue-db or $GPUWARDEN_QUEUE_DB right?")
+            raise GpuwardenError(f"no queue database at {parsed.database}: check --queue-db or $GPUWARDEN_QUEUE_DB")

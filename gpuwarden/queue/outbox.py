@@ -1,8 +1,6 @@
-"""The outbox, read: each consumer sees every event at least once, in one order, and says how far it has come.
+"""The outbox. Each consumer reads every event at least once and acknowledges it.
 
-An event is written in the transaction that ends its job, and so is there exactly where that is kept. Its place in the
-order is given to it by the first reader that comes, one reader at a time: on PostgreSQL transactions become visible in
-another order than that in which their rows were numbered, and who went by those numbers would miss some.
+All consumers get one order, which the first reader assigns. On PostgreSQL, event ids do not become visible in order.
 """
 
 from typing import Any, Final
@@ -17,24 +15,21 @@ from gpuwarden.queue.schema import CONSUMERS, DISPATCH_EVENTS
 from gpuwarden.queue.sql import Prepared
 
 BATCH: Final = 500
-"""Events are placed and read so many at a time."""
+"""Events that are placed and read at a time."""
 
 
 class Outbox(QueueBase):
-    """For programs that go on when a job has ended: see `docs/queue.md`."""
+    """Events for programs that continue after a job: see `docs/queue.md`."""
 
     def events(self, consumer: str, *, limit: int = BATCH) -> list[Event]:
-        """The next events that this consumer has not acknowledged, oldest first; empty when there are none.
-
-        A consumer begins with the oldest event there is. Two processes that read as one consumer both see them.
-        """
+        """The next events that this consumer has not acknowledged, oldest first."""
         self.place_events()
         seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
         with reading(self._engine) as connection:
             return self._after(connection, func.coalesce(seen, 0), limit)
 
     def events_after(self, position: int, *, limit: int = BATCH) -> list[Event]:
-        """The next events after a place that the caller keeps itself."""
+        """The next events after a position that the caller keeps."""
         self.place_events()
         with reading(self._engine) as connection:
             return self._after(connection, literal(position), limit)
@@ -45,7 +40,7 @@ class Outbox(QueueBase):
         return [to_event(row) for row in rows]
 
     def acknowledge(self, consumer: str, event: Event, *, now: float) -> None:
-        """This consumer is done with an event and with all before it; a place never goes back."""
+        """Mark this event and all earlier ones as done for a consumer."""
         with writing(self._engine) as connection:
             row = {"position": event.position, "moved_at": now}
             moved = upsert(connection, CONSUMERS).values(consumer=consumer, **row)
@@ -53,7 +48,7 @@ class Outbox(QueueBase):
             connection.execute(moved.on_conflict_do_update(index_elements=["consumer"], set_=row, where=further))
 
     def consumers(self) -> dict[str, int]:
-        """How many events each consumer has yet to acknowledge."""
+        """How many events each consumer has not acknowledged."""
         self.place_events()
         newest = select(func.coalesce(func.max(DISPATCH_EVENTS.c.position), 0)).scalar_subquery()
         with reading(self._engine) as connection:
@@ -61,7 +56,7 @@ class Outbox(QueueBase):
             return {row.consumer: max(0, int(row[1])) for row in found}
 
     def place_events(self) -> None:
-        """Give a place to each event that has none."""
+        """Assign a position to each event without one."""
         while True:
             with reading(self._engine) as connection:
                 if connection.scalar(*_unplaced(limit=1)) is None:
@@ -76,7 +71,7 @@ class Outbox(QueueBase):
                     connection.execute(_place(event_id=0, position=0)[0], rows)
 
     def dispatch_events(self, job_id: int) -> list[str]:
-        """The kinds of the events written for a job, in order."""
+        """The kinds of a job's events, in order."""
         with reading(self._engine) as connection:
             events = select(DISPATCH_EVENTS.c.kind).where(DISPATCH_EVENTS.c.job_id == job_id)
             return list(connection.scalars(events.order_by(DISPATCH_EVENTS.c.event_id)))
@@ -90,7 +85,7 @@ def _unplaced(**its: ColumnElement[Any]) -> Executable:
 
 @Prepared
 def _last_place() -> Executable:
-    """The last place ever given: that of a forgotten event may be known to a consumer alone."""
+    """The highest position ever. After its event is deleted, only a consumer has it."""
     newest = select(func.max(DISPATCH_EVENTS.c.position)).scalar_subquery()
     furthest = select(func.max(CONSUMERS.c.position)).scalar_subquery()
     greater = case((func.coalesce(newest, 0) > func.coalesce(furthest, 0), newest), else_=furthest)

@@ -1,4 +1,4 @@
-"""Jobs and runs as people list them: what is asked for, the newest of it, however much else there is."""
+"""Jobs and runs for lists."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -14,14 +14,14 @@ from gpuwarden.queue.models import Job, Run, to_job
 from gpuwarden.queue.schema import AT_WORK, JOBS, RUNS, UNWELL
 
 PAGE: Final = 1000
-"""Jobs are read so many at a time."""
+"""Jobs read at a time."""
 
 _AT_WORK: Final = frozenset(State) - FINAL - {State.QUEUED}
 _UNWELL: Final = frozenset({State.FAILED, State.CANCELLED})
 
 
 class Queries(QueueBase):
-    """Reads alone. Jobs are in the order of their ids."""
+    """Reads only. Jobs are in the order of their ids."""
 
     def newest(
         self,
@@ -31,9 +31,9 @@ class Queries(QueueBase):
         queue: str | None = None,
         run_id: str | None = None,
     ) -> Iterator[Job]:
-        """The newest jobs of this queue, run and states, oldest of them first; with a `limit` of 0 all there are."""
+        """The newest jobs, oldest first. A `limit` of 0 means all."""
         its: list[ColumnElement[bool]] = [] if states == frozenset(State) else [sql.is_in(states)]
-        # So that SQLite uses the index that holds only such jobs.
+        # SQLite uses a partial index only if the query repeats the index's condition.
         its += [literal_column(AT_WORK)] if states <= _AT_WORK else []
         its += [literal_column(UNWELL)] if states <= _UNWELL else []
         its += [] if queue is None else [JOBS.c.queue == queue]
@@ -54,19 +54,19 @@ class Queries(QueueBase):
             last = rows[-1].job_id
 
     def of_gang(self, gang: int) -> list[Job]:
-        """The ranks of a gang, in order: who runs them, and where, is what their rendezvous needs."""
+        """The ranks of a gang, in order. A rendezvous reads their hosts and workers."""
         with reading(self._engine) as connection:
             found = connection.execute(select(JOBS).where(JOBS.c.gang == gang).order_by(JOBS.c.rank))
             return [to_job(row) for row in found]
 
     def states_of(self, job_ids: Iterable[int]) -> dict[JobId, State]:
-        """Where these jobs stand; one that is not there is left out."""
+        """The states of these jobs. An unknown id is absent."""
         found = select(JOBS.c.job_id, JOBS.c.state).where(JOBS.c.job_id.in_(sorted(job_ids)))
         with reading(self._engine) as connection:
             return {JobId(row.job_id): State(row.state) for row in connection.execute(found)}
 
     def newest_runs(self, *, limit: int = 0, state: str | None = None) -> list[Run]:
-        """The runs submitted last, oldest of them first, each with its jobs by state; with a `limit` of 0 all."""
+        """The newest runs, oldest first, with job counts by state. A `limit` of 0 means all."""
         chosen = select(RUNS).order_by(RUNS.c.submitted_at.desc(), RUNS.c.run_id.desc())
         if state is not None:
             chosen = chosen.where(RUNS.c.state == state)

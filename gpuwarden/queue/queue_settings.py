@@ -1,4 +1,4 @@
-"""What a queue's owner sets for it: the class and the budget of its jobs, and how long it waits for a lost host."""
+"""Settings of a queue."""
 
 from dataclasses import asdict
 
@@ -12,20 +12,20 @@ from gpuwarden.state_file import SECONDS_MAX, TEXT_MAX, is_text
 
 
 class Settings(QueueBase):
-    """Queues need not be made: one is there once a job is submitted to it. This is for those that are to differ."""
+    """Settings of queues. A queue exists without any."""
 
     def set_queue(self, settings: QueueSettings) -> None:
-        """Set all of a queue's settings. The class is for jobs submitted from now on, the budget for attempts (A1).
+        """Set all settings of a queue, for new jobs and new attempts (A1).
 
         Raises:
-            SubmissionError: a name that no job could carry, or a figure that is none.
+            SubmissionError: the name or a number is invalid.
         """
         if not is_text(settings.queue):
-            raise SubmissionError(f"queue {settings.queue[:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+            raise SubmissionError(f"queue {settings.queue[:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters")
         for name in ("budget_s", "lost_hold_s"):
             figure = getattr(settings, name)
             if figure is not None and not 0 <= figure < SECONDS_MAX:
-                raise SubmissionError(f"{name} {figure} will not do: a number from 0, below {SECONDS_MAX:.0e}")
+                raise SubmissionError(f"{name} {figure} is invalid: use a number from 0, below {SECONDS_MAX:.0e}")
         row = asdict(settings)
         del row["queue"]
         with writing(self._engine) as connection:
@@ -33,11 +33,11 @@ class Settings(QueueBase):
             connection.execute(kept.on_conflict_do_update(index_elements=[QUEUES.c.queue], set_=row))
 
     def unset_queue(self, queue: str) -> bool:
-        """Forget a queue's settings; false where it had none."""
+        """Delete a queue's settings; False if it had none."""
         with writing(self._engine) as connection:
             return connection.execute(delete(QUEUES).where(QUEUES.c.queue == queue)).rowcount == 1
 
     def all(self) -> list[QueueSettings]:
-        """Of every queue that has any."""
+        """The settings of every queue that has any."""
         with reading(self._engine) as connection:
             return [to_settings(row) for row in connection.execute(select(QUEUES).order_by(QUEUES.c.queue))]

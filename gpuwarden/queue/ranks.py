@@ -1,10 +1,9 @@
-"""Jobs of several ranks: each rank is a job with a worker, a claim and a lease of its own, and they end as one.
+"""Gangs: jobs of several ranks. Each rank is a job with its worker, claim and lease.
 
-A rank that is done is `finished` until all are; then all complete, in the transaction of the last. One that has to be
-queued again, for whatever reason, takes the others along, those that are finished too: their workers find within a
-second that they no longer own their jobs, and stop. One that fails fails their run, and with it the others.
+A rank that is done stays `finished` until the last one completes them all. A requeue of one rank requeues all, finished
+ones too. The failure of one rank fails the run.
 
-A gang is of one run, whose row is locked before more than one rank is changed.
+The run's row is locked before more than one rank changes.
 """
 
 from collections.abc import Iterable
@@ -19,11 +18,11 @@ from gpuwarden.queue.models import COUNT_MAX
 from gpuwarden.queue.schema import JOBS, QUEUE
 
 BEGUN: Final = -COUNT_MAX
-"""The priority of ranks that wait while others of their gang run: before any that a submitter can name."""
+"""Priority of waiting ranks while others of their gang run, above any submitted one."""
 
 
 def close(connection: Connection, run_id: str, gang: int, now: float) -> None:
-    """Complete a gang of a locked run whose last rank has just finished; nothing while another has not."""
+    """Complete a gang whose ranks have all finished."""
     its = JOBS.c.gang == gang
     others = exists().where(its, JOBS.c.state != State.FINISHED)
     if connection.scalar(select(others)):
@@ -37,15 +36,15 @@ def close(connection: Connection, run_id: str, gang: int, now: float) -> None:
 
 
 def lock_runs_of(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Lock the runs of the gangs among some jobs, before any of the jobs is locked."""
+    """Lock the runs of these jobs' gangs, before any job is locked."""
     found = select(JOBS.c.run_id).where(which, JOBS.c.gang.is_not(None)).distinct()
     runs.lock_all(connection, connection.scalars(found).all())
 
 
 def recall(connection: Connection, job_ids: Iterable[int], now: float, *, tripped: bool = False) -> None:
-    """Jobs were queued again: queue the other ranks of their gangs too, or fail those at a cap.
+    """Requeue the other ranks of requeued ranks, or fail those at a cap.
 
-    `tripped` counts a watchdog retry for them as for the one that was tripped, so that all come to the cap as one.
+    `tripped` counts a watchdog retry for each, so that all reach the cap together.
     """
     these = and_(JOBS.c.job_id.in_(list(job_ids)), JOBS.c.gang.is_not(None), JOBS.c.state == State.QUEUED)
     ranks = connection.execute(select(JOBS.c.gang, JOBS.c.recalled).where(these)).all()
@@ -54,9 +53,8 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
         connection.execute(update(JOBS).where(these).values(recalled=False))
     if not gangs:
         return
-    # All of them locked before any is judged: one that is being fenced at this moment is fenced, or is taken along.
-    every = connection.execute(sql.locked(select(JOBS).where(JOBS.c.gang.in_(gangs)))).all()
-    # A rank that is fenced is queued by whoever settles it, once its process is known to be gone.
+    # Lock all ranks before a decision: a concurrent fence happens before or after it.
+    every = connection.execute(sql.lock_jobs(select(JOBS).where(JOBS.c.gang.in_(gangs)))).all()
     fenced = [row.job_id for row in every if row.state == State.FENCING]
     connection.execute(update(JOBS).where(JOBS.c.job_id.in_(fenced)).values(recalled=True))
     waiting = [row.job_id for row in every if row.state == State.QUEUED]
@@ -77,11 +75,10 @@ def recall(connection: Connection, job_ids: Iterable[int], now: float, *, trippe
 
 
 def begin(connection: Connection, gang: int) -> None:
-    """A rank was claimed: the others come before all that has not begun, so that no other gang takes their workers."""
+    """Raise the priority of a gang's waiting ranks after its first claim."""
     waiting = and_(JOBS.c.gang == gang, JOBS.c.state == State.QUEUED)
     connection.execute(update(JOBS).where(waiting).values(priority=BEGUN))
 
 
 def _again() -> ColumnElement[int]:
-    """The priority of a rank whose gang is queued again: no more that of one that has begun."""
     return case((JOBS.c.priority == BEGUN, REQUEUE_PRIORITY), else_=sql.least(JOBS.c.priority, REQUEUE_PRIORITY))

@@ -1,8 +1,7 @@
-"""Jobs that belong together: they are submitted as a run, wait for one another, and end it.
+"""Runs: jobs that are submitted together, wait for one another, and end together.
 
-A run's row is locked before its jobs are, by whoever changes what waits for what: so no two of them miss one another's
-last job. A run is over when its last job is; one job that fails ends it at once, by its event (A10), and one that is
-cancelled takes with it what needs it.
+A run's row is locked before its jobs, so that two transactions cannot both miss the last job. A failed job ends its run
+through an event (A10).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,16 +24,13 @@ from gpuwarden.queue.sql import Prepared
 
 
 class Runs(QueueBase):
-    """What is submitted, and what becomes of it as a whole."""
+    """Submission and state of runs."""
 
     def submit(self, submission: Submission, *, now: float) -> JobId:
-        """Queue a job, and open its run when it is the first of it; the id of a gang is that of its rank 0.
-
-        A gang that is of no run is given one of its own.
+        """Submit a job and open its run if the run is new; returns its id (of rank 0).
 
         Raises:
-            SubmissionError: its run is over, what it needs is not of its run or will never complete, or nobody has set
-                a budget for its queue.
+            SubmissionError: the run is over, a need is invalid, or the job has no budget.
         """
         if submission.run_id is None and submission.ranks > 1:
             submission = replace(submission, run_id=f"gang-{uuid4().hex}")
@@ -54,26 +50,25 @@ class Runs(QueueBase):
         wrangled: bool | None = None,
         now: float,
     ) -> dict[str, JobId]:
-        """Queue a whole run in one transaction: all of it is there, or nothing.
+        """Submit a whole run in one transaction.
 
         Args:
-            run_id: the run; it may be there already, and grows then.
-            submissions: the jobs, by names that mean something in this call alone; their own `run_id` and `needs` are
-                to be left out.
-            needs: which jobs each one waits for, by those names.
-            wrangled: whether its workers and it are judged by how its items go; as it was when not given.
+            run_id: the run. An existing run grows.
+            submissions: jobs by name, without `run_id` and `needs`.
+            needs: names of the jobs that each job waits for.
+            wrangled: whether its items are judged. `None` keeps the setting.
             now: the queue's time, Unix seconds.
 
         Raises:
-            SubmissionError: as `submit`; or the jobs wait for one another in a circle.
+            SubmissionError: as for `submit`, or the needs form a cycle.
         """
         graph = {name: set((needs or {}).get(name, ())) for name in submissions}
         if strangers := {each for name in needs or {} for each in {name, *(needs or {})[name]}} - set(submissions):
-            raise SubmissionError(f"no job of this run is called {min(strangers)!r}")
+            raise SubmissionError(f"no job of this run is named {min(strangers)!r}")
         try:
             order = list(TopologicalSorter(graph).static_order())
         except CycleError as error:
-            raise SubmissionError(f"these wait for one another for ever: {' -> '.join(error.args[1])}") from None
+            raise SubmissionError(f"these jobs wait for one another: {' -> '.join(error.args[1])}") from None
         ids: dict[str, JobId] = {}
         if not submissions:
             return ids
@@ -83,13 +78,13 @@ class Runs(QueueBase):
                 connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(wrangled=wrangled))
             for name in order:
                 if submissions[name].run_id not in (None, run_id) or submissions[name].needs:
-                    raise SubmissionError(f"{name!r}: its run and its needs are said for the run as a whole")
+                    raise SubmissionError(f"{name!r}: leave run_id and needs of a job unset, and give them for the run")
                 ids[name] = _insert(connection, submissions[name], [ids[each] for each in graph[name]], now, run_id)
             notify_after_commit(connection, QUEUE.channel)
         return {name: ids[name] for name in submissions}
 
     def get(self, run_id: str) -> Run | None:
-        """A run and how many of its jobs are in which state; `None` for one that nobody submitted."""
+        """A run with its job counts; `None` if it is unknown."""
         with reading(self._engine) as connection:
             row = connection.execute(select(RUNS).where(RUNS.c.run_id == run_id)).one_or_none()
             if row is None:
@@ -99,34 +94,34 @@ class Runs(QueueBase):
         return made_from(row, Run, jobs=jobs)
 
     def state(self, run_id: str) -> str | None:
-        """`running`, `completed`, `failed` or `cancelled`; `None` for a run nobody submitted."""
+        """The run's state; `None` if it is unknown."""
         with reading(self._engine) as connection:
             return connection.scalar(select(RUNS.c.state).where(RUNS.c.run_id == run_id))
 
     def inputs(self, job_id: int) -> dict[JobId, Result]:
-        """What the jobs that this one needs have left as their results."""
+        """Results of the jobs that this job needs, by id."""
         needed = select(JOBS.c.job_id, JOBS.c.result).join(DEPENDENCIES, DEPENDENCIES.c.needs_job_id == JOBS.c.job_id)
         with reading(self._engine) as connection:
             found = connection.execute(needed.where(DEPENDENCIES.c.job_id == job_id).order_by(JOBS.c.job_id))
             return {JobId(row.job_id): row.result for row in found}
 
     def needs(self, job_id: int) -> list[JobId]:
-        """The jobs that this one needs."""
+        """Ids of the jobs that this job needs."""
         with reading(self._engine) as connection:
             needed = select(DEPENDENCIES.c.needs_job_id).where(DEPENDENCIES.c.job_id == job_id)
             return [JobId(each) for each in connection.scalars(needed.order_by(DEPENDENCIES.c.needs_job_id))]
 
 
 def open_run(connection: Connection, run_id: str, now: float) -> None:
-    """Have the run there and locked, so that a job is not added to one that ends meanwhile."""
+    """Create or reopen the run and lock it."""
     opened = upsert(connection, RUNS).values(run_id=run_id, state="running", submitted_at=now)
     connection.execute(opened.on_conflict_do_nothing())
     state = lock(connection, run_id)
     if state == "completed":
         connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(state="running", ended_at=None))
     elif state != "running":
-        told = "has failed" if state == "failed" else "was cancelled"
-        raise SubmissionError(f"run {run_id!r} {told}: give the job another run")
+        ended = "has failed" if state == "failed" else "was cancelled"
+        raise SubmissionError(f"run {run_id!r} {ended}: give the job another run")
 
 
 def _insert(
@@ -141,11 +136,11 @@ def _insert(
     budget_s = next((each for each in budgets if each is not None), None)
     if budget_s is None:
         raise SubmissionError(
-            f"jobs of class {job_class} have the budget that their queue says: give the job one, or set it with "
+            f"class {job_class} has no default budget: give the job one, or set the queue's with "
             f"`gpuwarden queue set {submission.queue} --budget-s SECONDS`"
         )
     if job_class.ingests and run_id is not None:
-        raise SubmissionError(f"a job of class {job_class} belongs to no run: submit it without one")
+        raise SubmissionError(f"a job of class {job_class} cannot be in a run: submit it without one")
     needs = _with_their_ranks(connection, needs)
     pending = _unmet(connection, run_id, needs)
     row = insert(JOBS).values(
@@ -183,7 +178,6 @@ def _insert(
 
 
 def _with_their_ranks(connection: Connection, needs: Sequence[int]) -> Sequence[int]:
-    """Who needs a gang needs all its ranks."""
     if not needs:
         return needs
     mates = select(JOBS.c.job_id).where(JOBS.c.gang.in_(select(JOBS.c.gang).where(JOBS.c.job_id.in_(needs))))
@@ -191,27 +185,25 @@ def _with_their_ranks(connection: Connection, needs: Sequence[int]) -> Sequence[
 
 
 def _unmet(connection: Connection, run_id: str | None, needs: Sequence[int]) -> int:
-    """How many of the jobs that one needs have yet to complete."""
     if not needs:
         return 0
     if run_id is None:
-        raise SubmissionError("a job that needs others belongs to their run: name it")
-    # Its run is locked, and with it every completion in it.
+        raise SubmissionError("a job with needs must be in their run: name the run")
+    # The run is locked, so no job in it completes now.
     found = connection.execute(select(JOBS.c.job_id, JOBS.c.run_id, JOBS.c.state).where(JOBS.c.job_id.in_(needs)))
     states = {row.job_id: State(row.state) for row in found if row.run_id == run_id}
     for each in sorted(set(needs)):
         if each not in states:
-            raise SubmissionError(f"job {each} is not of run {run_id!r}: what a job needs is of its own run")
+            raise SubmissionError(f"job {each} is not in run {run_id!r}: needs must name jobs of the same run")
         if states[each] in (State.FAILED, State.CANCELLED):
-            raise SubmissionError(f"job {each} is {states[each]}: what needs it would wait for ever")
+            raise SubmissionError(f"job {each} is {states[each]}: a job that needs it would never start")
     return sum(state is not State.COMPLETED for state in states.values())
 
 
 def lock(connection: Connection, run_id: str) -> str | None:
-    """Lock a run, before any job of it is; its state, or `None` for one that is not there.
+    """Lock a run before its jobs; returns its state, or `None` if it is unknown.
 
-    Not against those that only ask whether it is there. On PostgreSQL that is whoever changes a job twice in one
-    transaction, by the job's foreign key and with the job locked: who has the run could wait for that job.
+    `FOR NO KEY UPDATE`: a transaction with a job locked may still read the run through the foreign key.
     """
     its = select(RUNS.c.state).where(RUNS.c.run_id == run_id)
     state: str | None = connection.scalar(its.with_for_update(key_share=True))
@@ -219,13 +211,13 @@ def lock(connection: Connection, run_id: str) -> str | None:
 
 
 def lock_all(connection: Connection, run_ids: Iterable[str]) -> None:
-    """Lock several runs, in one order, so that two who do never wait for one another in a circle."""
+    """Lock several runs in order."""
     for run_id in sorted(set(run_ids)):
         lock(connection, run_id)
 
 
 def lock_run_of(connection: Connection, job_id: int) -> str | None:
-    """Lock a job's run, before anything of the job is; its id, or `None` for a job without one."""
+    """Lock a job's run before the job; returns the run id."""
     run_id: str | None = connection.scalar(*_run_of(job_id=job_id))
     if run_id is not None:
         lock(connection, run_id)
@@ -238,10 +230,10 @@ def _run_of(**its: ColumnElement[Any]) -> Executable:
 
 
 def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
-    """A job of a locked run has completed: queue what waited for it alone, and end the run if it was the last."""
+    """Queue the jobs that waited only for a completed job, and end a finished run."""
     waiting = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id == job_id)
     freed = update(JOBS).where(JOBS.c.job_id.in_(waiting), sql.is_in({State.WAITING, State.BLOCKED}))
-    # Also of one that is blocked: it is queued by whoever unblocks it, and has waited since now.
+    # A blocked job counts too. Its wait starts now.
     since = case((JOBS.c.pending == 1, now), else_=JOBS.c.queued_at)
     if connection.execute(freed.values(pending=JOBS.c.pending - 1, queued_at=since)).rowcount:
         ready = sql.transition(Move.READY, JOBS.c.job_id.in_(waiting), JOBS.c.pending == 0)
@@ -251,15 +243,15 @@ def go_on(connection: Connection, run_id: str, job_id: int, now: float) -> None:
 
 
 def cancel_what_needs(connection: Connection, job_ids: Sequence[int], now: float) -> None:
-    """What needs a job that will never complete never runs either, nor what needs that: they are cancelled too."""
+    """Cancel all jobs that need these, directly or not."""
     while job_ids:
         lost = select(DEPENDENCIES.c.job_id).where(DEPENDENCIES.c.needs_job_id.in_(job_ids))
         job_ids = cancel(connection, JOBS.c.job_id.in_(lost), f"job {min(job_ids)}, which it needs, was cancelled", now)
 
 
 def cancel(connection: Connection, which: ColumnElement[bool], because: str, now: float) -> list[JobId]:
-    """Cancel the jobs that are not over, each with its event; their ids."""
-    found = sql.locked(select(JOBS.c.job_id).where(which, sql.from_sources(Move.CANCEL)))
+    """Cancel unfinished jobs and write their events; returns their ids."""
+    found = sql.lock_jobs(select(JOBS.c.job_id).where(which, sql.from_sources(Move.CANCEL)))
     ids = [JobId(each) for each in connection.scalars(found)]
     if ids:
         ended = {"because": because, "ended_at": now, **sql.UNCLAIMED}
@@ -269,7 +261,7 @@ def cancel(connection: Connection, which: ColumnElement[bool], because: str, now
 
 
 def close(connection: Connection, run_id: str, job_id: int, now: float) -> None:
-    """End a locked run whose last job has just ended, which was `job_id`; one that failed is ended by its event."""
+    """End a locked run after its last job, `job_id`. An event ends a failed run."""
     its = JOBS.c.run_id == run_id
     left = exists().where(its, or_(sql.is_in(set(State) - FINAL), sql.is_in({State.FAILED})))
     if connection.scalar(select(left)):
@@ -279,7 +271,7 @@ def close(connection: Connection, run_id: str, job_id: int, now: float) -> None:
 
 
 def end(connection: Connection, run_id: str, kind: Kind, job_id: int | None, now: float) -> None:
-    """End a run that is not over, with its event, which names the job that ended it."""
+    """End a running run and write its event."""
     state = kind.removeprefix("run_")
     over = update(RUNS).where(RUNS.c.run_id == run_id, RUNS.c.state == "running").values(state=state, ended_at=now)
     if connection.execute(over).rowcount == 1 and job_id is not None:

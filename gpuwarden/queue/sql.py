@@ -1,4 +1,4 @@
-"""The statements that several moves share. Every state is written by `transition`, and by nothing else."""
+"""Statements that several moves share. Only `transition` writes a job's state."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar, Union
@@ -35,24 +35,22 @@ from gpuwarden.job import LEASE_S, MOVES, RECLAIMS_MAX, REQUEUE_PRIORITY, JobId,
 from gpuwarden.queue.schema import AVOIDED, BARRED, DISPATCH_EVENTS, JOBS, QUARANTINED_GPUS, QUEUE, WORKER_GPUS, WORKERS
 
 GHOST_AGE_S: Final = 100.0
-"""How far into the past a killed worker's last-seen time is set (A12), seconds."""
+"""How far in the past a retired worker's last contact is set, seconds (A12)."""
 
 SWEEP_MAX: Final = 1000
-"""How many jobs one sweep of leases gives away; the next sweep takes up the rest."""
+"""Most jobs that one sweep of leases requeues. The next sweep continues."""
 
 UNCLAIMED: Final[dict[str, None]] = {"claimed_by": None, "host": None, "worker": None, "lease_expires_at": None}
 
 
 T = TypeVar("T")
 Value: TypeAlias = Union[ColumnElement[T], T]  # noqa: UP007 - a bare type variable knows no |
-"""What a column is compared with: a value, or the parameter, or the column, that stands for it."""
 
 
 class Prepared:
-    """A statement that is put together once for each set of arguments, with a parameter `p_NAME` for each of them.
+    """A statement that is built once per set of arguments, with a parameter `p_NAME` for each.
 
-    Called with the values, it gives what `Connection.execute` takes. Putting a claim together anew took most of the
-    time of a claim.
+    Building it again would take most of the time of a claim.
     """
 
     def __init__(self, build: Callable[..., Executable]) -> None:
@@ -61,7 +59,7 @@ class Prepared:
         self.__doc__ = build.__doc__
 
     def __call__(self, **values: object) -> tuple[Executable, dict[str, object]]:
-        """The statement, and its parameters."""
+        """Return the statement and its parameters."""
         names = frozenset(values)
         if (statement := self.statements.get(names)) is None:
             statement = self._build(**{name: bindparam(f"p_{name}") for name in names})
@@ -70,52 +68,47 @@ class Prepared:
 
 
 def from_sources(move: Move, job: FromClause = JOBS) -> ColumnElement[bool]:
-    """Whether a job is in a state from which this move starts."""
+    """Whether a job is in a state in which this move starts."""
     return is_in(MOVES[move].sources, job)
 
 
 def is_in(states: Iterable[State], job: FromClause = JOBS) -> ColumnElement[bool]:
-    """Whether a job is in one of these states, told so that an index which holds only such jobs is used."""
+    """Whether a job is in one of these states, as literals for the partial indexes."""
     wanted = [literal_column(f"'{state}'", String) for state in sorted(states)]
     return job.c.state == wanted[0] if len(wanted) == 1 else job.c.state.in_(wanted)
 
 
 def transition(move: Move, *where: ColumnElement[bool], **values: Any) -> Update:
-    """The one way a job's state is written: compare with the move's sources, set its target."""
-    # Told so that no index of few states is taken for the one of `where`, which finds the job itself: such an index is
-    # small when the statement is planned, and may be long while it is kept.
+    """Write a job's state: compare with the move's sources, set its target."""
+    # Parameters keep a partial index from replacing the index that `where` needs: it may grow while the plan is cached.
     sources = or_(*(JOBS.c.state == literal(state) for state in sorted(MOVES[move].sources)))
     return update(JOBS).where(sources, *where).values(state=MOVES[move].target, **values)
 
 
-def held(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
-    """The claim stands, so that a renewal or a result may be accepted.
-
-    Only a running job has a holder: fencing takes the job from its attempt before anything is stopped. (One whose host
-    was taken for lost is made to run again first: `come_back`.)
-    """
-    return and_(claimed(job_id, attempt, incarnation), JOBS.c.state == State.RUNNING)
+def is_held(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
+    """Whether the claim is valid. A lost job must first run again: `recover_lost`."""
+    return and_(is_claimed(job_id, attempt, incarnation), JOBS.c.state == State.RUNNING)
 
 
-def claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
-    """The job is this attempt's, in whatever state it is."""
+def is_claimed(job_id: Value[int], attempt: Value[int], incarnation: Value[str]) -> ColumnElement[bool]:
+    """Whether the job belongs to this attempt, in any state."""
     return and_(JOBS.c.job_id == job_id, JOBS.c.attempt == attempt, JOBS.c.claimed_by == incarnation)
 
 
-def come_back(
+def recover_lost(
     connection: Connection, job_id: int, attempt: int, incarnation: str, now: float, *, until: float | None = None
 ) -> bool:
-    """What is heard of a job whose host was taken for lost makes it run again (D6); false where it was not lost.
+    """Mark a lost job as running again after its worker's contact (D6); False if it was not lost.
 
-    Its lease ends then at `until`, or else when it did, or as a new one does where it had none while it was lost.
+    Without `until` the job keeps its lease, or gets a new one.
     """
-    lost = claimed(job_id, attempt, incarnation)
+    lost = is_claimed(job_id, attempt, incarnation)
     lease = func.coalesce(JOBS.c.lease_expires_at, now + LEASE_S) if until is None else until
     return connection.execute(transition(Move.RETURN, lost, lease_expires_at=lease)).rowcount == 1
 
 
 def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) -> ColumnElement[bool]:
-    """The job that this incarnation has, lost as its host may seem."""
+    """The job that this incarnation runs, lost host or not."""
     return and_(
         JOBS.c.host == host,
         JOBS.c.worker == worker,
@@ -125,14 +118,14 @@ def running_with(host: Value[str], worker: Value[str], incarnation: Value[str]) 
 
 
 def least(column: ColumnElement[int], bound: int) -> ColumnElement[int]:
-    """The lesser of the two."""
+    """The smaller of a column and a number."""
     return case((column < bound, column), else_=bound)
 
 
 def end_failed(
     connection: Connection, move: Move, where: ColumnElement[bool], job_id: int, because: str, now: float
 ) -> bool:
-    """End a job for good, with its `failed` event; false when it was not in such a state."""
+    """Fail a job and write its `failed` event; False if the move did not apply."""
     ended = transition(move, where, because=because, ended_at=now, **UNCLAIMED)
     if connection.execute(ended).rowcount != 1:
         return False
@@ -142,12 +135,12 @@ def end_failed(
 
 @Prepared
 def write_event(**its: ColumnElement[Any]) -> Executable:
-    """The event of a job that has just ended, or of its run."""
+    """Insert the event of a job or run that has just ended."""
     return insert(DISPATCH_EVENTS).from_select(EVENT, _event(its).where(JOBS.c.job_id == its["job_id"]))
 
 
 def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) -> None:
-    """The events of jobs that have just been cancelled; how long such a job waited or ran says nothing."""
+    """Insert the events of jobs that have just been cancelled, without times."""
     if job_ids:
         its: dict[str, ColumnElement[Any]] = {"kind": literal(Kind.CANCELLED), "now": literal(now)}
         found = _event(its, timed=False).where(JOBS.c.job_id.in_(job_ids)).order_by(JOBS.c.job_id)
@@ -155,7 +148,7 @@ def write_cancelled(connection: Connection, job_ids: Sequence[int], now: float) 
 
 
 EVENT: Final = ("kind", "job_id", "attempt", "run_id", "queue", "job_class", "waited_s", "ran_s", "written_at")
-"""The columns of an event that are written with it."""
+"""The columns that are written with an event."""
 
 
 def _event(its: Mapping[str, ColumnElement[Any]], *, timed: bool = True) -> Select[Any]:
@@ -165,18 +158,20 @@ def _event(its: Mapping[str, ColumnElement[Any]], *, timed: bool = True) -> Sele
     return select(cast(its["kind"], String), *about, *times, cast(its["now"], Float))
 
 
-def locked(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
-    """Lock these jobs, lowest id first, so that two who change many of them never wait for one another in a circle."""
+def lock_jobs(jobs: Select[Any], *, skip: bool = False) -> Select[Any]:
+    """Lock these jobs in the order of their ids, to avoid deadlocks."""
     return jobs.order_by(JOBS.c.job_id).with_for_update(skip_locked=skip)
 
 
-def give_away(connection: Connection, move: Move, where: ColumnElement[bool], why: str, now: float) -> list[JobId]:
-    """Queue jobs again that their attempt did not finish, or fail those at a cap; the ids touched.
+def requeue_or_fail(
+    connection: Connection, move: Move, where: ColumnElement[bool], why: str, now: float
+) -> list[JobId]:
+    """Requeue unfinished jobs, or fail those at a cap; returns their ids.
 
-    A reclaim and the registration of a new incarnation are one kind of loss, and share a cap (A13).
+    Reclaims and new incarnations share a cap (A13).
     """
     lost = move in (Move.RECLAIM, Move.SUPERSEDE)
-    found = locked(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
+    found = lock_jobs(select(JOBS).where(where, from_sources(move)).limit(SWEEP_MAX), skip=move is Move.RECLAIM)
     back: list[JobId] = []
     spent: list[JobId] = []
     for row in connection.execute(found).all():
@@ -202,21 +197,21 @@ def give_away(connection: Connection, move: Move, where: ColumnElement[bool], wh
     return sorted(back + spent)
 
 
-def retired(incarnation: str, now: float) -> dict[str, Any]:
-    """What the row of a worker says whose process is being ended."""
+def retired_row(incarnation: str, now: float) -> dict[str, Any]:
+    """Column values of a worker whose process is being ended."""
     row = {"current_model": None, "loaded_model": None, "last_seen_at": now - GHOST_AGE_S}
     return {**row, "retired": incarnation}
 
 
-def of_worker(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Update:
-    """A change of a worker's row, by incarnation."""
+def update_worker(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Update:
+    """An update of a worker's row for this incarnation only."""
     return update(WORKERS).where(
         WORKERS.c.host == host, WORKERS.c.worker == worker, WORKERS.c.incarnation == incarnation
     )
 
 
 def is_over(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Select[Any]:
-    """Whether an incarnation was replaced or retired; nothing for a slot without a row."""
+    """Whether an incarnation was replaced or retired; no row for an unknown slot."""
     over = or_(WORKERS.c.incarnation != incarnation, func.coalesce(WORKERS.c.retired == incarnation, false()))
     return select(over).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
@@ -224,7 +219,7 @@ def is_over(host: Value[str], worker: Value[str], incarnation: Value[str]) -> Se
 def see_worker(
     connection: Connection, host: str, worker: str, queue: str, incarnation: str, now: float, *, model: str | None
 ) -> None:
-    """Make this incarnation the one that the worker's row is of."""
+    """Set the incarnation of a worker's row."""
     row = {
         "queue": queue,
         "incarnation": incarnation,
@@ -250,13 +245,13 @@ def touch_worker(
     model: str | None = None,
     loaded: str | None = None,
 ) -> bool:
-    """Refresh the row of this incarnation; false when it is over: replaced, or retired."""
+    """Refresh the worker's row; False if this incarnation was replaced or retired."""
     row = {"queue": queue, "current_model": model, "loaded_model": loaded, "last_seen_at": now}
     touch = _touch(host=host, worker=worker, incarnation=incarnation, queue=queue, model=model, loaded=loaded, now=now)
     if connection.execute(*touch).rowcount == 1:
         return True
     first = upsert(connection, WORKERS).values(host=host, worker=worker, incarnation=incarnation, **row)
-    inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # an insert's rowcount is not always told
+    inserted = first.on_conflict_do_nothing().returning(WORKERS.c.worker)  # rowcount of an insert is not reliable
     return connection.scalar(inserted) is not None
 
 
@@ -269,50 +264,52 @@ def _touch(**its: ColumnElement[Any]) -> Executable:
         "last_seen_at": its["now"],
     }
     return (
-        of_worker(its["host"], its["worker"], its["incarnation"]).where(not_retired(its["incarnation"])).values(**row)
+        update_worker(its["host"], its["worker"], its["incarnation"])
+        .where(is_not_retired(its["incarnation"]))
+        .values(**row)
     )
 
 
-def not_retired(incarnation: Value[str]) -> ColumnElement[bool]:
-    """Whether this incarnation's process is not being ended."""
+def is_not_retired(incarnation: Value[str]) -> ColumnElement[bool]:
+    """Whether this incarnation is not retired."""
     return or_(WORKERS.c.retired.is_(None), WORKERS.c.retired != incarnation)
 
 
 def is_locked(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
-    """Whether a person keeps a worker from claiming."""
+    """Whether an operator has locked this worker."""
     row = WORKERS.alias("locked")
     locked = exists().where(row.c.host == host, row.c.worker == worker, row.c.locked_at.is_not(None))
     return locked.correlate_except(row)
 
 
 def gpus_of(host: Value[str], worker: Value[str]) -> Select[tuple[str]]:
-    """The GPUs that a worker registered."""
+    """GPUs that a worker registered."""
     its = select(WORKER_GPUS.c.gpu).where(WORKER_GPUS.c.host == host, WORKER_GPUS.c.worker == worker)
     return its.correlate_except(WORKER_GPUS)
 
 
-def quarantined_for(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+def match_quarantines(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
     """The quarantines that keep a worker from claiming."""
     held = and_(QUARANTINED_GPUS.c.host == host, QUARANTINED_GPUS.c.worker == worker)
     return or_(held, QUARANTINED_GPUS.c.gpu.in_(gpus_of(host, worker)))
 
 
-def in_quarantine(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
-    """Whether any does."""
-    return exists().where(quarantined_for(host, worker)).correlate_except(QUARANTINED_GPUS)
+def is_in_quarantine(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a quarantine keeps this worker from claiming."""
+    return exists().where(match_quarantines(host, worker)).correlate_except(QUARANTINED_GPUS)
 
 
-def held_by_lost(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
-    """Whether a GPU of this worker is another's whose host seems lost, and whose job may still run on it (D4)."""
+def is_held_by_lost(host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
+    """Whether a lost worker's job may still run on a GPU of this worker (D4)."""
     lost, theirs = JOBS.alias("lost"), WORKER_GPUS.alias("theirs")
     same = and_(theirs.c.host == lost.c.host, theirs.c.worker == lost.c.worker, theirs.c.gpu.in_(gpus_of(host, worker)))
     return exists().where(is_in({State.HOST_LOST}, lost), same).correlate_except(lost, theirs)
 
 
-def better_elsewhere(
+def is_better_elsewhere(
     job: FromClause, host: Value[str], worker: Value[str], now: Value[float], fresh_since: Value[float]
 ) -> ColumnElement[bool]:
-    """Whether a job avoids this worker, and another that it does not avoid is there to take it."""
+    """Whether the job avoids this worker and another live worker can take it."""
     other = WORKERS.alias("other")
     there = exists().where(
         other.c.queue == job.c.queue,
@@ -322,20 +319,20 @@ def better_elsewhere(
         or_(other.c.draining.is_(None), other.c.draining != other.c.incarnation),
         not_(avoids(job, other.c.host, other.c.worker, now)),
         not_(is_barred(job, other.c.host, other.c.worker)),
-        not_(in_quarantine(other.c.host, other.c.worker)),
-        not_(held_by_lost(other.c.host, other.c.worker)),
+        not_(is_in_quarantine(other.c.host, other.c.worker)),
+        not_(is_held_by_lost(other.c.host, other.c.worker)),
     )
     return and_(avoids(job, host, worker, now), there.correlate_except(other))
 
 
 def avoids(job: FromClause, host: Value[str], worker: Value[str], now: Value[float]) -> ColumnElement[bool]:
-    """Whether a job is to stay away from a worker for now."""
+    """Whether a job must avoid a worker for now."""
     slot = and_(AVOIDED.c.host == host, AVOIDED.c.worker == worker)
     here = or_(slot, AVOIDED.c.gpu.in_(gpus_of(host, worker)))
     return exists().where(AVOIDED.c.job_id == job.c.job_id, AVOIDED.c.until > now, here).correlate_except(AVOIDED)
 
 
 def is_barred(job: FromClause, host: Value[str], worker: Value[str]) -> ColumnElement[bool]:
-    """Whether a worker is kept from a job's run, whoever else there is: it was tried, and finished nothing of it."""
+    """Whether a worker is barred from the job's run."""
     its = exists().where(BARRED.c.run_id == job.c.run_id, BARRED.c.host == host, BARRED.c.worker == worker)
     return its.correlate_except(BARRED)

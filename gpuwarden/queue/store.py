@@ -28,7 +28,7 @@ from gpuwarden.queue.sweeps import Sweeps
 
 
 class JobStore:
-    """The queue in one database, and its parts. Safe to share between threads."""
+    """The queue in one database, and its parts. Threads may share it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,7 +49,7 @@ class JobStore:
 
     @classmethod
     def open(cls, url: str, *, migrate: bool = True) -> Self:
-        """Open the queue at an SQLAlchemy URL; `migrate` as `open_database` has it.
+        """Open the queue at an SQLAlchemy URL. `migrate`: see `open_database`.
 
         Raises:
             DatabaseError: it cannot be opened.
@@ -58,39 +58,39 @@ class JobStore:
 
     @property
     def shared(self) -> bool:
-        """Whether other hosts work on this queue, so that it can be lost to this one and go on without it."""
+        """Whether other hosts use this queue. Then it can go on without this host."""
         return is_shared(self._engine)
 
     def now(self) -> float:
-        """The time that leases go by, Unix seconds: the server's on PostgreSQL, this host's on SQLite.
+        """The clock of the leases, Unix seconds.
 
         Raises:
-            DatabaseError: the server's time is not known.
+            DatabaseError: the server did not answer.
         """
         return self._clock.now()
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         self._engine.dispose()
 
     def check_writable(self) -> None:
-        """Be the one writer for a moment, and write nothing.
+        """Take the write lock and write nothing.
 
         Raises:
-            DatabaseError: another process holds the write lock, or the database cannot be written.
+            DatabaseError: the lock is held elsewhere, or the database is not writable.
         """
         with writing(self._engine):
             pass
 
     def changes(self) -> Changes:
-        """A cheap watch on the queue, for one thread."""
+        """A cheap watch for changes of the queue, for one thread."""
         return watch(self._engine, QUEUE.channel)
 
     def job(self, job_id: int) -> Job:
-        """One job.
+        """Return one job.
 
         Raises:
-            UnknownJobError: there is none of that id.
+            UnknownJobError: the id is unknown.
         """
         with reading(self._engine) as connection:
             row = connection.execute(select(JOBS).where(JOBS.c.job_id == job_id)).one_or_none()

@@ -1,4 +1,4 @@
-"""What runs on a timer: leases that ran out, and events to be consumed."""
+"""Timed work: reclaim expired leases, and consume `failed` events."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,10 @@ from gpuwarden.queue.sql import Prepared
 
 
 class Sweeps(QueueBase):
-    """One sweep of a kind at a time, whoever runs it."""
+    """Sweeps. Only one of each kind runs at a time."""
 
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
-        """The jobs whose lease, or fence, has run out, each with its attempt."""
+        """Jobs whose lease or fence has expired, with their attempts."""
         found = select(JOBS.c.job_id, JOBS.c.attempt).where(
             JOBS.c.lease_expires_at < now, sql.from_sources(Move.RECLAIM)
         )
@@ -27,19 +27,16 @@ class Sweeps(QueueBase):
     def reclaim_expired(
         self, *, now: float, among: Iterable[JobId] | None = None, ingest: bool | None = None
     ) -> list[JobId]:
-        """Queue again the jobs whose lease ran out (A13), or fail them at a cap, `SWEEP_MAX` at most; the ids touched.
+        """Requeue jobs with an expired lease, or fail those at a cap (A13); returns their ids.
 
-        `among` bounds it to some jobs; `ingest` to those that bring data in, which have a sweep of their own (A17), or
-        to the others. A lease is by the wall clock, so a caller that sweeps on a timer gives a machine that woke from a
-        suspend, or a queue that was away, the time of a renewal first. Nothing while another sweeps, and nothing to a
-        job that somebody is writing to: that is looked at by the next sweep. What jobs had to avoid and need not any
-        more is forgotten, too.
+        Skips locked jobs, and does nothing while another sweep runs. `ingest` selects jobs that ingest data, or the
+        others (A17). After a suspend or an outage, the caller must first wait for a renewal.
         """
         if ingest is None:
             chosen = None if among is None else list(among)
             try:
                 found = self.reclaim_expired(now=now, among=chosen, ingest=False)
-            finally:  # whatever keeps the one from its work
+            finally:
                 ingest_ones = self.reclaim_expired(now=now, among=chosen, ingest=True)
             return sorted([*found, *ingest_ones])
         expired = and_(JOBS.c.lease_expires_at < now, JOBS.c.job_class.in_(sorted(INGEST)) == ingest)
@@ -49,16 +46,16 @@ class Sweeps(QueueBase):
             if not try_advisory_lock(connection, "sweep of ingest leases" if ingest else "sweep of leases"):
                 return []
             ranks.lock_runs_of(connection, and_(expired, sql.from_sources(Move.RECLAIM)))
-            reclaimed = sql.give_away(connection, Move.RECLAIM, expired, "lease expired", now)
+            reclaimed = sql.requeue_or_fail(connection, Move.RECLAIM, expired, "lease expired", now)
             ranks.recall(connection, reclaimed, now)
-            if not ingest:  # last, because a requeue has its job locked when it comes to these rows
+            if not ingest:  # last: a requeue locks its job before these rows
                 key = AVOIDED.primary_key.columns
                 past = select(*key).where(AVOIDED.c.until <= now).with_for_update(skip_locked=True)
                 connection.execute(delete(AVOIDED).where(tuple_(*key).in_(past)))
             return reclaimed
 
     def consume_events(self, *, now: float) -> int:
-        """Do what unread `failed` events ask, once each: fail the run, cancel its other jobs (A10). How many."""
+        """Fail the run of each new `failed` event (A10); returns the number of events."""
         with writing(self._engine) as connection:
             if not try_advisory_lock(connection, "consumer of dispatch events"):
                 return 0

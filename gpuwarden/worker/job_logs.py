@@ -1,8 +1,7 @@
-"""What a job prints, kept: a file for each attempt, beside what the worker prints anyway.
+"""Job logs: one file for each attempt, next to the worker's output.
 
-Everything the process writes to its standard output and error goes through `tee`, which adds it to the attempt's file
-and passes it on: what native code prints, too, and whatever the process does meanwhile. A job whose interpreter hangs
-in native code can still be read.
+`tee` writes the standard output and error of the process to the file. It also records native code, and output is
+readable while the interpreter hangs.
 """
 
 import os
@@ -19,13 +18,13 @@ from typing import Final
 from gpuwarden.errors import GpuwardenError
 
 LOGS_MAX: Final = 1000
-"""A folder keeps this many attempts' logs; the oldest go first."""
+"""Logs kept in a folder. The oldest are deleted."""
 
 END_S: Final = 2.0
-"""How long the last lines of an attempt may take to be written, seconds."""
+"""Time for the last lines of an attempt, seconds."""
 
 FOLLOW_S: Final = 0.2
-"""How often a log that is followed is looked at, seconds."""
+"""Interval between reads of a followed log, seconds."""
 
 _lingering: Final[list["subprocess.Popen[bytes]"]] = []
 
@@ -33,41 +32,43 @@ _NAME: Final = re.compile(r"job-(\d+)-attempt-(\d+)\.log")
 
 
 class JobLogError(GpuwardenError):
-    """A job's log cannot be kept, or there is none."""
+    """A job's log cannot be written or found."""
 
 
 def path_of(directory: Path, job_id: int, attempt: int) -> Path:
-    """Where an attempt's log is."""
+    """The path of an attempt's log."""
     return directory / name_of(job_id, attempt)
 
 
 def name_of(job_id: int, attempt: int) -> str:
-    """What an attempt's log is called."""
+    """The file name of an attempt's log."""
     return f"job-{job_id}-attempt-{attempt}.log"
 
 
 def check_folder(directory: Path) -> None:
-    """Make the folder of logs.
+    """Create the folder of logs.
 
     Raises:
-        JobLogError: it cannot be made or written.
+        JobLogError: it cannot be created or written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise JobLogError(f"cannot keep logs in {directory} ({error}): name another with --logs") from None
+        raise JobLogError(f"cannot write logs to {directory} ({error}): name another folder with --logs") from None
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise JobLogError(f"cannot keep logs in {directory}: let this user write there, or name another with --logs")
+        raise JobLogError(
+            f"cannot write logs to {directory}: make it writable for this user, or name another with --logs"
+        )
     if shutil.which("tee") is None:
-        raise JobLogError("a job's log is kept by `tee`, which is not here: install coreutils, or leave out --logs")
+        raise JobLogError("`tee` not found: install coreutils, or leave out --logs")
 
 
 @contextmanager
 def kept(directory: Path, job_id: int, attempt: int) -> Iterator[None]:
-    """Inside, what this process prints is kept in the log of the attempt; a full disk keeps no job from running.
+    """Write what this process prints to the attempt's log. A full disk does not stop the job.
 
     Raises:
-        JobLogError: there is no `tee`.
+        JobLogError: `tee` cannot run.
     """
     _forget_oldest(directory)
     _flush()
@@ -76,13 +77,13 @@ def kept(directory: Path, job_id: int, attempt: int) -> Iterator[None]:
             ["tee", "--append", "--", path_of(directory, job_id, attempt)],
             stdin=subprocess.PIPE,
             stdout=sys.stderr.fileno(),
-            start_new_session=True,  # Ctrl-C is for the worker, and the last lines are written after it
+            start_new_session=True,  # Ctrl-C is for the worker only
         )
     except OSError as error:
-        raise JobLogError(f"a job's log is kept by `tee`, which cannot be run: {error}") from None
+        raise JobLogError(f"cannot run `tee` for the job's log: {error}") from None
     pipe = tee.stdin
     if pipe is None:
-        raise AssertionError("it was asked for a pipe")
+        raise AssertionError("tee has no pipe")
     before = [(stream, os.dup(stream)) for stream in (1, 2)]
     for stream, _ in before:
         os.dup2(pipe.fileno(), stream)
@@ -97,7 +98,7 @@ def kept(directory: Path, job_id: int, attempt: int) -> Iterator[None]:
         try:
             tee.wait(END_S)
         except subprocess.TimeoutExpired:
-            # A process that the job left behind holds its output still: `tee` goes on for it, and ends with it.
+            # A process of the job still has the output open: `tee` ends with it.
             _lingering.append(tee)
         _lingering[:] = [each for each in _lingering if each.poll() is None]
 
@@ -113,7 +114,7 @@ def _forget_oldest(directory: Path) -> None:
     with suppress(OSError):
         for path in directory.iterdir():
             if _NAME.fullmatch(path.name):
-                with suppress(FileNotFoundError):  # another worker has just forgotten it
+                with suppress(FileNotFoundError):  # another worker deleted it
                     found.append((path.stat().st_mtime, path))
     for _, path in sorted(found)[: max(0, len(found) - LOGS_MAX + 1)]:
         with suppress(OSError):
@@ -121,10 +122,10 @@ def _forget_oldest(directory: Path) -> None:
 
 
 def newest(directory: Path, job_id: int, attempt: int | None = None) -> Path:
-    """The log of a job's latest attempt that is kept here, or of one attempt.
+    """The log of an attempt, or of the latest one.
 
     Raises:
-        JobLogError: there is none.
+        JobLogError: it is not here.
     """
     found: dict[int, Path] = {}
     with suppress(OSError):
@@ -136,13 +137,11 @@ def newest(directory: Path, job_id: int, attempt: int | None = None) -> Path:
     if attempt in found:
         return found[attempt]
     which = f"job {job_id}" if attempt is None else f"attempt {attempt} of job {job_id}"
-    raise JobLogError(
-        f"no log of {which} in {directory}: it is on the host that ran it, where its worker was started with --logs"
-    )
+    raise JobLogError(f"no log of {which} in {directory}: see the host that ran it, if its worker has --logs")
 
 
 def lines(path: Path, *, goes_on: Callable[[], bool] | None = None) -> Iterator[str]:
-    """A log's lines; with `goes_on`, also those that come, for as long as it says so.
+    """A log's lines, and later ones while `goes_on` returns true.
 
     Raises:
         JobLogError: it cannot be read.

@@ -1,4 +1,4 @@
-"""A worker's lease on its job: renews it, watches the claim, and ends the process at once when the job is lost."""
+"""A worker's lease: renew it, watch the claim, and end the process once the job is lost."""
 
 import os
 import threading
@@ -17,10 +17,10 @@ from gpuwarden.reporter import Reporter
 from gpuwarden.worker.settings import Settings
 
 OWNERSHIP_S: Final = 1.0
-"""How often a running worker checks that the job is still its own, seconds."""
+"""Interval between checks of the claim, seconds."""
 
 TRIP_S: Final = 1.0
-"""How long a worker that lost its job asks for what, before it ends without knowing, seconds."""
+"""How long a worker that lost its job asks why, seconds."""
 
 DISOWNED: Final = "this worker no longer owns its job"
 
@@ -28,7 +28,7 @@ log: Final = structlog.get_logger("worker")
 
 
 class Lease:
-    """The lease of the job that a worker runs, and the worker's row in the queue."""
+    """The lease of the current job, and the worker's row."""
 
     def __init__(
         self, settings: Settings, *, store: JobStore, reporter: Reporter, loaded: Callable[[], str | None]
@@ -37,15 +37,15 @@ class Lease:
         self._store = store
         self._reporter = reporter
         self._loaded = loaded
-        # When the renewal of the lease that was last accepted was sent, CLOCK_BOOTTIME.
+        # Send time of the last accepted renewal, CLOCK_BOOTTIME.
         self._renewed_s = 0.0
 
     def claiming(self) -> None:
-        """A claim is about to be sent: a lease that it brings counts from now."""
+        """Start the time of a lease, before the claim is sent."""
         self._renewed_s = clock.boottime_s()
 
     def start(self, job: Job, over: threading.Event) -> threading.Thread:
-        """Renew the lease of a job in a thread, until `over`; that thread."""
+        """Renew the lease in a thread until `over` is set. Returns the thread."""
         keeper = threading.Thread(target=self._keep, args=(job, over), name="gpuwarden-lease", daemon=True)
         keeper.start()
         if self._store.shared:
@@ -54,7 +54,7 @@ class Lease:
         return keeper
 
     def _keep(self, job: Job, over: threading.Event) -> None:
-        """Renew the lease and watch the claim. That the database does not answer is no reason to stop working yet."""
+        """Renew the lease and watch the claim. Database errors do not stop the job."""
         bound = log.bind(worker=self._settings.name, job_id=job.job_id, attempt=job.attempt)
         incarnation = self._reporter.incarnation
         next_renewal_s = 0.0
@@ -63,26 +63,26 @@ class Lease:
                 now_s = time.monotonic()
                 if now_s >= next_renewal_s:
                     owned = self._renew(job)
-                    # Set only now: a renewal that failed is due at the next look, or the lease might end first.
+                    # Set after success: a failed renewal is retried at the next check.
                     next_renewal_s = now_s + self._settings.heartbeat_s
                 else:
                     owned = self._store.claims.owns(job.job_id, attempt=job.attempt, incarnation=incarnation)
             except DatabaseError as error:
-                bound.warning("queue does not answer; working on", because=str(error))
+                bound.warning("queue does not answer; job continues", because=str(error))
                 continue
-            except Exception:  # noqa: BLE001 - told; without this thread nobody renews, nor sees that the job is lost
-                bound.exception("unexpected error; working on")
+            except Exception:  # noqa: BLE001 - logged; without this thread the lease would end
+                bound.exception("unexpected error; job continues")
                 continue
             if not owned and not over.is_set():
                 stop_at_once(bound, DISOWNED, self.exit_code())
 
     def exit_code(self) -> int:
-        """The exit code of a worker whose job was taken: that of the trip, where the queue tells it at once."""
+        """Exit code for a lost job, by its condition if the queue answers at once."""
         codes = [EXIT_DISOWNED]
 
         def ask() -> None:
             host, name, incarnation = self._settings.host, self._settings.name, self._reporter.incarnation
-            with suppress(Exception):  # whatever it is, it must not keep this worker from its end
+            with suppress(Exception):  # no error may keep the worker from its end
                 condition = self._store.claims.retired_for(host=host, worker=name, incarnation=incarnation)
                 if condition is not None:
                     codes.append(condition.exit_code)
@@ -106,19 +106,19 @@ class Lease:
         return owned and self.see(model=job.model or job.job_class)
 
     def _time(self, bound: structlog.typing.FilteringBoundLogger, over: threading.Event) -> None:
-        """Stop the process when its lease has run out unrenewed. Asks no database, which could keep it waiting."""
+        """End the process after a lease without renewal. Does not use the database, which could block."""
         while not over.wait(OWNERSHIP_S):
             if clock.boottime_s() - self._renewed_s >= self._settings.lease_s and not over.is_set():
                 stop_at_once(bound, f"the lease could not be renewed for {self._settings.lease_s:g} s")
 
     def see(self, *, model: str | None) -> bool:
-        """Refresh the worker's row; false when this incarnation is over. A queue that does not answer says nothing."""
+        """Refresh the worker's row; False if this incarnation is over. Ignores database errors."""
         with suppress(DatabaseError):
             return self.heartbeat(model=model)
         return True
 
     def heartbeat(self, *, model: str | None) -> bool:
-        """Refresh the worker's row; false when this incarnation is over."""
+        """Refresh the worker's row; False if this incarnation is over."""
         return self._store.claims.heartbeat(
             host=self._settings.host,
             worker=self._settings.name,
@@ -131,6 +131,6 @@ class Lease:
 
 
 def stop_at_once(bound: structlog.typing.FilteringBoundLogger, because: str, exit_code: int = EXIT_DISOWNED) -> None:
-    """End this process without another instruction of the job: the job may belong to someone else now."""
+    """End the process without another instruction of the job, which may have a new owner."""
     bound.error("stopping at once", because=because, exit_code=exit_code)
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""`gpuwarden worker run`: its options, and the worker that they ask for."""
+"""`gpuwarden worker run`: options and start of a worker."""
 
 import argparse
 import importlib
@@ -28,17 +28,17 @@ from gpuwarden.worker.settings import Settings
 from gpuwarden.worker.worker import Body, DisownedError, Stop, Worker, WorkerStopping, answer
 
 HEARTBEATS_PER_LEASE: Final = 3
-"""How many heartbeats a lease holds at least: a renewal may fail, and be made good, before it ends."""
+"""Least heartbeats per lease, so that one renewal may fail."""
 
 log: Final = structlog.get_logger("worker")
 
 
 class BodyError(GpuwardenError):
-    """The job body cannot be found."""
+    """The handler cannot be imported."""
 
 
 def command(argv: list[str]) -> int:
-    """`gpuwarden worker run`: run one.
+    """Run a worker.
 
     Returns:
         The exit code (A18).
@@ -50,13 +50,13 @@ def command(argv: list[str]) -> int:
         parser.error("missing HANDLER: gpuwarden worker run MODULE:FUNCTION")
     if not 0 < HEARTBEATS_PER_LEASE * arguments.heartbeat_s <= arguments.lease_s:
         parser.error(
-            f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and that above 0, or a lease ends "
-            "for one renewal that was late or lost"
+            f"--lease-s must be {HEARTBEATS_PER_LEASE} times --heartbeat-s or more, and above 0, so that one late "
+            "renewal does not end a lease"
         )
     if arguments.heartbeat_s > HEARTBEAT_S:
         parser.error(
-            f"--heartbeat-s must be {HEARTBEAT_S:g} or less: others take a worker that was not seen for {FRESH_S:g} s "
-            "for gone, the dead-worker condition and the sweep of leases among them"
+            f"--heartbeat-s must be {HEARTBEAT_S:g} or less: a worker counts as gone after {FRESH_S:g} s "
+            "without a heartbeat"
         )
     logs.configure(level=arguments.log_level)
     stop = Stop()
@@ -117,78 +117,75 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpuwarden worker run",
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=Help,
-        epilog="Exit codes: 0 told to stop; 1 could not start, or the queue would not take a result; "
-        f"{EXIT_DISOWNED} the job was taken away (A11), or this incarnation of the worker is over; "
-        f"{Condition.BUDGET.exit_code} it was taken for its budget, {Condition.STALL.exit_code} for a stall, "
-        f"{Condition.HEALTH.exit_code} for its GPU's health (A18).",
+        epilog="Exit codes: 0 stopped by a signal; 1 could not start, or the queue refused a result; "
+        f"{EXIT_DISOWNED} the job was lost, or this incarnation is over; "
+        f"{Condition.BUDGET.exit_code} lost for its budget, {Condition.STALL.exit_code} for a stall, "
+        f"{Condition.HEALTH.exit_code} for GPU health.",
     )
     parser.add_argument("handler", metavar="HANDLER", nargs="?",
-                        help="module:function that loads a job and returns its work, or module:queue, or the module "
-                             "alone where it has one gpuwarden.Queue")  # fmt: skip
-    parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="the same, by name")
-    parser.add_argument("--name", default="worker-0", help="this slot's name, unique on the host; it names the state "
-                        "files")  # fmt: skip
-    parser.add_argument("--queue", help="the queue to serve; that of the gpuwarden.Queue, else gpu")
+                        help="module:function that loads a job and returns its work, module:queue, or a "
+                             "module with one gpuwarden.Queue")  # fmt: skip
+    parser.add_argument("--handler", dest="named_handler", metavar="HANDLER", help="the handler, as an option")
+    parser.add_argument("--name", default="worker-0", help="name of this slot and its state files, unique on the "
+                        "host")  # fmt: skip
+    parser.add_argument("--queue", help="queue to serve; default: the gpuwarden.Queue's, else gpu")
     parser.add_argument("--queue-db", default=env.get("GPUWARDEN_QUEUE_DB"),
-                        help="the queue's database URL, or $GPUWARDEN_QUEUE_DB; that of the gpuwarden.Queue, else an "
-                             "SQLite file of this user's")  # fmt: skip
+                        help="database URL of the queue; default: $GPUWARDEN_QUEUE_DB, else the gpuwarden.Queue's, "
+                             "else an SQLite file of this user")  # fmt: skip
     parser.add_argument(
         "--runtime-dir",
         type=Path,
-        default=_directory_told(),
-        help=f"where state files go, or $GPUWARDEN_RUNTIME_DIR; {DEFAULT_DIR} if it exists, else a folder "
-        "of this user's",
+        default=_configured_directory(),
+        help=f"folder of state files; default: $GPUWARDEN_RUNTIME_DIR, else {DEFAULT_DIR} if it is set up, "
+        "else a folder of this user",
     )
     parser.add_argument("--subdirectory", default=env.get("GPUWARDEN_SUBDIRECTORY"),
                         help="the container's folder in --runtime-dir; default: the worker's name")  # fmt: skip
     parser.add_argument("--gpus", default=gpus_named(env), metavar="UUID,...",
-                        help="its GPUs, so that what is in quarantine is not used; $GPUWARDEN_GPUS, else the UUIDs in "
+                        help="its GPUs, for quarantines; default: $GPUWARDEN_GPUS, else the UUIDs in "
                              "$CUDA_VISIBLE_DEVICES or $NVIDIA_VISIBLE_DEVICES")  # fmt: skip
     parser.add_argument("--lease-s", type=float, default=LEASE_S,
-                        help="how long a claim holds without renewal, seconds; three heartbeats or more; a worker that "
-                             "cannot renew for so long stops itself (PostgreSQL), or works on where nobody else can "
-                             "reach the queue (SQLite); where hosts share the queue, two minutes or more longer than "
-                             "--host-lost-after-s, or nothing is held for a host that is lost")  # fmt: skip
+                        help="seconds until a claim ends without renewal, at least three heartbeats. On PostgreSQL the "
+                             "worker stops after this time without renewal. With several hosts keep it 120 s above "
+                             "--host-lost-after-s, so that jobs of a lost host are held")  # fmt: skip
     parser.add_argument("--heartbeat-s", type=float, default=HEARTBEAT_S,
-                        help="how often the lease is renewed and the files refreshed, seconds; at most 10")  # fmt: skip
-    parser.add_argument("--jobs-max", type=int, help="end after this many jobs; without end when not given")
-    logs_told = env.get("GPUWARDEN_JOB_LOG_DIR")
-    parser.add_argument("--logs", type=Path, default=None if logs_told is None else Path(logs_told), metavar="DIR",
-                        help="keep what each attempt prints in a file there, for `gpuwarden job logs`, or "
-                             "$GPUWARDEN_JOB_LOG_DIR; none is kept when not given")  # fmt: skip
+                        help="seconds between renewals of the lease and the files, at most 10")  # fmt: skip
+    parser.add_argument("--jobs-max", type=int, help="stop after this many jobs; default: no limit")
+    log_dir = env.get("GPUWARDEN_JOB_LOG_DIR")
+    parser.add_argument("--logs", type=Path, default=None if log_dir is None else Path(log_dir), metavar="DIR",
+                        help="folder for the output of each attempt, see `gpuwarden job logs`; default: "
+                             "$GPUWARDEN_JOB_LOG_DIR, else no logs")  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=["debug", "info", "warning", "error"], help="verbosity")
     return parser
 
 
 def gpus_named(env: Mapping[str, str]) -> str:
-    """The GPUs of this process as its environment tells them, comma separated; those it tells by number are unknown."""
+    """UUIDs of this process's GPUs from its environment, comma-separated. Index numbers are ignored."""
     for name in ("GPUWARDEN_GPUS", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         if gpus := _gpus(env.get(name, "")):
             return ",".join(gpus)
     return ""
 
 
-def _directory_told() -> Path | None:
-    """Where state files go as far as anybody has said so, or set the host up for it."""
-    told = "GPUWARDEN_RUNTIME_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
-    return state_directory() if told else None
+def _configured_directory() -> Path | None:
+    """The configured folder of state files, if any."""
+    is_set = "GPUWARDEN_RUNTIME_DIR" in os.environ or (DEFAULT_DIR / "host").exists()
+    return state_directory() if is_set else None
 
 
 def _own_directory() -> Path:
-    """A folder of this user's, for a host that nobody has set up; its key is the host's name."""
+    """A folder of this user, for a host without set-up. Its host key is the hostname."""
     room = os.environ.get("XDG_RUNTIME_DIR") or os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     directory = Path(room) / "gpuwarden"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = directory / "host"
         if not key.exists():
-            atomic_write(key, socket.gethostname() + "\n", many_writers=True)  # other workers may start at this moment
+            atomic_write(key, socket.gethostname() + "\n", many_writers=True)  # other workers may start now
     except OSError as error:
-        raise BodyError(
-            f"no place for state files ({error}): say where with --runtime-dir or $GPUWARDEN_RUNTIME_DIR"
-        ) from None
+        raise BodyError(f"no folder for state files ({error}): set --runtime-dir or $GPUWARDEN_RUNTIME_DIR") from None
     log.warning(
-        "this host is not set up: state files go to a folder of this user's, where no exporter looks unless it is told",
+        "host not set up: state files go to this user's folder, which an exporter reads only if configured",
         dir=str(directory),
     )
     return directory
@@ -200,14 +197,14 @@ def _gpus(text: str) -> tuple[str, ...]:
 
 
 def find_body(target: str) -> Body:
-    """Import `module:function`; without a function, the one `gpuwarden.Queue` that the module has.
+    """Import `module:function`, or the only `gpuwarden.Queue` of a module.
 
     Raises:
-        BodyError: there is no such module or function.
+        BodyError: it does not exist or is not callable.
     """
     module, _, name = target.partition(":")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # the installed command has its own folder there instead
+        sys.path.insert(0, str(Path.cwd()))  # the installed command has its own folder there
     try:
         found = importlib.import_module(module)
         body: Body = getattr(found, name) if name else _only_queue(found)
@@ -223,5 +220,5 @@ def find_body(target: str) -> Body:
 def _only_queue(module: ModuleType) -> Body:
     queues = {id(each): each for each in vars(module).values() if isinstance(each, Queue)}
     if len(queues) != 1:
-        raise ValueError(f"it has {len(queues)} queues, and the one that is meant is not said")
+        raise ValueError(f"it has {len(queues)} queues: name one")
     return queues.popitem()[1]

@@ -1,4 +1,4 @@
-"""What one worker is told."""
+"""Settings of one worker."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from gpuwarden.job import HEARTBEAT_S, LEASE_S
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one worker is told."""
+    """Settings of one worker; times are seconds."""
 
     name: str
     queue: str

@@ -13,7 +13,7 @@ import structlog
 from gpuwarden.db.changes import Changes
 from gpuwarden.db.engine import BUSY_TIMEOUT_S, DatabaseError, NoAnswerError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import kept
+from gpuwarden.format import storable
 from gpuwarden.job import JobId, Phase, State
 from gpuwarden.queue import Job, JobStore, ReplacedError, Result, check_result
 from gpuwarden.reporter import Reporter
@@ -27,24 +27,24 @@ T = TypeVar("T")
 
 
 IDLE_WAIT_S: Final = 0.2
-"""How long an idle worker waits for a change of the queue before it looks whether it was told to stop, seconds."""
+"""Time between checks for a stop while idle, seconds."""
 
 IDLE_CLAIM_S: Final = 5.0
-"""An idle worker tries a claim this often even if it saw no change, seconds."""
+"""Interval between claims while idle, without a seen change, seconds."""
 
 RETRY_S: Final = 1.0
-"""How long a worker waits before it asks a queue again that did not answer, seconds."""
+"""Seconds between retries while the queue does not answer."""
 
 
 log: Final = structlog.get_logger("worker")
 
 
 class WorkerStopping(BaseException):
-    """SIGTERM or SIGINT came: give the job back and end."""
+    """SIGTERM or SIGINT: release the job and end."""
 
 
 class DisownedError(GpuwardenError):
-    """Told to stop, it found its job taken away already. `exit_code` says for which trip (A18)."""
+    """Stopped, and its job was lost already. `exit_code` names the condition (A18)."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(DISOWNED)
@@ -52,26 +52,26 @@ class DisownedError(GpuwardenError):
 
 
 class Stop:
-    """Whether this worker was told to end. A signal is noted, and interrupts only what allows it."""
+    """Whether the worker must stop. A signal interrupts only where this is allowed."""
 
     def __init__(self) -> None:
         self.requested = False
         self._interrupts = False
 
     def on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        """A handler for SIGTERM and SIGINT."""
+        """Handle SIGTERM and SIGINT."""
         self.requested = True
         if self._interrupts:
             raise WorkerStopping
 
     def check(self) -> None:
-        """Raise WorkerStopping if told to end."""
+        """Raise WorkerStopping after a signal."""
         if self.requested:
             raise WorkerStopping
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Inside, WorkerStopping is raised at whatever instruction the signal finds."""
+        """Inside, a signal raises WorkerStopping at any instruction."""
         try:
             self._interrupts = True
             self.check()
@@ -95,14 +95,14 @@ class Worker:
         self._lease = Lease(settings, store=store, reporter=reporter, loaded=self._loaded)
 
     def run(self) -> None:
-        """Register, then claim and run until `jobs_max` jobs are done.
+        """Register, then claim and run up to `jobs_max` jobs.
 
         Raises:
-            WorkerStopping: told to stop; the job it held is given back.
-            DisownedError: told to stop, and the job it held was not its own any more.
+            WorkerStopping: stopped; its job was released.
+            DisownedError: stopped, and its job was lost already.
             ReplacedError: this incarnation is over.
-            DrainedError: a person asked it to end once it has nothing to do.
-            DatabaseError: the queue would not take a result.
+            DrainedError: the worker is drained and idle.
+            DatabaseError: the queue refused a result.
         """
         settings, done = self._settings, 0
         settled = self._answer(self._register)
@@ -171,21 +171,21 @@ class Worker:
         )
 
     def _loaded(self) -> str | None:
-        """What the body keeps loaded, if it says so. It is another's code, and is asked by the thread of the lease."""
+        """The handler's loaded model. Foreign code, called from the lease thread."""
         with suppress(Exception):
             name = getattr(self._body, "loaded_model", None)
             return name if isinstance(name, str) else None
         return None
 
     def _tell_of_quarantine(self) -> None:
-        """Say once why nothing is claimed, and once that it is over."""
+        """Log the begin and the end of a quarantine once."""
         found = self._store.gpu_quarantine.quarantine_of(host=self._settings.host, worker=self._settings.name)
         gpu = None if found is None else found.gpu
         if gpu == self._quarantine:
             return
         self._quarantine = gpu
         if found is None:
-            log.info("no GPU of this worker is in quarantine any more", worker=self._settings.name)
+            log.info("GPU quarantine ended", worker=self._settings.name)
         else:
             log.warning(
                 "a GPU of this worker is in quarantine: it claims nothing until `gpuwarden gpu release`",
@@ -206,8 +206,8 @@ class Worker:
             stall_timeout_s=job.stall_timeout_s,
             steps_total=job.steps_total,
             ranks=job.ranks,
-            # Another queue's gang may have the same number, and be of a run of the same name. As short as a field may
-            # be: what tells them apart comes first.
+            # Another queue's gang may have the same number and run name. The distinct part comes first, as the field
+            # may be cut.
             gang=None if job.gang is None else f"{job.gang}@{job.submitted_at:.3f}/{job.run_id}"[:TEXT_MAX],
             rank=job.rank,
         )
@@ -226,26 +226,26 @@ class Worker:
             bound.info("stopping: job given back")
             raise
         finally:
-            over.set()  # before the result is written: a keeper that finds the job settled must not take it for lost
+            over.set()  # before the result: the lease thread must not see a settled job
         if not self._settle(job, outcome, bound):
             lease.stop_at_once(bound, DISOWNED, self._lease.exit_code())
-        keeper.join(timeout=BUSY_TIMEOUT_S)  # or its last heartbeat could put the model back into the row
+        keeper.join(timeout=BUSY_TIMEOUT_S)  # a late heartbeat would put the model back into the row
         self._reporter.end_job()
         self._lease.see(model=None)
 
     @contextmanager
     def _kept_log(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> Iterator[None]:
-        """Inside, what is printed is kept, where that was asked for. A log that cannot be is no reason not to work."""
+        """Log the output if configured. A log failure does not stop the job."""
         with ExitStack() as keeping:
             if self._settings.logs is not None:
                 try:
                     keeping.enter_context(job_logs.kept(self._settings.logs, job.job_id, job.attempt))
                 except (job_logs.JobLogError, OSError) as error:
-                    bound.warning("what this attempt prints is not kept", because=str(error))
+                    bound.warning("job log not written", because=str(error))
             yield
 
     def _attempt(self, job: Job, bound: structlog.typing.FilteringBoundLogger) -> "_Outcome":
-        """Load, arm and work."""
+        """Load, start the monitoring, and work."""
         try:
             with self._stop.interrupting():
                 if job.needs:
@@ -257,14 +257,14 @@ class Worker:
                 check_result(result)
         except (Exception, SystemExit) as error:
             if self._stop.requested:
-                raise WorkerStopping from error  # a body that turned the stop into an error of its own
-            because = kept(f"{type(error).__name__}: {error}")
+                raise WorkerStopping from error  # the handler turned the stop into its own error
+            because = storable(f"{type(error).__name__}: {error}")
             bound.error("job failed", because=because, exc_info=True)
             return _Outcome(failed=because)
         return _Outcome(result=result)
 
     def _settle(self, job: Job, outcome: "_Outcome", bound: structlog.typing.FilteringBoundLogger) -> bool:
-        """Write the result, for up to a lease if the queue does not answer; false when the job was no longer ours."""
+        """Write the result, with retries for up to a lease; False if the job was lost."""
         attempt, incarnation = job.attempt, self._reporter.incarnation
         give_up_s = time.monotonic() + self._settings.lease_s
         unanswered, because = False, outcome.failed
@@ -289,14 +289,14 @@ class Worker:
                     raise
                 unanswered = True
                 bound.warning("queue does not answer; the result waits", because=str(error))
-                self._reporter.phase(Phase.SAVE)  # a beat: this worker is not wedged, whatever its GPU does meanwhile
+                self._reporter.phase(Phase.SAVE)  # a step beat: this worker is not stalled
                 time.sleep(RETRY_S)
                 continue
             bound.info("job completed" if because is None else "job marked failed", accepted=accepted)
             return accepted
 
     def _is_settled(self, job: Job, because: str | None) -> bool:
-        """Whether the queue has this attempt's result already, by a commit whose answer was lost."""
+        """Whether the queue already has this result, from a commit whose answer was lost."""
         found = self._store.job(job.job_id)
         if because is None:
             ours = found.state in (State.COMPLETED, State.FINISHED)
@@ -311,14 +311,14 @@ class Worker:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """How an attempt ended: with a result, or why it failed."""
+    """The result of an attempt, or why it failed."""
 
     failed: str | None = None
     result: Result = None
 
 
 def answer(ask: Callable[[], T], *, worker: str, stop: Stop, reporter: Reporter) -> T:
-    """What the queue answers, asked again until it does or the worker is told to stop."""
+    """Ask the queue until it answers or the worker must stop."""
     while True:
         stop.check()
         reporter.loop_seen()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gpuwarden.fields import made_from
-from gpuwarden.format import stamp
+from gpuwarden.format import format_utc_time
 from gpuwarden.job import HEARTBEAT_S, Condition, JobId
 from gpuwarden.queue import JobStore, Slot, UnknownJobError
 from gpuwarden.queue.items.tally import RunTally
@@ -95,7 +95,7 @@ class BuiltinQueue:
 
         because = f"wrangled, run {run_id}: {verdict.message}"
         if isinstance(verdict, BlockRun):
-            because = f"{because} (blocked by {who}, {stamp(now)})"
+            because = f"{because} (blocked by {who}, {format_utc_time(now)})"
             return bool(self._store.item_failures.block_run(run_id, still=still, because=because, now=now))
         slot: dict[str, Any] = {"host": verdict.host, "worker": verdict.worker}
         act = (

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_open
-from gpuwarden.format import duration_s
+from gpuwarden.format import parse_duration_s
 from remediator.ledger.ledger import Ledger
 
 PROGRESS_S: Final = 2.0
@@ -52,7 +52,7 @@ def export(ledger: Ledger, arguments: argparse.Namespace) -> int:
 def moment(text: str) -> float:
     """Parse a duration ago or a local time into Unix seconds."""
     with suppress(argparse.ArgumentTypeError):
-        return time.time() - duration_s(text)
+        return time.time() - parse_duration_s(text)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(text).timestamp()
     raise argparse.ArgumentTypeError(f"invalid time {text!r}: use a duration (12h, 7d) or a time (2026-01-31T08:00)")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import duration_s, plain, when
+from gpuwarden.format import format_time, parse_duration_s, printable
 from remediator.capture import render
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
@@ -37,18 +37,18 @@ def lines(history: EpisodeHistory) -> list[str]:
     """
     job = "no job" if history.job_id is None else f"job {history.job_id} attempt {history.attempt}"
     heading = (
-        f"episode {history.episode_id}: {history.condition} of {plain(history.worker)} on {history.host}, {job}: "
-        f"{history.outcome or 'open'}" + (f" ({plain(history.message)})" if history.message else "")
+        f"episode {history.episode_id}: {history.condition} of {printable(history.worker)} on {history.host}, {job}: "
+        f"{history.outcome or 'open'}" + (f" ({printable(history.message)})" if history.message else "")
     )
     return [heading] + [
-        f"  {entry.at - history.opened_at:+7.1f} s  {entry.act:8} {plain(entry.what):18} {_host_prefix(entry, history)}"
-        f"{plain(entry.message)}"
+        f"  {entry.at - history.opened_at:+7.1f} s  {entry.act:8} {printable(entry.what):18} "
+        f"{_host_prefix(entry, history)}{printable(entry.message)}"
         for entry in history.entries
     ]
 
 
 def _host_prefix(entry: Entry, history: EpisodeHistory) -> str:
-    return "" if entry.host in (None, history.host) else f"({plain(str(entry.host))}) "
+    return "" if entry.host in (None, history.host) else f"({printable(str(entry.host))}) "
 
 
 def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
@@ -60,7 +60,7 @@ def _list(ledger: Ledger, arguments: argparse.Namespace) -> int:
     if not histories:
         print("no episodes yet", file=sys.stderr)
     for history in histories:
-        print(f"{when(history.opened_at)}  {lines(history)[0]}")
+        print(f"{format_time(history.opened_at)}  {lines(history)[0]}")
     return 0
 
 
@@ -102,7 +102,7 @@ def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"at": at, "reason": reason, "message": message, "labels": dict(labels)}))
         else:
-            print(f"{when(at)}  {reason:14} {plain(message)}")
+            print(f"{format_time(at)}  {reason:14} {printable(message)}")
     return 0
 
 
@@ -113,11 +113,11 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.figures()))
         return 0
-    print(f"since {when(since)}: {found.episodes} episodes")
+    print(f"since {format_time(since)}: {found.episodes} episodes")
     for each in found.would:
         state = "still open" if each.outcome is None else each.outcome
-        print(f"  would have acted on {plain(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
-        print(f"    {when(each.at)}  {plain(each.message)}")
+        print(f"  would have acted on {printable(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
+        print(f"    {format_time(each.at)}  {printable(each.message)}")
     for title, counts in (
         ("done", found.did), ("failed", found.failed), ("closed", found.outcomes), ("open", found.waiting)
     ):  # fmt: skip
@@ -134,9 +134,9 @@ def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(asdict(order)))
         else:
-            until = "" if order.until is None else f" until {when(order.until)}"
-            why = f": {plain(order.because)}" if order.because else ""
-            print(f"{when(order.at)}  {order.act:10} {order.scope}{until}, by {plain(order.who)}{why}")
+            until = "" if order.until is None else f" until {format_time(order.until)}"
+            why = f": {printable(order.because)}" if order.because else ""
+            print(f"{format_time(order.at)}  {order.act:10} {order.scope}{until}, by {printable(order.who)}{why}")
     return 0
 
 
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
         elif name in ("summary", "audit"):
             default = "24h" if name == "summary" else "30d"
             help_since = f"time range: 12h, 7d (default: {default})"
-            each.add_argument("--since", type=duration_s, default=duration_s(default), help=help_since)
+            each.add_argument("--since", type=parse_duration_s, default=parse_duration_s(default), help=help_since)
         else:
             each.add_argument("--last", type=int, default=50, help="number of rows (default: 50)")
         if name == "summary":

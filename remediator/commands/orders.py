@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import ago, duration_s, plain, when, who
+from gpuwarden.format import format_duration, format_time, operator_name, parse_duration_s, printable
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
@@ -66,13 +66,15 @@ def approve(argv: list[str]) -> int:
     """`gpuwarden approve`."""
     parser = _answer_parser("approve", "Approve one action. The evidence is checked again before it begins.")
     help_text = "how long the approval holds: 15m, 2h (default: 1h, at most 1d)"
-    parser.add_argument("--for", dest="for_s", type=duration_s, default=APPROVED_S, metavar="1h", help=help_text)
+    parser.add_argument("--for", dest="for_s", type=parse_duration_s, default=APPROVED_S, metavar="1h", help=help_text)
     wanted = parser.parse_args(argv)
     if not 0 < wanted.for_s <= APPROVED_MAX_S:
         parser.error(f"--for must be above 0 and at most {APPROVED_MAX_S / 86400:.0f} day")
     order, asked = _answer(wanted, Act.APPROVE, for_s=wanted.for_s)
-    print(f"approved: episode {order.episode_id} on {order.host}, by {order.who}, until {when(order.until or 0.0)}")
-    print(f"  action: {plain(asked)}")
+    print(
+        f"approved: episode {order.episode_id} on {order.host}, by {order.who}, until {format_time(order.until or 0.0)}"
+    )
+    print(f"  action: {printable(asked)}")
     return 0
 
 
@@ -81,7 +83,7 @@ def decline(argv: list[str]) -> int:
     parser = _answer_parser("decline", "Decline one action. That incarnation is not touched.")
     order, asked = _answer(parser.parse_args(argv), Act.DECLINE)
     print(f"declined: episode {order.episode_id} on {order.host}, by {order.who}; undo with `gpuwarden approve`")
-    print(f"  action: {plain(asked)}")
+    print(f"  action: {printable(asked)}")
     return 0
 
 
@@ -89,7 +91,9 @@ def _answer(wanted: argparse.Namespace, act: Act, *, for_s: float | None = None)
     with closing(existing(wanted.ledger)) as ledger:
         now = ledger.now()
         until = None if for_s is None else now + for_s
-        return ledger.orders.answer(wanted.episode, act, who=who(), because=wanted.reason, until=until, now=now)
+        return ledger.orders.answer(
+            wanted.episode, act, who=operator_name(), because=wanted.reason, until=until, now=now
+        )
 
 
 def disarm(argv: list[str]) -> int:
@@ -104,7 +108,7 @@ def disarm(argv: list[str]) -> int:
         begun = [each for each in _list_open(ledger, order) if each.free is not None]
     print(f"disarmed: {order.scope}, by {order.who}; dry run within a second")
     for each in begun:
-        print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} had begun and stays as it is")
+        print(f"  episode {each.episode_id} of {printable(each.worker)} on {each.host} had begun and stays as it is")
     return 0
 
 
@@ -132,7 +136,7 @@ def pause(argv: list[str]) -> int:
         begun = [each for each in _list_open(ledger, order) if each.free is not None and since <= now]
     print(f"{span(order)}; end it with `gpuwarden resume {order.order_id}`")
     for each in begun:
-        print(f"  episode {each.episode_id} of {plain(each.worker)} on {each.host} has begun and will finish")
+        print(f"  episode {each.episode_id} of {printable(each.worker)} on {each.host} has begun and will finish")
     return 0
 
 
@@ -172,9 +176,9 @@ def _not_paused(wanted: argparse.Namespace, pauses: Sequence[Order]) -> str:
 
 def span(window: Order) -> str:
     """Describe a pause in one line."""
-    until = "" if window.until is None else f" until {when(window.until)}"
-    why = f": {plain(window.because)}" if window.because else ""
-    return f"{window.scope} from {when(window.since or window.at)}{until}, by {plain(window.who)}{why}"
+    until = "" if window.until is None else f" until {format_time(window.until)}"
+    why = f": {printable(window.because)}" if window.because else ""
+    return f"{window.scope} from {format_time(window.since or window.at)}{until}, by {printable(window.who)}{why}"
 
 
 def breaker(argv: list[str]) -> int:
@@ -193,10 +197,10 @@ def breaker(argv: list[str]) -> int:
         if latched is None:
             print("gpuwarden breaker: the circuit breaker is not open", file=sys.stderr)
             return 1
-        order = Order(act=Act.RELEASE, at=ledger.now(), who=who(), because=wanted.reason)
+        order = Order(act=Act.RELEASE, at=ledger.now(), who=operator_name(), because=wanted.reason)
         ledger.orders.give(order)
         waiting = [each for each in ledger.reports.list_held() if each.reason == Reason.CIRCUIT_BREAKER]
-    print(f"reset by {order.who}; it opened {ago(order.at - latched.at)} ago: {plain(latched.because)}")
+    print(f"reset by {order.who}; it opened {format_duration(order.at - latched.at)} ago: {printable(latched.because)}")
     for each in waiting:
         print(f"  {_line(each, 'waited for this, handled now')}")
     return 0
@@ -215,13 +219,13 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     if len(held) > len(ready):
         lines.append(f"{len(held) - len(ready)} more wait for another reason: see `gpuwarden status`")
     if (latched := orders.breaker()) is not None:
-        lines.append(f"the circuit breaker is open and holds all of them: {plain(latched.because)}")
+        lines.append(f"the circuit breaker is open and holds all of them: {printable(latched.because)}")
     lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
     return lines
 
 
 def _order(act: Act, ledger: Ledger, wanted: argparse.Namespace, **more: Any) -> Order:
-    return Order(act=act, at=ledger.now(), who=who(), because=wanted.reason, host=wanted.host, **more)
+    return Order(act=act, at=ledger.now(), who=operator_name(), because=wanted.reason, host=wanted.host, **more)
 
 
 def _list_open(ledger: Ledger, order: Order) -> list[Episode]:
@@ -229,7 +233,7 @@ def _list_open(ledger: Ledger, order: Order) -> list[Episode]:
 
 
 def _line(held: HeldEpisode, message: str) -> str:
-    return f"episode {held.episode_id}: {plain(held.worker)} on {held.host}: {plain(message)}"
+    return f"episode {held.episode_id}: {printable(held.worker)} on {held.host}: {printable(message)}"
 
 
 def _dry_run_action(ledger: Ledger, held: HeldEpisode) -> str:
@@ -277,7 +281,9 @@ def _parser(name: str, description: str) -> argparse.ArgumentParser:
 
 def _add_end(parser: argparse.ArgumentParser) -> None:
     end = parser.add_mutually_exclusive_group(required=True)
-    end.add_argument("--for", dest="for_s", type=duration_s, metavar="2h", help="duration: 90s, 30m, 2h, 1d, 1h30m")
+    end.add_argument(
+        "--for", dest="for_s", type=parse_duration_s, metavar="2h", help="duration: 90s, 30m, 2h, 1d, 1h30m"
+    )
     end.add_argument("--until", metavar="TIME", help="end, local time: 18:30 or 2026-01-31T08:00")
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import ago, plain, when
+from gpuwarden.format import format_duration, format_time, printable
 from gpuwarden.queue import JobStore, Quarantine
 from remediator.clients import exporter
 from remediator.clients import http as answers
@@ -138,8 +138,8 @@ class Report:
         found = [f"{part.name}: {part.says}; {part.todo}" for part in self.parts if part.ok is False]
         if self.breaker is not None:
             found.append(
-                f"circuit breaker open since {when(self.breaker.at)}: {self.breaker.because}; find the cause, then run "
-                "`gpuwarden breaker reset`"
+                f"circuit breaker open since {format_time(self.breaker.at)}: {self.breaker.because}; "
+                "find the cause, then run `gpuwarden breaker reset`"
             )
         dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
         if dry:
@@ -159,8 +159,9 @@ class Report:
             for number, worker, host, message in self.not_fixed
         ]
         found += [
-            f"episode {each.episode_id} of {each.worker} on {each.host} open for {ago(self.at - each.opened_at)}: "
-            f"{each.message or 'running'}; see `gpuwarden ledger show {each.episode_id}`"
+            f"episode {each.episode_id} of {each.worker} on {each.host} open for "
+            f"{format_duration(self.at - each.opened_at)}: {each.message or 'running'}; "
+            f"see `gpuwarden ledger show {each.episode_id}`"
             for each in self.episodes
             if each.reason not in _OTHER_WAITS and self.at - each.opened_at > LONG_S
         ]
@@ -206,26 +207,27 @@ def page(report: Report) -> Iterator[str]:
     """Format the report as lines."""
     for part in report.parts:
         mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
-        yield f"{part.name:14}{mark:10}{plain(part.says)}"
+        yield f"{part.name:14}{mark:10}{printable(part.says)}"
     yield ""
     for each in report.armed:
-        by = f", {plain(each.by)}" if each.by else ", no order yet"
+        by = f", {printable(each.by)}" if each.by else ", no order yet"
         mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
         yield f"{mode:10}{each.remedy} on {each.host}{by}"
     for order in report.pauses:
         yield f"{'planned' if begins_s(order, report.at) > 0 else 'paused':10}{span(order)}"
     yield f"{len(report.episodes)} open episodes"
     for held in report.episodes:
-        since = ago(report.at - held.since)
-        why = f": {plain(held.message)}" if held.message else ""
-        yield f"  {held.episode_id}: {plain(held.worker)} on {held.host}, {held.reason or 'running'} for {since}{why}"
+        since = format_duration(report.at - held.since)
+        why = f": {printable(held.message)}" if held.message else ""
+        episode = f"{held.episode_id}: {printable(held.worker)} on {held.host}"
+        yield f"  {episode}, {held.reason or 'running'} for {since}{why}"
     for host, name, at in report.freed_lately:
-        yield f"  {plain(name)} on {host} restarted {ago(report.at - at)} ago"
+        yield f"  {printable(name)} on {host} restarted {format_duration(report.at - at)} ago"
     yield ""
     needs = report.needs()
     yield "nothing needs an operator" if not needs else "needs an operator:"
     for need in needs:
-        yield f"  - {plain(need)}"
+        yield f"  - {printable(need)}"
 
 
 def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> None:
@@ -244,7 +246,7 @@ def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> 
         todo = "start `gpuwarden up` or `gpuwarden remediator execute`"
         report.parts.append(Part(name="executor", ok=False, says=f"no executor{host} ever ran", todo=todo))
     alert_at = ledger.inbox.last_alert_at()
-    says = "none yet" if alert_at is None else f"last one {ago(report.at - alert_at)} ago"
+    says = "none yet" if alert_at is None else f"last one {format_duration(report.at - alert_at)} ago"
     report.parts.append(Part(name="alerts", ok=None if alert_at is None else True, says=says))
     report.armed = list(_armed(orders, [each.host for each in executing]))
     report.breaker, report.pauses = orders.breaker(), orders.pauses(host=wanted.host, now=report.at)
@@ -260,7 +262,7 @@ def _armed(orders: Orders, hosts: Sequence[str]) -> Iterator[Armed]:
     for host in hosts:
         for remedy in sorted(REMEDIES):
             order = orders.arming(host=host, remedy=remedy)
-            by = None if order is None else f"{_DONE[order.act]} by {order.who} at {when(order.at)}"
+            by = None if order is None else f"{_DONE[order.act]} by {order.who} at {format_time(order.at)}"
             armed, asks = orders.armed(host=host, remedy=remedy), orders.asks(host=host, remedy=remedy)
             yield Armed(host=host, remedy=remedy, armed=armed, approval=asks, by=by)
 
@@ -328,10 +330,10 @@ def _queue(report: Report, wanted: argparse.Namespace) -> Part:
 def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
     name, silent_s = f"executor {executing.host}", now - executing.beat_at
     if silent_s > GONE_S and not owing:
-        return Part(name=name, ok=None, says=f"silent for {ago(silent_s)}: counts as removed")
+        return Part(name=name, ok=None, says=f"silent for {format_duration(silent_s)}: counts as removed")
     if silent_s > BEAT_MAX_S:
         todo = "check its log, then restart it"
-        return Part(name=name, ok=False, says=f"no heartbeat for {ago(silent_s)}", todo=todo)
+        return Part(name=name, ok=False, says=f"no heartbeat for {format_duration(silent_s)}", todo=todo)
     errors = f", {executing.errors} unexpected errors since the start" if executing.errors else ""
     workers = "" if executing.workers is None else f", sees {executing.workers} workers"
     return Part(name=name, ok=True, says=f"alive, pid {executing.pid}{workers}{errors}")

@@ -14,7 +14,7 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import plain, stamp, who
+from gpuwarden.format import format_utc_time, operator_name, printable
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.items.tally import RunTally
 from gpuwarden.queue.open import current, existing
@@ -45,7 +45,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
             print(json.dumps(row))
         else:
             notes = f"{_whom_to_inform(verdict)}{_cap(run, verdict, rules)}"
-            print(f"{plain(run_id)}: {_describe_verdict(verdict)}: {plain(verdict.message)}{notes}")
+            print(f"{printable(run_id)}: {_describe_verdict(verdict)}: {printable(verdict.message)}{notes}")
     return 0
 
 
@@ -56,12 +56,12 @@ def _apply(store: JobStore, arguments: argparse.Namespace) -> int:
         raise GpuwardenError(f"no run {run_id!r} in the queue: see `gpuwarden runs list`")
     verdict = classify(run, rules)
     if isinstance(verdict, NoAction | Wait):
-        print(f"gpuwarden wrangle: no action: {plain(verdict.message)}", file=sys.stderr)
+        print(f"gpuwarden wrangle: no action: {printable(verdict.message)}", file=sys.stderr)
         return 1
-    if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=who(), now=store.now()):
+    if not BuiltinQueue(store).wrangle(run_id, verdict, rules=rules, who=operator_name(), now=store.now()):
         print("gpuwarden wrangle: no action: the run has changed; retry", file=sys.stderr)
         return 1
-    print(f"{plain(run_id)}: {_DID[type(verdict)]}: {plain(verdict.message)}{_whom_to_inform(verdict)}")
+    print(f"{printable(run_id)}: {_DID[type(verdict)]}: {printable(verdict.message)}{_whom_to_inform(verdict)}")
     return 0
 
 
@@ -72,9 +72,11 @@ def _set_wrangled(store: JobStore, arguments: argparse.Namespace) -> int:
 
 
 def _clear_failures(store: JobStore, arguments: argparse.Namespace) -> int:
-    by, now = who(), store.now()
-    count = store.item_failures.forgive_run(arguments.run, who=by, because=f"forgiven by {by}, {stamp(now)}", now=now)
-    print(f"{plain(arguments.run)}: {count} jobs unblocked, failures cleared, workers may claim it again")
+    by, now = operator_name(), store.now()
+    count = store.item_failures.forgive_run(
+        arguments.run, who=by, because=f"forgiven by {by}, {format_utc_time(now)}", now=now
+    )
+    print(f"{printable(arguments.run)}: {count} jobs unblocked, failures cleared, workers may claim it again")
     return 0
 
 
@@ -84,7 +86,7 @@ def _describe_verdict(verdict: Verdict) -> str:
             return "waits"
         case NoAction():
             return "nothing to do"
-    return f"would {plain(verdict.deed)}"
+    return f"would {printable(verdict.deed)}"
 
 
 _DID: Final = {LockWorker: "worker locked", Migrate: "moved", BlockRun: "blocked"}

@@ -24,7 +24,15 @@ from prometheus_client.registry import Collector
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.job import FRESH_S, State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import FAILING_MAX, HOST_WORKERS_MAX, Failing, Look, Outcome, Retries, Waiting
+from gpuwarden.queue.counts import (
+    FAILING_MAX,
+    HOST_WORKERS_MAX,
+    ClaimableJobs,
+    Failing,
+    Outcome,
+    QueueSnapshot,
+    Retries,
+)
 from remediator.metrics.series import Catalogue, Series
 
 log: Final = structlog.get_logger("remediator")
@@ -61,7 +69,7 @@ OUTCOMES: Final = ("completed", "failed", "cancelled")
 class Count:
     """A background count: claimable jobs by queue, and workers with failed items."""
 
-    waiting: Mapping[str, Waiting]
+    waiting: Mapping[str, ClaimableJobs]
     failing: Failing
 
 
@@ -69,7 +77,7 @@ _Counted: TypeAlias = tuple[float, float, Count]
 """Start and end of a count, monotonic clock seconds, and its result."""
 
 
-_Seen: TypeAlias = tuple[Look, Sequence[tuple[str, str]]]
+_Seen: TypeAlias = tuple[QueueSnapshot, Sequence[tuple[str, str]]]
 """A queue snapshot, and this host's workers as (queue, worker)."""
 
 
@@ -263,7 +271,7 @@ class QueueCollector(Collector):
         with self._lock:
             up = SERIES.gauge("gpuwarden_queue_up")
             try:
-                (look, here), counted = self._look(), self._count()
+                (snapshot, here), counted = self._look(), self._count()
             except (GpuwardenError, NotInTimeError) as error:
                 because = str(error) or f"no answer within {ANSWER_S:g} s"
                 if self._readable is not False:  # once, not at every scrape
@@ -275,7 +283,7 @@ class QueueCollector(Collector):
                 log.info("queue reachable for /metrics again")
             self._readable = True
             up.add_metric((), 1.0)
-            return iter([up, *self._families(look, here, counted)])
+            return iter([up, *self._families(snapshot, here, counted)])
 
     def _look(self) -> _Seen:
         # Wait for a read that is still running instead of starting another.
@@ -294,7 +302,7 @@ class QueueCollector(Collector):
             self._store = self._opened()
         store, now = self._store, self._store.now()
         self._outcomes.take(store, now_s=time.monotonic())
-        return store.counts.look(now=now), store.counts.of_host(self._host, now=now)
+        return store.counts.snapshot(now=now), store.counts.of_host(self._host, now=now)
 
     def _count(self) -> tuple[float, Count] | None:
         """The newest count and its age, seconds. Starts another, unless one is running."""
@@ -319,15 +327,15 @@ class QueueCollector(Collector):
         return None if age_s > COUNT_AGE_MAX_S else (age_s, found)
 
     def _families(
-        self, look: Look, here: Sequence[tuple[str, str]], counted: tuple[float, Count] | None
+        self, snapshot: QueueSnapshot, here: Sequence[tuple[str, str]], counted: tuple[float, Count] | None
     ) -> Iterator[Metric]:
-        self._queues |= {*(queue for queue, _ in look.at_work), *look.crews, *look.retries}
+        self._queues |= {*(queue for queue, _ in snapshot.at_work), *snapshot.workers, *snapshot.retries}
         if counted is not None:
             self._queues |= set(counted[1].waiting)
         queues = sorted(self._queues)
-        yield from self._jobs(look, counted, queues)
+        yield from self._jobs(snapshot, counted, queues)
         workers, busy = SERIES.gauge("gpuwarden_queue_workers"), SERIES.gauge("gpuwarden_queue_workers_busy")
-        for queue, counts in sorted(look.crews.items()):
+        for queue, counts in sorted(snapshot.workers.items()):
             busy.add_metric((queue,), counts.busy)
             for state, count in counts.by_state.items():
                 workers.add_metric((queue, state), count)
@@ -338,34 +346,36 @@ class QueueCollector(Collector):
         retries = SERIES.counter("gpuwarden_queue_retries_total")
         dead = SERIES.gauge("gpuwarden_queue_dead_workers")
         for queue in queues:
-            found = look.retries.get(queue, Retries(watchdog=0, reclaims=0))
+            found = snapshot.retries.get(queue, Retries(watchdog=0, reclaims=0))
             retries.add_metric((queue, "condition"), found.watchdog)
             retries.add_metric((queue, "reclaim"), found.reclaims)
-            dead.add_metric((queue,), look.dead.get(queue, 0))
+            dead.add_metric((queue,), snapshot.dead.get(queue, 0))
         yield from (retries, dead)
         if counted is not None:
             yield from _items(counted[1].failing)
         yield from self._ended()
         quarantined = SERIES.gauge("gpuwarden_queue_gpus_quarantined")
-        quarantined.add_metric((), look.quarantined)
+        quarantined.add_metric((), snapshot.quarantined)
         lag = SERIES.gauge("gpuwarden_queue_consumer_lag_events")
-        for consumer, count in sorted(look.lags.items()):
+        for consumer, count in sorted(snapshot.lags.items()):
             lag.add_metric((consumer,), count)
         yield from (quarantined, lag)
 
-    def _jobs(self, look: Look, counted: tuple[float, Count] | None, queues: Sequence[str]) -> Iterator[Metric]:
+    def _jobs(
+        self, snapshot: QueueSnapshot, counted: tuple[float, Count] | None, queues: Sequence[str]
+    ) -> Iterator[Metric]:
         jobs, oldest = SERIES.gauge("gpuwarden_queue_jobs"), SERIES.gauge("gpuwarden_queue_oldest_job_age_seconds")
         age = SERIES.gauge("gpuwarden_queue_count_age_seconds")
         for queue in queues:
             for state in OPEN:
                 if state is not State.QUEUED:
-                    jobs.add_metric((queue, state), look.at_work.get((queue, state), 0))
+                    jobs.add_metric((queue, state), snapshot.at_work.get((queue, state), 0))
             if counted is None:
                 continue
             waiting = counted[1].waiting.get(queue)
             jobs.add_metric((queue, State.QUEUED), 0 if waiting is None else waiting.jobs)
             if waiting is not None and waiting.oldest_at is not None:
-                oldest.add_metric((queue,), max(0.0, look.now - waiting.oldest_at))
+                oldest.add_metric((queue,), max(0.0, snapshot.now - waiting.oldest_at))
         if counted is not None:
             age.add_metric((), counted[0])
         yield from (jobs, oldest, age)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
+from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts
 from gpuwarden.job import Condition
 from remediator.plan import Advance, Facts, Stage, Step
 from remediator.reasons import Doubt, Finding
@@ -77,7 +77,7 @@ def _describe_unseen(names: Sequence[str] | None) -> str:
     return f"the memory of {listed} is unknown, since the engine does not report it: the ranking is unknown"
 
 
-def choose(card: CardFacts) -> Choice:
+def choose(card: GpuMemoryFacts) -> Choice:
     """Choose the container of a GPU to restart now, or say why there is none.
 
     The greatest used − budget is chosen. Of those within `tie_bytes` of it the first by name is, so that small changes
@@ -114,25 +114,25 @@ def _choose_none(doubt: Doubt, message: str) -> Choice:
     return Choice(victim=None, doubt=doubt, message=message)
 
 
-def _candidates(tenants: Sequence[TenantFacts]) -> list[TenantFacts]:
+def _candidates(tenants: Sequence[VramShareFacts]) -> list[VramShareFacts]:
     return [each for each in tenants if each.recyclable and each.budget_bytes is not None]
 
 
-def _bytes_over(tenant: TenantFacts) -> int | None:
+def _bytes_over(tenant: VramShareFacts) -> int | None:
     if tenant.used_bytes is None or tenant.budget_bytes is None:
         return None
     return tenant.used_bytes - tenant.budget_bytes
 
 
-def _describe_room(card: CardFacts) -> str:
+def _describe_room(card: GpuMemoryFacts) -> str:
     free = "an unknown amount" if card.free_bytes is None else _mib(card.free_bytes)
     return f"{free} free on {card.gpu}, the floor is {_mib(card.floor_bytes)}"
 
 
-def _ranking(tenants: Sequence[TenantFacts]) -> str:
+def _ranking(tenants: Sequence[VramShareFacts]) -> str:
     """All containers of the GPU, most over budget first; those without a budget last, by memory."""
 
-    def order(tenant: TenantFacts) -> tuple[bool, int, int, str]:
+    def order(tenant: VramShareFacts) -> tuple[bool, int, int, str]:
         over = _bytes_over(tenant)
         return over is None, -(over or 0), -(tenant.used_bytes or 0), tenant.container
 
@@ -143,7 +143,7 @@ def _ranking(tenants: Sequence[TenantFacts]) -> str:
     return ", ".join(shown) or "no container is on it"
 
 
-def _describe_tenant(tenant: TenantFacts) -> str:
+def _describe_tenant(tenant: VramShareFacts) -> str:
     used = "an unknown amount" if tenant.used_bytes is None else _mib(tenant.used_bytes)
     if tenant.budget_bytes is None:
         return f"{tenant.container} {used} without a budget"

@@ -23,7 +23,7 @@ from dashboards.queries import PanelQuery, fill_in, panels, queries
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
-from gpuwarden.queue.counts import Crew, Failing, FailingWorker, Look, Retries, Waiting
+from gpuwarden.queue.counts import ClaimableJobs, Failing, FailingWorker, QueueSnapshot, Retries, WorkerCounts
 from remediator.ledger.counters import DURATION_BOUNDS_S, DurationHistogram, Totals
 from remediator.ledger.database import LedgerDatabase
 from remediator.ledger.ledger import Ledger
@@ -86,10 +86,10 @@ class FullQueue(QueueCollector):
         self._outcomes.ended["q", "gpu", "failed"] += 1
         self._outcomes.waited["q"].add(1.0)
         self._outcomes.ran["q", "gpu"].add(1.0)
-        look = Look(
+        snapshot = QueueSnapshot(
             now=2.0,
             at_work={("q", State.RUNNING): 1},
-            crews={"q": Crew(busy=1, by_state={"busy": 1, "idle": 0})},
+            workers={"q": WorkerCounts(busy=1, by_state={"busy": 1, "idle": 0})},
             retries={"q": Retries(watchdog=1, reclaims=1)},
             dead={"q": 1},
             quarantined=1,
@@ -100,7 +100,9 @@ class FullQueue(QueueCollector):
             [
                 up,
                 *self._families(
-                    look, [("q", "w")], (1.0, Count(waiting={"q": Waiting(jobs=1, oldest_at=1.0)}, failing=failing))
+                    snapshot,
+                    [("q", "w")],
+                    (1.0, Count(waiting={"q": ClaimableJobs(jobs=1, oldest_at=1.0)}, failing=failing)),
                 ),
             ]
         )

@@ -35,7 +35,7 @@ def test_a_page_that_lags_is_named(page: str, lag: str, tmp_path: Path, capsys: 
     written = reference.main(["--docs", str(tmp_path)])
 
     assert (checked, before, written) == (1, lag == "changed", 0)
-    assert capsys.readouterr().err == f"{tmp_path / page} lags behind the code: python -m exporter.reference\n"
+    assert capsys.readouterr().err == f"{tmp_path / page} is outdated: run python -m exporter.reference\n"
     assert (tmp_path / page).read_text() == whole
 
 

@@ -11,7 +11,7 @@ from exporter.main import command
 from exporter.model.thresholds import Thresholds
 from exporter.model.timeouts import PhaseTimeouts
 from exporter.settings import Settings, unknown_variables
-from gpuwarden.settings import complaints, given
+from gpuwarden.settings import complaints, read_settings
 
 
 @pytest.mark.parametrize("figure", [float("inf"), float("nan")])
@@ -69,17 +69,17 @@ def test_what_is_pegged_cannot_be_idle(ratio: float) -> None:
 def test_a_kubernetes_service_variable_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "tcp://10.96.7.1:29835")
 
-    assert given(Settings, []).port == Settings.model_fields["port"].default
-    assert given(Settings, ["--port", "1"]).port == 1
+    assert read_settings(Settings, []).port == Settings.model_fields["port"].default
+    assert read_settings(Settings, ["--port", "1"]).port == 1
 
 
 def test_a_port_that_is_none_is_refused_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUWARDEN_EXPORTER_PORT", "http://10.96.7.1:29835")
 
     with pytest.raises(ValidationError) as refused:
-        given(Settings, [])
+        read_settings(Settings, [])
 
-    assert "will not do for --port (or GPUWARDEN_EXPORTER_PORT)" in "".join(complaints(refused.value, Settings))
+    assert "is invalid for --port (or GPUWARDEN_EXPORTER_PORT)" in "".join(complaints(refused.value, Settings))
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_a_port_that_is_none_is_refused_all_the_same(monkeypatch: pytest.MonkeyP
     ids=["none", "one", "each once, for a series that is there twice fails the scrape"],
 )
 def test_of_which_xids_people_are_told_is_a_list(said: str, found: tuple[int, ...]) -> None:
-    assert given(Settings, ["--xids-fatal", said]).xids_fatal == found
+    assert read_settings(Settings, ["--xids-fatal", said]).xids_fatal == found
 
 
 @pytest.mark.parametrize("said", ["fallen off the bus", "0", "79;154", "-1"])
 def test_what_is_no_list_of_xids_is_refused(said: str) -> None:
     with pytest.raises(ValidationError, match="xids_fatal"):
-        given(Settings, [f"--xids-fatal={said}"])
+        read_settings(Settings, [f"--xids-fatal={said}"])
 
 
 @pytest.mark.parametrize(

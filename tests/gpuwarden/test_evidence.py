@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.evidence import CardFacts, FactsError, ServerFacts, WorkerFacts, parse, parse_server, render
+from gpuwarden.evidence import FactsError, GpuMemoryFacts, ServerFacts, WorkerFacts, parse, parse_server, render
 
 pytestmark = pytest.mark.pure
 
@@ -22,7 +22,7 @@ _FIGURES: dict[Any, st.SearchStrategy[Any]] = {
         st.text(max_size=10), st.none() | st.lists(st.integers(0, 2**31), max_size=3), max_size=3
     ),
     dict[str, float]: st.dictionaries(st.text(max_size=10), st.floats(0, 1e15), max_size=3),
-    list[CardFacts]: st.lists(st.builds(CardFacts), max_size=2),
+    list[GpuMemoryFacts]: st.lists(st.builds(GpuMemoryFacts), max_size=2),
     type(None): st.none(),
 }
 _HINTS = get_type_hints(WorkerFacts)

@@ -163,7 +163,7 @@ def test_a_change_of_a_file_that_the_value_names_is_noticed(tmp_path: Path) -> N
 def test_files_that_change_during_each_read_are_an_error(tmp_path: Path) -> None:
     reads = iter(range(100))
 
-    with pytest.raises(GpuwardenError, match="changes faster than it can be read"):
+    with pytest.raises(GpuwardenError, match="files change faster than they can be read"):
         ReloadingFile([tmp_path], lambda: next(reads), named=lambda value: [tmp_path / str(value)])
 
 

@@ -145,7 +145,7 @@ def test_a_second_process_of_one_worker_is_refused(start: Callable[..., Any], ho
     process = start("report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "its job is seen")
 
-    with pytest.raises(LockHeldError, match=r"another live process is worker 'w1'.*stop it, or take another name"):
+    with pytest.raises(LockHeldError, match=r"another process is worker 'w1'.*stop it, or use another name"):
         Reporter(host_dir, worker="w1", queue="gpu").open()
 
     found = seen(host_dir)
@@ -197,7 +197,7 @@ def test_a_forked_child_that_closes_takes_nothing_from_its_parent(start: Callabl
 def test_a_folder_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
 
-    with pytest.raises(StateFolderError, match=r"cannot keep state files in .*make it, and let this user write"):
+    with pytest.raises(StateFolderError, match=r"cannot write state files in .*create it, writable for this user"):
         Reporter(tmp_path / "run", worker="w1", queue="gpu").open()
 
 
@@ -251,7 +251,7 @@ def test_a_host_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Pat
     if content is not None:
         (tmp_path / "host").write_bytes(content)
 
-    with pytest.raises(HostKeyError, match=r"no host key at .*: write this host's name there"):
+    with pytest.raises(HostKeyError, match=r"no host key at .*: write this host's name to it"):
         host_key(tmp_path)
 
 

@@ -175,7 +175,7 @@ def job_with(**fields: object) -> str:
         pytest.param(worker_with(queue="\ud800"), "field", r"'\\ud800' found", id="half a surrogate pair"),
         pytest.param(worker_with(queue={"a": 1}), "field", "an object found", id="an object for a string"),
         pytest.param(worker_with(started=[[[]]]), "field", "a list found", id="a list for a stamp"),
-        pytest.param(worker_with(worker="../up"), "name", "'../up' will not do", id="a name that climbs"),
+        pytest.param(worker_with(worker="../up"), "name", "'../up' is invalid", id="a name that climbs"),
         pytest.param(worker_with(worker="w" * 64), "name", "1 to 63", id="a name too long"),
         pytest.param(
             worker_with(started={"boottime_s": True, "boot_id": "b", "unix_s": 1}),

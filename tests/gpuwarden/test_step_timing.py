@@ -3,12 +3,12 @@
 import pytest
 
 from gpuwarden.job import Phase
-from gpuwarden.step_timing import EARLY, KEPT, Pace, Stays
+from gpuwarden.step_timing import EARLY_STEPS, LONGEST_KEPT, PhaseTiming, StepTiming
 
 pytestmark = pytest.mark.pure
 
 
-def stepping(pace: Pace, *, from_s: float, every_s: float, count: int) -> float:
+def stepping(pace: StepTiming, *, from_s: float, every_s: float, count: int) -> float:
     """Step so often; returns when the last step was done."""
     for number in range(count):
         pace.step(from_s + number * every_s)
@@ -16,7 +16,7 @@ def stepping(pace: Pace, *, from_s: float, every_s: float, count: int) -> float:
 
 
 def test_one_step_has_taken_no_known_time() -> None:
-    pace = Pace()
+    pace = StepTiming()
 
     pace.step(100.0)
 
@@ -24,12 +24,12 @@ def test_one_step_has_taken_no_known_time() -> None:
 
 
 def test_the_first_steps_count_until_as_many_others_are_known() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(0.0)
-    after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY)
+    after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY_STEPS)
     early = pace.max_s
 
-    after_s = stepping(pace, from_s=after_s + 4.0, every_s=2.0, count=EARLY - 1)
+    after_s = stepping(pace, from_s=after_s + 4.0, every_s=2.0, count=EARLY_STEPS - 1)
     too_few = pace.max_s, pace.mean_s
     pace.step(after_s + 2.0)
 
@@ -37,51 +37,51 @@ def test_the_first_steps_count_until_as_many_others_are_known() -> None:
     assert too_few[0] == 300.0
     assert too_few[1] is not None
     assert too_few[1] > 9.0
-    assert (pace.max_s, pace.mean_s) == (4.0, (4.0 + 2.0 * (EARLY - 1)) / EARLY)
+    assert (pace.max_s, pace.mean_s) == (4.0, (4.0 + 2.0 * (EARLY_STEPS - 1)) / EARLY_STEPS)
 
 
 def test_the_time_in_other_phases_is_taken_out_of_the_step_that_it_falls_into() -> None:
-    pace = Pace()
-    pace.goes_on(0.0, steps=True)
+    pace = StepTiming()
+    pace.enter(0.0, steps=True)
     pace.step(10.0)
 
-    pace.goes_on(13.0, steps=False)  # 3 s of the next step are over
-    pace.goes_on(200.0, steps=False)
-    pace.goes_on(313.0, steps=True)
+    pace.enter(13.0, steps=False)  # 3 s of the next step are over
+    pace.enter(200.0, steps=False)
+    pace.enter(313.0, steps=True)
     pace.step(315.0)
 
     assert (pace.max_s, pace.mean_s) == (5.0, 5.0)
 
 
 def test_who_says_step_before_every_step_has_steps_no_shorter_for_it() -> None:
-    pace = Pace()
-    pace.goes_on(0.0, steps=True)
+    pace = StepTiming()
+    pace.enter(0.0, steps=True)
     pace.step(0.0)
 
-    pace.goes_on(60.0, steps=True)
+    pace.enter(60.0, steps=True)
     pace.step(60.0)
 
     assert pace.max_s == 60.0
 
 
 def test_the_steps_of_another_phase_are_steps_too() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(10.0)  # while it loads
     pace.step(17.0)
 
-    pace.goes_on(300.0, steps=True)
+    pace.enter(300.0, steps=True)
     pace.step(302.0)
 
     assert (pace.max_s, pace.mean_s) == (7.0, 4.5)
 
 
 def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(0.0)
     pace.step(5.0)
-    pace.goes_on(6.0, steps=False)
+    pace.enter(6.0, steps=False)
 
-    pace.begins_anew()
+    pace.reset_start()
     pace.step(300.0)
     pace.step(307.0)
 
@@ -89,19 +89,19 @@ def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
 
 
 def test_the_phase_before_such_a_step_is_over() -> None:
-    pace = Pace()
-    pace.goes_on(0.0, steps=False)
+    pace = StepTiming()
+    pace.enter(0.0, steps=False)
 
-    pace.begins_anew()
+    pace.reset_start()
     pace.step(300.0)
-    pace.goes_on(304.0, steps=True)
+    pace.enter(304.0, steps=True)
     pace.step(307.0)
 
     assert pace.max_s == 7.0
 
 
 def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(10.0)
 
     pace.step(9.9)
@@ -110,45 +110,45 @@ def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
 
 
 def test_the_longest_steps_are_known_one_by_one_and_since_when_they_ran() -> None:
-    pace = Pace()
+    pace = StepTiming()
     for now_s in (0.0, 3.0, 4.0, 9.0, 11.0, 18.0):
         pace.step(now_s)
 
     assert pace.longest == ((7.0, 11.0), (5.0, 4.0), (3.0, 0.0), (2.0, 9.0))
-    assert len(pace.longest) == KEPT
+    assert len(pace.longest) == LONGEST_KEPT
 
 
 def test_no_step_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
-    pace = Pace()
-    took_s = [float(3 + number * 7 % 19) for number in range(3 * EARLY)]
+    pace = StepTiming()
+    took_s = [float(3 + number * 7 % 19) for number in range(3 * EARLY_STEPS)]
     now_s = 0.0
     pace.step(now_s)
     for each in took_s:
         now_s += each
         pace.step(now_s)
 
-    assert [each for each, _ in pace.longest] == sorted(took_s[EARLY:], reverse=True)[:KEPT]
+    assert [each for each, _ in pace.longest] == sorted(took_s[EARLY_STEPS:], reverse=True)[:LONGEST_KEPT]
 
 
 def test_the_early_steps_are_among_the_longest_as_long_as_too_few_others_are_known() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(0.0)
-    after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY + 3)
+    after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY_STEPS + 3)
     early = pace.longest
 
-    stepping(pace, from_s=after_s + 5.0, every_s=2.0, count=EARLY)
+    stepping(pace, from_s=after_s + 5.0, every_s=2.0, count=EARLY_STEPS)
 
     assert early == ((300.0, 0.0), (2.0, 300.0), (2.0, 302.0), (2.0, 304.0))
     assert pace.longest[0] == (5.0, after_s)
 
 
 def test_nobody_knows_since_when_a_step_ran_that_another_phase_fell_into() -> None:
-    pace = Pace()
-    pace.goes_on(0.0, steps=True)
+    pace = StepTiming()
+    pace.enter(0.0, steps=True)
     pace.step(10.0)
 
-    pace.goes_on(13.0, steps=False)
-    pace.goes_on(313.0, steps=True)
+    pace.enter(13.0, steps=False)
+    pace.enter(313.0, steps=True)
     pace.step(315.0)
     pace.step(319.0)
 
@@ -156,7 +156,7 @@ def test_nobody_knows_since_when_a_step_ran_that_another_phase_fell_into() -> No
 
 
 def test_steps_that_took_no_time_are_steps() -> None:
-    pace = Pace()
+    pace = StepTiming()
     pace.step(10.0)
     pace.step(10.0)
 
@@ -164,8 +164,8 @@ def test_steps_that_took_no_time_are_steps() -> None:
 
 
 def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:
-    pace = Pace()
-    pace.goes_on(300.0, steps=True)
+    pace = StepTiming()
+    pace.enter(300.0, steps=True)
 
     pace.step(301.0)
     pace.step(303.0)
@@ -173,11 +173,11 @@ def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:
     assert pace.max_s == 2.0
 
 
-def stayed(*turns: tuple[float, Phase]) -> Stays:
+def stayed(*turns: tuple[float, Phase]) -> PhaseTiming:
     """An attempt that began at 0 s, and went on to each phase at that moment."""
-    stays = Stays(0.0)
+    stays = PhaseTiming(0.0)
     for now_s, phase in turns:
-        stays.goes_on(now_s, phase)
+        stays.enter(now_s, phase)
     return stays
 
 
@@ -207,13 +207,13 @@ def test_who_says_its_phase_again_is_in_the_same_stay() -> None:
 
 def test_no_stay_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
     took_s = [float(3 + number * 7 % 19) for number in range(12)]
-    stays, now_s = Stays(0.0), 0.0
+    stays, now_s = PhaseTiming(0.0), 0.0
     for each in took_s:
-        stays.goes_on(now_s, Phase.SAVE)
+        stays.enter(now_s, Phase.SAVE)
         now_s += each
-        stays.goes_on(now_s, Phase.STEP)
+        stays.enter(now_s, Phase.STEP)
 
-    assert [each for each, _ in stays.longest(Phase.SAVE)] == sorted(took_s, reverse=True)[:KEPT]
+    assert [each for each, _ in stays.longest(Phase.SAVE)] == sorted(took_s, reverse=True)[:LONGEST_KEPT]
 
 
 def test_no_stay_is_told_of_steps_or_of_rest() -> None:

@@ -6,7 +6,7 @@ The default is a stalled job: worker w1 in container c1 on box1, attempt 1 of jo
 from dataclasses import replace
 from typing import Any, Final
 
-from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
+from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts, WorkerFacts
 from gpuwarden.job import Condition, State
 from gpuwarden.queue.items.tally import RunTally
 from remediator.alert import Alert
@@ -160,10 +160,10 @@ def server(**changed: Any) -> ServerFacts:
 
 def tenant(
     name: str = "c1", used_mib: int | None = 10_957, budget_mib: int | None = 2048, **changed: Any
-) -> TenantFacts:
+) -> VramShareFacts:
     """The GPU memory of a container: by default c1, which holds 8909 MiB more than its budget."""
     incarnation = KEY if name == "c1" else f"{name}@1"
-    default = TenantFacts(
+    default = VramShareFacts(
         container=name, incarnation=incarnation, recyclable=True,
         used_bytes=None if used_mib is None else used_mib * MIB,
         budget_bytes=None if budget_mib is None else budget_mib * MIB,
@@ -172,10 +172,10 @@ def tenant(
 
 
 def card(
-    *tenants: TenantFacts, free_mib: int | None = 400, returning_mib: int | None = 0, gpu: str = "GPU-0"
-) -> CardFacts:
+    *tenants: VramShareFacts, free_mib: int | None = 400, returning_mib: int | None = 0, gpu: str = "GPU-0"
+) -> GpuMemoryFacts:
     """The memory of a GPU: by default 400 MiB are free of a floor of 1536. Two containers within 256 MiB tie."""
-    return CardFacts(
+    return GpuMemoryFacts(
         gpu=gpu, size_bytes=16_384 * MIB, free_bytes=None if free_mib is None else free_mib * MIB,
         floor_bytes=1536 * MIB, tie_bytes=256 * MIB, tenants=list(tenants),
         returning_bytes=None if returning_mib is None else returning_mib * MIB,

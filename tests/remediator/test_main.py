@@ -205,7 +205,7 @@ def test_invalid_settings_are_one_line_each_and_exit_2(capsys: pytest.CaptureFix
     said = capsys.readouterr().err.splitlines()
     assert [line.removeprefix("gpuwarden remediator execute: error: ").partition(" (")[0] for line in said] == [
         "--queue-db",
-        "'many' will not do for --retries-max",
+        "'many' is invalid for --retries-max",
     ]
 
 

@@ -200,7 +200,7 @@ def reclaim_without_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     def reclaim(self: Sweeps, *, now: float, among: Any = None) -> list[Any]:
         with writing(self._engine) as connection:
             where = true() if among is None else JOBS.c.job_id.in_(sorted(among))
-            return sql.give_away(connection, Move.RECLAIM, where, "lease expired", now)
+            return sql.requeue_or_fail(connection, Move.RECLAIM, where, "lease expired", now)
 
     monkeypatch.setattr(Sweeps, "reclaim_expired", reclaim)
 
@@ -220,11 +220,11 @@ def register_in_two_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def in_two(self: Claims, queue: str, *, host: str, worker: str, incarnation: str, **how: Any) -> list[Any]:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(sql, "give_away", lambda *_: [])
+            inner.setattr(sql, "requeue_or_fail", lambda *_: [])
             register(self, queue, host=host, worker=worker, incarnation=incarnation, **how)
         held = and_(JOBS.c.host == host, JOBS.c.worker == worker, JOBS.c.claimed_by != incarnation)
         with writing(self._engine) as connection:
-            return sql.give_away(connection, Move.SUPERSEDE, held, "its worker restarted", how["now"])
+            return sql.requeue_or_fail(connection, Move.SUPERSEDE, held, "its worker restarted", how["now"])
 
     monkeypatch.setattr(Claims, "register", in_two)
 

@@ -1,1 +1,1 @@
-"""The items of a run, who failed them, and how many."""
+"""The items of a run and their outcomes."""

@@ -1,9 +1,7 @@
-"""What becomes of runs whose items fail and of the workers that fail them (B): counted, and carried out.
+"""Actions on runs with failed items and on their workers (B).
 
-Whoever judges is asked again in the transaction that acts, with the run and its jobs in hand, so that no item is
-finished or failed in between: what is not true any more is not done. A job that is taken from its worker is fenced, or
-held while it is blocked, for the worker may still be at it: one that is there stops by itself within a second
-(`HAND_OVER_S`), one that is cut off from the queue runs on until its lease ends, and so long nobody else has the job.
+The acting transaction checks the verdict again with the run and its jobs locked. A job that is taken from its worker
+stays fenced or held while that worker may run it: `HAND_OVER_S`, or until its lease ends if the worker is cut off.
 """
 
 import math
@@ -39,48 +37,44 @@ from gpuwarden.queue.models import BlockedError, SpentError, SubmissionError
 from gpuwarden.queue.schema import BARRED, ITEM_OUTCOMES, JOBS, QUEUE, RUNS, WORKERS
 
 HAND_OVER_S: Final = 3 * HEARTBEAT_S
-"""How long a job stays fenced or held that was taken from a worker which was seen as lately as this, seconds.
-
-A worker looks every second whether it still has its job.
-"""
+"""How long a job stays fenced or held after it leaves a connected worker, seconds."""
 
 Still: TypeAlias = Callable[[RunTally], bool]
-"""Whether the counts, read again, still say what is about to be done. Pure: it is asked with locks held."""
+"""Whether the verdict still holds. Pure: called with locks held."""
 
 
 class ItemFailures(QueueBase):
-    """Runs that asked for it, and what is done about them and their workers. A worker is a slot, whoever is in it."""
+    """Wrangling of runs and their workers."""
 
     def ask_wrangling(self, run_id: str, *, wrangled: bool) -> bool:
-        """Have a run judged from now on, or no more (B7); false where there is no such run."""
+        """Turn wrangling of a run on or off (B7); False if the run is unknown."""
         with writing(self._engine) as connection:
             asked = update(RUNS).where(RUNS.c.run_id == run_id).values(wrangled=wrangled)
             return connection.execute(asked).rowcount == 1
 
     def wrangled_runs(self) -> list[str]:
-        """The runs that asked for it and have not ended."""
+        """Running runs with wrangling."""
         asked = select(RUNS.c.run_id).where(RUNS.c.wrangled, RUNS.c.state == "running")
         with reading(self._engine) as connection:
             return list(connection.scalars(asked.order_by(RUNS.c.submitted_at, RUNS.c.run_id)))
 
     def tally(self, run_id: str, *, now: float) -> RunTally | None:
-        """How a run's items went, worker by worker; `None` for a run that nobody submitted."""
+        """Item counts of a run; `None` if the run is unknown."""
         with reading(self._engine) as connection:
             return _tally(connection, run_id, now)
 
     def lock_faulty(
         self, run_id: str, *, host: str, worker: str, still: Still, who: str, because: str, now: float
     ) -> bool:
-        """Lock a worker, take its jobs of this run from it, and have what it failed there tried again (B2, B4).
+        """Lock a worker, take its jobs of this run, and retry the items that it failed (B2, B4).
 
-        A lock that stands already stays as it is. False, and nothing written, where it is no longer so, or there is no
-        such worker.
+        False, with nothing written, if the verdict no longer holds.
 
         Raises:
-            SpentError: a job that would be taken from it is at a cap, and would fail with its run; nothing is written.
+            SpentError: one of its jobs is at a cap and would fail.
         """
         with writing(self._engine) as connection:
-            if not _is_still(connection, run_id, still, now, of_worker=(host, worker)):
+            if not _check_verdict(connection, run_id, still, now, of_worker=(host, worker)):
                 return False
             slot = and_(WORKERS.c.host == host, WORKERS.c.worker == worker)
             if connection.scalar(select(WORKERS.c.worker).where(slot)) is None:
@@ -97,16 +91,15 @@ class ItemFailures(QueueBase):
     def migrate_run(
         self, run_id: str, *, host: str, worker: str, still: Still, who: str, because: str, now: float
     ) -> bool:
-        """Take a run from the one worker that runs it, and keep it from everyone who has tried it, for good (B5).
+        """Take a run from its only worker, bar all workers that have tried it, and retry its items (B5).
 
-        Items that failed for good are tried again by the next worker, once more each. False, and nothing written, where
-        it is no longer so.
+        False, with nothing written, if the verdict no longer holds.
 
         Raises:
-            SpentError: a job that would be taken from it is at a cap, and would fail with its run; nothing is written.
+            SpentError: one of its jobs is at a cap and would fail.
         """
         with writing(self._engine) as connection:
-            if not _is_still(connection, run_id, still, now, of_worker=(host, worker)):
+            if not _check_verdict(connection, run_id, still, now, of_worker=(host, worker)):
                 return False
             before = _migrations(connection, run_id)
             tried = select(ITEM_OUTCOMES.c.host, ITEM_OUTCOMES.c.worker).where(
@@ -117,7 +110,7 @@ class ItemFailures(QueueBase):
             new = {(host, worker), *((row.host, row.worker) for row in connection.execute(tried.distinct()))} - barred
             its = {"run_id": run_id, "migration": before + 1, "at": now, "barred_by": who, "because": because}
             rows = [{**its, "host": each[0], "worker": each[1]} for each in sorted(new)]
-            if rows:  # else it had claimed the run while it was barred from it, and that was no other move
+            if rows:  # empty if the worker was barred already
                 connection.execute(insert(BARRED), rows)
             _take_from(connection, run_id, host, worker, because, now)
             items.try_again(connection, run_id, true(), now)
@@ -125,13 +118,12 @@ class ItemFailures(QueueBase):
             return True
 
     def block_run(self, run_id: str, *, still: Still, because: str, now: float) -> list[JobId]:
-        """Let nobody claim a run's jobs, and take those that run from their workers (B3, B5); the ids of all those.
+        """Block a run's jobs and take running ones from their workers (B3, B5); returns their ids.
 
-        One that is fenced stays with whoever settles it. Those that were running are unblocked only once their workers
-        have stopped for certain. None, and nothing written, where it is no longer so.
+        Writes nothing if the verdict no longer holds.
         """
         with writing(self._engine) as connection:
-            if not _is_still(connection, run_id, still, now, jobs=frozenset(State) - FINAL):
+            if not _check_verdict(connection, run_id, still, now, jobs=frozenset(State) - FINAL):
                 return []
             its = JOBS.c.run_id == run_id
             found = select(JOBS.c.job_id).where(its, or_(sql.from_sources(Move.BLOCK), sql.from_sources(Move.HALT)))
@@ -148,21 +140,19 @@ class ItemFailures(QueueBase):
             return ids
 
     def forgive_run(self, run_id: str, *, who: str, because: str, now: float) -> int:
-        """Undo what was done to a run: its jobs may be claimed, by everyone, its failures count no more (B9).
+        """Undo the wrangling of a run: unblock its jobs, lift bars, retry its items (B9).
 
-        Items that failed for good are tried again. A blocked job that has no attempt left is given one. A worker that
-        was locked on the run's account stays so. Who did it last, and when, is kept with the run; `because` with its
-        jobs until they are claimed. How many of its jobs were blocked.
+        A job without attempts gets one more. Locked workers stay locked. Returns the number of unblocked jobs.
 
         Raises:
-            BlockedError: a worker from which one of its jobs was taken may still run it; nothing is written.
-            SubmissionError: the run has ended, or nobody submitted it.
+            BlockedError: a previous worker may still run one of the jobs.
+            SubmissionError: the run has ended or is unknown.
         """
         with writing(self._engine) as connection:
             if (state := runs.lock(connection, run_id)) != "running":
                 raise SubmissionError(f"run {run_id!r} is {state or 'not there'}: give its items to another run")
             its = JOBS.c.run_id == run_id
-            blocked = sql.locked(select(JOBS).where(its, sql.from_sources(Move.UNBLOCK)))
+            blocked = sql.lock_jobs(select(JOBS).where(its, sql.from_sources(Move.UNBLOCK)))
             for row in connection.execute(blocked).all():
                 refuse_while_held(row, now)
             items.try_again(connection, run_id, true(), now)
@@ -183,20 +173,17 @@ class ItemFailures(QueueBase):
 
 
 def refuse_while_held(job: Row[Any], now: float) -> None:
-    """See that nobody runs this blocked job any more.
+    """Check that no worker can still run this blocked job.
 
     Raises:
-        BlockedError: the worker that it was taken from may.
+        BlockedError: its last worker may still run it.
     """
     if job.lease_expires_at is not None and job.lease_expires_at >= now:
         left_s = math.ceil(job.lease_expires_at - now) + 1
-        raise BlockedError(
-            f"job {job.job_id} stays blocked: the worker that it was taken from may still run it; in {left_s} s it "
-            f"does not, try again then"
-        )
+        raise BlockedError(f"job {job.job_id} stays blocked: its last worker may still run it; try again in {left_s} s")
 
 
-def _is_still(
+def _check_verdict(
     connection: Connection,
     run_id: str,
     still: Still,
@@ -205,22 +192,21 @@ def _is_still(
     of_worker: tuple[str, str] | None = None,
     jobs: frozenset[State] = frozenset({State.RUNNING}),
 ) -> bool:
-    """Whether what was judged is so, once with the run locked, and again with the worker's row and its `jobs`, too.
+    """Check the verdict with the run locked, then with the worker's row and `jobs` locked.
 
-    Whose running jobs are locked, no item of it ends before this transaction does. In this order, which is everybody's;
-    but a registration has the worker's row before the runs of its jobs of several ranks, so those are past by then.
+    A registration locks the worker's row before the runs of its ranks, so runs with gangs are excluded first.
     """
-    if runs.lock(connection, run_id) is None or not _says(connection, run_id, still, now):
+    if runs.lock(connection, run_id) is None or not _verdict_holds(connection, run_id, still, now):
         return False
     if of_worker is not None:
         slot = and_(WORKERS.c.host == of_worker[0], WORKERS.c.worker == of_worker[1])
         connection.execute(select(WORKERS.c.worker).where(slot).with_for_update())
     its = select(JOBS.c.job_id).where(JOBS.c.run_id == run_id, sql.is_in(jobs))
-    connection.execute(sql.locked(its)).all()
-    return _says(connection, run_id, still, now)
+    connection.execute(sql.lock_jobs(its)).all()
+    return _verdict_holds(connection, run_id, still, now)
 
 
-def _says(connection: Connection, run_id: str, still: Still, now: float) -> bool:
+def _verdict_holds(connection: Connection, run_id: str, still: Still, now: float) -> bool:
     found = _tally(connection, run_id, now)
     return found is not None and not found.ranked and still(found)
 
@@ -257,8 +243,8 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
     for host, worker in sorted({*running, *counts}):
         done, failed = counts.get((host, worker), (0, 0))
         runs_for_s = running.get((host, worker))
-        told: dict[str, Any] = {"runs_for_s": runs_for_s, "spent": spent.get((host, worker))}
-        workers.append(WorkerTally(host=host, worker=worker, done=done, failed=failed, **told))
+        current: dict[str, Any] = {"runs_for_s": runs_for_s, "spent": spent.get((host, worker))}
+        workers.append(WorkerTally(host=host, worker=worker, done=done, failed=failed, **current))
     return RunTally(
         run_id=run_id,
         asked=run.wrangled,
@@ -271,7 +257,6 @@ def _tally(connection: Connection, run_id: str, now: float) -> RunTally | None:
 
 
 def _items(outcome: ItemOutcome) -> ColumnElement[int]:
-    """How many items went so; one that failed several times is one."""
     return func.count(distinct(case((ITEM_OUTCOMES.c.outcome == outcome, ITEM_OUTCOMES.c.item))))
 
 
@@ -281,14 +266,14 @@ def _migrations(connection: Connection, run_id: str) -> int:
 
 
 def _take_from(connection: Connection, run_id: str, host: str, worker: str, because: str, now: float) -> None:
-    """Fence what this worker runs of the run, unless that would end it: a fence that runs out is a reclaim.
+    """Fence the worker's jobs of the run.
 
     Raises:
-        SpentError: a job of it is at a cap.
+        SpentError: a job is at a cap and would fail.
     """
     held = and_(JOBS.c.run_id == run_id, JOBS.c.host == host, JOBS.c.worker == worker)
     running = sql.is_in({State.RUNNING})
-    connection.execute(sql.locked(select(JOBS.c.job_id).where(held, running))).all()
+    connection.execute(sql.lock_jobs(select(JOBS.c.job_id).where(held, running))).all()
     if (spent := _spent(connection, run_id).get((host, worker))) is not None:
         raise SpentError(f"nothing is done: {spent}")
     fence = sql.transition(Move.FENCE, held, running, because=because, lease_expires_at=_may_run_until(now))
@@ -296,25 +281,23 @@ def _take_from(connection: Connection, run_id: str, host: str, worker: str, beca
 
 
 def _spent(connection: Connection, run_id: str) -> dict[tuple[str, str], str]:
-    """The workers from which what they run of a run cannot be taken, by host and name: why, and what to do instead."""
     running = and_(JOBS.c.run_id == run_id, sql.is_in({State.RUNNING}))
     at_a_cap = or_(JOBS.c.attempt >= JOBS.c.attempts_max, JOBS.c.reclaims >= RECLAIMS_MAX)
-    told = {}
+    reasons = {}
     for row in connection.execute(select(JOBS).where(running, at_a_cap).order_by(JOBS.c.job_id.desc())):
         used = f"attempt {row.attempt} of {row.attempts_max}, reclaimed {row.reclaims} times of {RECLAIMS_MAX}"
-        told[row.host, row.worker] = (
-            f"job {row.job_id} has no attempt or reclaim left ({used}): taken from {row.worker} on {row.host} it would "
-            f"fail, and its run; `gpuwarden worker lock {row.worker} --host {row.host}` lets the worker finish it and "
-            f"claim nothing more"
+        reasons[row.host, row.worker] = (
+            f"job {row.job_id} has no attempt or reclaim left ({used}): without {row.worker} on {row.host} "
+            f"the job and its run would fail; `gpuwarden worker lock {row.worker} --host {row.host}` lets the worker "
+            f"finish it and claim nothing more"
         )
-    return told
+    return reasons
 
 
 def _may_run_until(now: float) -> ColumnElement[float]:
-    """When the worker that runs a job has stopped for certain, from which it is taken now.
+    """When the worker that loses the job has certainly stopped, Unix seconds.
 
-    One that was not seen for three heartbeats may be cut off from the queue: it does not hear of it, and stops only
-    when its lease ends.
+    A cut-off worker stops when its lease ends.
     """
     soon = now + HAND_OVER_S
     seen = exists().where(

@@ -1,8 +1,6 @@
-"""What a run has to do besides its jobs, piece by piece: the frames of a render. Its jobs share them.
+"""Items of a run: pieces of work that its jobs share, such as the frames of a render.
 
-A job takes an item, does it, and takes the next, for as long as there is one. What an attempt had taken when it ended
-is there for others again, without a word from anybody: whether an item is held is read from the job that took it. Each
-time an item is done or fails is kept, with the worker, for whoever is to tell a faulty worker from a faulty job (B).
+An item counts as taken only while its attempt runs. Each outcome is kept with its worker (B).
 """
 
 from collections import Counter
@@ -20,26 +18,26 @@ from gpuwarden.queue.models import Item, Result, SubmissionError, check_result, 
 from gpuwarden.queue.schema import ITEM_OUTCOMES, ITEMS, JOBS
 from gpuwarden.state_file import TEXT_MAX, is_text
 
-LOOKED_AT_MAX: Final = 32
-"""How many items one take tries before it leaves the rest to the next: others may be taking the first ones."""
+TAKE_TRIES_MAX: Final = 32
+"""Items that one take tries. Other jobs may be taking the first ones."""
 
 
 class Items(QueueBase):
-    """A run's items, as its jobs and people see them."""
+    """The items of runs."""
 
     def add(self, run_id: str, items: Sequence[str], *, now: float) -> int:
-        """Give a run more to do, in this order, and open it where it is new; how many it did not have yet.
+        """Add items to a run; returns how many are new.
 
         Raises:
-            SubmissionError: the run has failed or was cancelled, or an item has no name that can be kept.
+            SubmissionError: the run failed or was cancelled, or a name is invalid.
         """
         if bad := [each for each in items if not is_text(each)]:
-            raise SubmissionError(f"item {bad[0][:80]!a} will not do: 1 to {TEXT_MAX} printable characters")
+            raise SubmissionError(f"item {bad[0][:80]!a} is invalid: use 1 to {TEXT_MAX} printable characters")
         names = list(dict.fromkeys(items))
         with reading(self._engine) as connection:
             its = select(ITEMS.c.item).where(ITEMS.c.run_id == run_id)
             if set(names) <= set(connection.scalars(its)):
-                return 0  # nothing to do opens no run
+                return 0  # do not open a run for nothing
         with writing(self._engine) as connection:
             runs.open_run(connection, run_id, now)
             last = connection.scalar(select(func.max(ITEMS.c.place)).where(ITEMS.c.run_id == run_id)) or 0
@@ -52,16 +50,15 @@ class Items(QueueBase):
             return sum(row["item"] not in known for row in rows)
 
     def take(self, job_id: int, *, attempt: int, incarnation: str, now: float) -> Item | None:
-        """The next item of the job's run for this attempt; `None` when there is none, or the attempt is over.
+        """Take the next item for this attempt, or the one it has; `None` if there is none.
 
-        An attempt has one at a time: the one that it has, of a take whose answer was lost, is given to it again. One
-        that failed on this worker comes after all that did not.
+        Items that failed on this worker come last.
         """
         with writing(self._engine) as connection:
             job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None or job.run_id is None:
                 return None
-            item = _held_by(connection, job) or _take(connection, job)
+            item = _find_item_of(connection, job) or _take(connection, job)
             if item is None:
                 return None
             holder = {"job_id": job_id, "attempt": attempt, "host": job.host, "worker": job.worker}
@@ -71,12 +68,12 @@ class Items(QueueBase):
     def finish(
         self, job_id: int, *, attempt: int, incarnation: str, item: str, now: float, result: Result = None
     ) -> bool:
-        """An item is done; false when the attempt does not hold it, or its job, and nothing was written.
+        """Mark an item as done; False, with nothing written, if the attempt has lost it.
 
-        True also where this attempt has told it before, and the answer was lost.
+        A repeated report also returns True.
 
         Raises:
-            ResultError: the result cannot be kept.
+            ResultError: the result cannot be stored.
         """
         check_result(result)
         with writing(self._engine) as connection:
@@ -85,7 +82,7 @@ class Items(QueueBase):
                 return False
             done = _transition(ItemMove.FINISH, job.run_id, item, *_by(job_id, attempt), result=result, changed_at=now)
             if connection.execute(done).rowcount != 1:
-                return _is_told(connection, job, item, ItemState.DONE)
+                return _is_reported(connection, job, item, ItemState.DONE)
             _note(connection, job, item, ItemOutcome.DONE, None, now)
             return True
 
@@ -100,7 +97,7 @@ class Items(QueueBase):
         now: float,
         tries_max: int = ITEM_TRIES_MAX,
     ) -> bool:
-        """An item failed: it is tried again, until it has failed `tries_max` times. False as for `finish_item`."""
+        """Report a failed item. It is retried until it has failed `tries_max` times."""
         with writing(self._engine) as connection:
             job = _hold(connection, job_id, attempt, incarnation, now)
             if job is None:
@@ -113,20 +110,18 @@ class Items(QueueBase):
             move = ItemMove.TRY_AGAIN if before + 1 < tries_max else ItemMove.GIVE_UP
             moved = _transition(move, job.run_id, item, *_by(job_id, attempt), because=because, changed_at=now)
             if connection.execute(moved).rowcount != 1:
-                return _is_told(connection, job, item, ItemState.PENDING, ItemState.FAILED)
+                return _is_reported(connection, job, item, ItemState.PENDING, ItemState.FAILED)
             _note(connection, job, item, ItemOutcome.FAILED, because, now)
             return True
 
     def reset(self, run_id: str, *, now: float, host: str | None = None, worker: str | None = None) -> int:
-        """Have items that failed for good tried again: all of a run, or those that this worker failed last; how many.
-
-        What has failed so far does not count any more.
+        """Retry failed items of a run, or of one worker; returns how many. Old failures no longer count.
 
         Raises:
-            SubmissionError: the run is over, so that nobody would try them: give them to another run.
+            SubmissionError: the run is over.
         """
         failed = [ITEMS.c.run_id == run_id, ITEMS.c.state == ItemState.FAILED]
-        failed += [ITEMS.c[name] == told for name, told in (("host", host), ("worker", worker)) if told is not None]
+        failed += [ITEMS.c[name] == value for name, value in (("host", host), ("worker", worker)) if value is not None]
         with writing(self._engine) as connection:
             if (state := runs.lock(connection, run_id)) != "running":
                 raise SubmissionError(f"run {run_id!r} is {state or 'not there'}: give its items to another run")
@@ -137,35 +132,32 @@ class Items(QueueBase):
             return len(names)
 
     def of_run(self, run_id: str) -> list[Item]:
-        """A run's items, in order. What an attempt that is over had taken is pending."""
+        """A run's items in order."""
         found = select(ITEMS, _is_held().label("held")).where(ITEMS.c.run_id == run_id).order_by(ITEMS.c.place)
         with reading(self._engine) as connection:
             return [
-                to_item(row) if row.held or row.state != ItemState.TAKEN else _free(to_item(row))
+                to_item(row) if row.held or row.state != ItemState.TAKEN else _without_holder(to_item(row))
                 for row in connection.execute(found)
             ]
 
     def counts(self, run_id: str) -> Counter[ItemState]:
-        """How many items of a run are in which state."""
+        """Number of items of a run by state."""
         return Counter(item.state for item in self.of_run(run_id))
 
 
 def try_again(connection: Connection, run_id: str, whose: ColumnElement[bool], now: float) -> int:
-    """Have items of a locked run that failed for good tried again, where an outcome says that `whose` failed; how many.
-
-    What failed so far still counts: see `forgive`.
-    """
-    names = select(ITEM_OUTCOMES.c.item).where(_failed(run_id), whose)
+    """Retry failed items of a locked run; returns how many. Failures still count."""
+    names = select(ITEM_OUTCOMES.c.item).where(_is_failed(run_id), whose)
     failed = (ITEMS.c.run_id == run_id, ITEMS.c.state == ItemState.FAILED, ITEMS.c.item.in_(names))
     return len(_reset(connection, failed, run_id, now))
 
 
 def forgive(connection: Connection, run_id: str, whose: ColumnElement[bool]) -> None:
-    """What failed so far by these outcomes counts no more."""
-    connection.execute(update(ITEM_OUTCOMES).where(_failed(run_id), whose).values(outcome=ItemOutcome.FORGIVEN))
+    """Stop counting the failures that match `whose`."""
+    connection.execute(update(ITEM_OUTCOMES).where(_is_failed(run_id), whose).values(outcome=ItemOutcome.FORGIVEN))
 
 
-def _failed(run_id: str) -> ColumnElement[bool]:
+def _is_failed(run_id: str) -> ColumnElement[bool]:
     return and_(ITEM_OUTCOMES.c.run_id == run_id, ITEM_OUTCOMES.c.outcome == ItemOutcome.FAILED)
 
 
@@ -176,15 +168,15 @@ def _reset(connection: Connection, failed: Sequence[ColumnElement[bool]], run_id
     return names
 
 
-def _held_by(connection: Connection, job: Any) -> str | None:
-    """The item that this attempt has already."""
+def _find_item_of(connection: Connection, job: Any) -> str | None:
+    """The item that this attempt already has."""
     its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.state == ItemState.TAKEN, *_by(job.job_id, job.attempt))
     item: str | None = connection.scalar(select(ITEMS.c.item).where(its).limit(1))
     return item
 
 
 def _take(connection: Connection, job: Any) -> str | None:
-    """The item that is next for this worker, locked."""
+    """The next item for this worker, locked."""
     mine = exists().where(
         *(ITEM_OUTCOMES.c.run_id == ITEMS.c.run_id, ITEM_OUTCOMES.c.item == ITEMS.c.item),
         *(ITEM_OUTCOMES.c.host == job.host, ITEM_OUTCOMES.c.worker == job.worker),
@@ -192,13 +184,13 @@ def _take(connection: Connection, job: Any) -> str | None:
     )
     pending = ITEMS.c.state == ItemState.PENDING
     left_behind = and_(_from_sources(ItemMove.TAKE), not_(pending), not_(_is_held()))
-    # One after the other, so that the many that are pending are not all looked at for the first of them.
+    # One query each, so that the database does not read all pending items.
     for choice in (and_(pending, not_(mine)), and_(left_behind, not_(mine)), or_(pending, left_behind)):
         this = ITEMS.c.run_id == job.run_id
-        first = select(ITEMS.c.item).where(this, choice).order_by(ITEMS.c.place).limit(LOOKED_AT_MAX)
+        first = select(ITEMS.c.item).where(this, choice).order_by(ITEMS.c.place).limit(TAKE_TRIES_MAX)
         for item in connection.scalars(first):
             one = select(ITEMS.c.item).where(this, ITEMS.c.item == item, or_(pending, left_behind))
-            # Asked anew with the row in hand: on PostgreSQL the first look may be older than its taker's claim.
+            # Check again with the row locked: on PostgreSQL the first SELECT may predate another worker's claim.
             if connection.scalar(one.with_for_update(skip_locked=True, of=ITEMS)) is None:
                 continue
             if connection.scalar(select(ITEMS.c.item).where(this, ITEMS.c.item == item, not_(_is_held()))) is not None:
@@ -206,26 +198,26 @@ def _take(connection: Connection, job: Any) -> str | None:
     return None
 
 
-def _is_told(connection: Connection, job: Any, item: str, *states: ItemState) -> bool:
-    """Whether what this attempt tells of an item is there already."""
+def _is_reported(connection: Connection, job: Any, item: str, *states: ItemState) -> bool:
+    """Whether the queue already has this attempt's report on the item."""
     its = and_(ITEMS.c.run_id == job.run_id, ITEMS.c.item == item, *_by(job.job_id, job.attempt))
     return connection.scalar(select(ITEMS.c.state).where(its)) in states
 
 
-def _free(item: Item) -> Item:
+def _without_holder(item: Item) -> Item:
     return replace(item, state=ItemState.PENDING, job_id=None, attempt=None, host=None, worker=None)
 
 
 def _hold(connection: Connection, job_id: int, attempt: int, incarnation: str, now: float) -> Any:
-    """The job, kept from changing hands until this transaction is over; `None` where the attempt does not hold it."""
-    sql.come_back(connection, job_id, attempt, incarnation, now)
+    """The job, locked; `None` if the attempt has lost it."""
+    sql.recover_lost(connection, job_id, attempt, incarnation, now)
     held = select(JOBS.c.job_id, JOBS.c.attempt, JOBS.c.run_id, JOBS.c.host, JOBS.c.worker)
-    held = held.where(sql.held(job_id, attempt, incarnation)).with_for_update(read=True)
+    held = held.where(sql.is_held(job_id, attempt, incarnation)).with_for_update(read=True)
     return connection.execute(held).one_or_none()
 
 
 def _is_held() -> ColumnElement[bool]:
-    """Whether an item is taken by an attempt that is not over. One that is fenced may still be at it."""
+    """Whether a running or fenced attempt has the item."""
     job = JOBS.alias("holder")
     at_it = sql.is_in({State.RUNNING, State.FENCING, State.HOST_LOST}, job)
     return and_(
@@ -243,7 +235,7 @@ def _by(job_id: int, attempt: int) -> tuple[ColumnElement[bool], ...]:
 
 
 def _transition(move: ItemMove, run_id: str, item: str, *where: ColumnElement[bool], **values: Any) -> Update:
-    """The one way an item's state is written."""
+    """Write an item's state. Nothing else writes it."""
     this = and_(ITEMS.c.run_id == run_id, ITEMS.c.item == item, _from_sources(move))
     return update(ITEMS).where(this, *where).values(state=ITEM_MOVES[move][1], **values)
 

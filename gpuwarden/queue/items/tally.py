@@ -1,14 +1,13 @@
-"""How the items of one run went, worker by worker: what a faulty worker is told from a faulty job by (B). Pure."""
+"""Item counts of one run by worker, for wrangling (B). Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerTally:
-    """One worker at the items of one run: how many it finished, and how many failed, each once, forgiven ones left out.
+    """Items of one run at one worker. Repeated failures of an item count once.
 
-    `runs_for_s` is for how long it has been running a job of the run, seconds; `None` while it runs none. `spent` says
-    of such a job that is at a cap why it cannot be taken from it, and what to do; `None` where all can be taken.
+    `runs_for_s` is how long it has run a job of the run, seconds. `spent` is why its job cannot be taken from it.
     """
 
     host: str
@@ -24,11 +23,10 @@ class WorkerTally:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTally:
-    """One run. `workers` are those that run a job of it, and those that ever finished or failed an item of it.
+    """Items of one run.
 
-    `asked` is set where its owner asked for wrangling, `over` once it has ended, `ranked` where jobs of it have several
-    ranks. `unsettled` jobs are fenced, or of a host that seems lost: who runs them, and whether anybody does, is not
-    known. `migrations` is how often it was moved to other workers.
+    `asked`: wrangling is on. `ranked`: a job has several ranks. `unsettled`: jobs that are fenced or lost.
+    `migrations`: moves to other workers.
     """
 
     run_id: str

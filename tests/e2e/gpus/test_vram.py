@@ -18,7 +18,7 @@ import pytest
 from deploy.standalone import debian_packages
 from exporter.evidence.vram_budgets import BUDGET_LABEL, MANAGED_LABEL, PROTECTED_LABEL
 from exporter.model.thresholds import Thresholds
-from gpuwarden.evidence import CardFacts
+from gpuwarden.evidence import GpuMemoryFacts
 from remediator.ledger.reports import EpisodeHistory
 from remediator.remedies.guards import Act, Order
 from testbed.docker_engine import Engine
@@ -104,7 +104,7 @@ class Scene:
     def happened(self, name: str) -> list[str]:
         return [what for what in self.fleet.history(named(name)) if what in ("start", "stop", "die", "restart")]
 
-    def card(self, name: str) -> CardFacts:
+    def card(self, name: str) -> GpuMemoryFacts:
         cards = answered(
             lambda: self.stage.witness.container_evidence(named(name), host=self.stage.chain.plan.host)
         ).cards

@@ -22,7 +22,7 @@ from exporter.http import evidence
 from exporter.model.container import GpuShare, RamUse, VramBudget
 from exporter.model.gpu import Gpu, GpuReadings, MigInstance
 from exporter.model.thresholds import Thresholds
-from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts
+from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts
 from remediator.actuators.docker import LABEL
 from remediator.reasons import Doubt
 from remediator.remedies.recycle_container import choose, confirm
@@ -156,13 +156,13 @@ def test_gpu_memory_lists_every_container_on_it() -> None:
     )
 
     assert gpu_memory(snapshot, "a") == [
-        CardFacts(
+        GpuMemoryFacts(
             gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, returning_bytes=3,
             tenants=[
-                TenantFacts(
+                VramShareFacts(
                     container="a", incarnation="a@1", used_bytes=30 * MIB, budget_bytes=10 * MIB, recyclable=True
                 ),
-                TenantFacts(container="b", incarnation="b@1", used_bytes=5, budget_bytes=None, recyclable=False),
+                VramShareFacts(container="b", incarnation="b@1", used_bytes=5, budget_bytes=None, recyclable=False),
             ],
         )
     ]  # fmt: skip
@@ -172,7 +172,7 @@ def test_unknown_returning_memory_recycles_no_container() -> None:
     gpu = build.gpu(0, build.process(4001, 0.5, 20 * MIB), memory_free_bytes=0)
     found = place("a", holds(30 * MIB), vram_budget=BUDGET)
 
-    def card(**changes: Any) -> CardFacts:
+    def card(**changes: Any) -> GpuMemoryFacts:
         (found_cards,) = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
         return found_cards
 

@@ -33,7 +33,7 @@ from exporter.model.thresholds import Thresholds
 from exporter.model.unknown import Unknown
 from gpuwarden import __version__, clock
 from gpuwarden import evidence as facts
-from gpuwarden.evidence import CardFacts, ServerFacts, TenantFacts, WorkerFacts
+from gpuwarden.evidence import GpuMemoryFacts, ServerFacts, VramShareFacts, WorkerFacts
 from gpuwarden.http.web_config import WebConfig
 from gpuwarden.state_file import Stamp
 from tests.exporter import builders as build
@@ -330,9 +330,9 @@ def test_server_evidence_survives_serialization() -> None:
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
         io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
         probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
-        cards=[CardFacts(
+        cards=[GpuMemoryFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
-            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[TenantFacts(
+            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[VramShareFacts(
                 container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
                 recyclable=False,
             )],
@@ -530,7 +530,7 @@ def test_sighup_reloads_and_logs_it(program: Exporter) -> None:
     assert program.process.stderr
     found = json.loads(program.process.stderr.readline())
 
-    assert found["event"] == "SIGHUP: what changed in files is in force; options want a restart"
+    assert found["event"] == "SIGHUP: files reloaded; options need a restart"
     assert get(program.port, "/-/healthy")[0] == 200
 
 
@@ -602,17 +602,15 @@ def test_invalid_simulation_file_makes_gpus_unknown_until_it_is_valid(program: E
     ("arguments", "env", "says"),
     [
         pytest.param(["--nonsense"], {}, "usage: gpuwarden exporter", id="unknown option"),
-        pytest.param(["--port", "abc"], {}, "'abc' will not do for --port", id="port is not a number"),
-        pytest.param(["--port", "70000"], {}, "'70000' will not do for --port", id="port out of range"),
-        pytest.param(["--log-level", "loud"], {}, "'loud' will not do for --log-level", id="an unknown level"),
-        pytest.param(
-            ["--gpu-idle-ratio", "5"], {}, "'5' will not do for --gpu-idle-ratio", id="percentage for a ratio"
-        ),
-        pytest.param(["--sample-interval-s", "5"], {}, "will not do for --sample-interval-s", id="longer than a gap"),
+        pytest.param(["--port", "abc"], {}, "'abc' is invalid for --port", id="port is not a number"),
+        pytest.param(["--port", "70000"], {}, "'70000' is invalid for --port", id="port out of range"),
+        pytest.param(["--log-level", "loud"], {}, "'loud' is invalid for --log-level", id="an unknown level"),
+        pytest.param(["--gpu-idle-ratio", "5"], {}, "'5' is invalid for --gpu-idle-ratio", id="percentage for a ratio"),
+        pytest.param(["--sample-interval-s", "5"], {}, "is invalid for --sample-interval-s", id="longer than a gap"),
         pytest.param(
             ["--docker", "/run/d.sock"],
             {},
-            "'/run/d.sock' will not do for --docker (or GPUWARDEN_EXPORTER_DOCKER): wanted is "
+            "'/run/d.sock' is invalid for --docker (or GPUWARDEN_EXPORTER_DOCKER): wanted is "
             "unix:///run/d.sock, or 'none', or 'auto'\n",
             id="file path instead of a socket address",
         ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from exporter.model.timeouts import ACTIVITY_LAG_S, MIN_STEPS, PhaseTimeouts
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.state_file import LongStep
-from gpuwarden.step_timing import Pace
+from gpuwarden.step_timing import StepTiming
 from tests.exporter import builders as build
 
 pytestmark = pytest.mark.pure
@@ -251,7 +251,7 @@ def test_step_is_never_shorter_than_without_its_pauses(worked_s: list[int], paus
             merged[-1] = merged[-1][0], max(until, merged[-1][1])
         else:
             merged.append((since, until))
-    pace, now_s = Pace(), 0.0
+    pace, now_s = StepTiming(), 0.0
     pace.step(now_s)
     for each in worked_s:
         left_s = float(each)

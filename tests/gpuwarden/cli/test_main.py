@@ -195,12 +195,12 @@ def test_the_store_may_come_from_the_environment(
     ("options", "code", "says"),
     [
         pytest.param(["--queue-db", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
-        pytest.param(["--queue-db", "x", "--payload", "[1]"], 2, "a JSON object is wanted", id="payload is a list"),
+        pytest.param(["--queue-db", "x", "--payload", "[1]"], 2, "not a JSON object", id="payload is a list"),
         pytest.param(["--queue-db", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
-        pytest.param(["--queue-db", "x"], 1, "'x' is no database URL", id="bad store"),
-        pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 will not do", id="no attempts"),
-        pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf will not do", id="endless budget"),
-        pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' will not do", id="a model in bytes"),
+        pytest.param(["--queue-db", "x"], 1, "invalid database URL 'x'", id="bad store"),
+        pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 is invalid", id="no attempts"),
+        pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="endless budget"),
+        pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' is invalid", id="a model in bytes"),
     ],
 )
 def test_a_submission_that_will_not_do_says_why(
@@ -242,7 +242,7 @@ def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], 
     since = [each.pop("since") for each in listed]
     assert listed == [
         {"gpu": "GPU-a", "host": "box1", "worker": None, "because": "falls off the bus"},
-        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by a person"},
+        {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by an operator"},
     ]
     assert since == sorted(since)
     assert run(capsys, "gpu", "release", *where, "GPU-a") == (0, "", "")
@@ -254,7 +254,7 @@ def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: J
     code, _, err = run(capsys, "gpu", "quarantine", "--queue-db", url, "--host", "box1", named)
 
     assert code == 2
-    assert "is no GPU's UUID: give GPU-... or MIG-..., as `nvidia-smi -L` does" in err
+    assert f"invalid GPU UUID {named!a}: give GPU-... or MIG-..., as in `nvidia-smi -L`" in err
     assert store.gpu_quarantine.quarantined() == []
 
 
@@ -277,7 +277,7 @@ def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[s
     code, out, err = run(capsys, "gpu", "release", "--queue-db", url, "GPU-a")
 
     assert (code, out) == (1, "")
-    assert err == "gpuwarden gpu: GPU-a is not in quarantine: `gpuwarden gpu list` says which are\n"
+    assert err == "gpuwarden gpu: GPU-a is not in quarantine: see `gpuwarden gpu list`\n"
 
 
 @pytest.mark.usefixtures("store")

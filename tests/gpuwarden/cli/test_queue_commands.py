@@ -103,8 +103,7 @@ def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
     assert main(said) == 1
 
     assert (
-        f"there is no queue at {tmp_path}/typo.db: is --queue-db or $GPUWARDEN_QUEUE_DB right?"
-        in capsys.readouterr().err
+        f"no queue database at {tmp_path}/typo.db: check --queue-db or $GPUWARDEN_QUEUE_DB" in capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -197,7 +196,7 @@ def test_a_job_that_needs_others_waits_for_them_and_shows_what_it_waits_for(stor
     assert 'result    {"frames": [1, 2]}' in done
     assert any(line.startswith("ended ") and line.endswith("after an attempt of 1 min") for line in done)
     assert cli("job", "submit", "--needs", str(first))[::2] == (
-        1, "gpuwarden job: a job that needs others belongs to their run: name it\n",
+        1, "gpuwarden job: a job with needs must be in their run: name the run\n",
     )  # fmt: skip
 
 
@@ -308,20 +307,18 @@ def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cl
     assert cli("queue", "unset", "gpu") == (0, "", "")
     assert store.queue_settings.all() == []
     assert cli("queue", "unset", "gpu")[::2] == (
-        1, "gpuwarden queue: nothing is set for queue 'gpu': see `gpuwarden queue list`\n",
+        1, "gpuwarden queue: queue 'gpu' has no settings: see `gpuwarden queue list`\n",
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        pytest.param(["gpu"], 1, "say what to set: --class, --budget-s or --lost-hold-s", id="nothing"),
-        pytest.param(["gpu", "--class", "tpu"], 2, "'tpu' is no class: gpu, ", id="no class"),
-        pytest.param(
-            ["gpu", "--budget-s", "much"], 2, "'much' is neither a number of seconds nor none", id="no number"
-        ),
-        pytest.param(["gpu", "--budget-s", "-1"], 1, "budget_s -1.0 will not do", id="below 0"),
-        pytest.param(["", "--budget-s", "1"], 1, "queue '' will not do", id="no name"),
+        pytest.param(["gpu"], 1, "missing --class, --budget-s or --lost-hold-s", id="nothing"),
+        pytest.param(["gpu", "--class", "tpu"], 2, "unknown class 'tpu': use one of gpu, ", id="no class"),
+        pytest.param(["gpu", "--budget-s", "much"], 2, "invalid 'much': use a number of seconds", id="no number"),
+        pytest.param(["gpu", "--budget-s", "-1"], 1, "budget_s -1.0 is invalid", id="below 0"),
+        pytest.param(["", "--budget-s", "1"], 1, "queue '' is invalid", id="no name"),
     ],
 )
 def test_a_bad_setting_is_refused(store: JobStore, cli: Cli, options: list[str], code: int, says: str) -> None:
@@ -402,7 +399,7 @@ def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: Jo
     code, out, complaints = cli("job", "cancel", str(lost), str(other))
 
     assert (code, out) == (0, "")
-    assert complaints.startswith(f"gpuwarden job: job {lost} is lost with host box1: its process may run still")
+    assert complaints.startswith(f"gpuwarden job: job {lost} is lost with host box1: its process may still run")
     assert complaints.count("\n") == 1
     assert [store.job(each).state for each in (lost, other, kept)] == [
         State.CANCELLED,
@@ -418,8 +415,8 @@ def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: P
     assert (store.job(1).because or "").endswith(": wrong scene")
     assert cli("runs", "cancel", "other")[::2] == (1, "gpuwarden runs: run 'other' has ended: it is cancelled\n")
     for act in ("show", "cancel"):
-        assert cli("run", act, "none")[::2] == (
-            1, "gpuwarden runs: the queue has no run 'none': `gpuwarden runs list` names them\n",
+        assert cli("runs", act, "none")[::2] == (
+            1, "gpuwarden runs: the queue has no run 'none': see `gpuwarden runs list`\n",
         )  # fmt: skip
 
 
@@ -454,30 +451,32 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("whole", "says"),
     [
-        pytest.param("{", "it is no JSON", id="no JSON"),
-        pytest.param([], 'it is no object with "jobs"', id="a list"),
-        pytest.param({"run": "r", "jobs": {}}, 'it is no object with "jobs"', id="no jobs"),
-        pytest.param({"jobs": {"a": {}}}, "names no run: give it", id="no name"),
-        pytest.param({"run": 7, "jobs": {"a": {}}}, "`run` is to be a text", id="a number as name"),
-        pytest.param({"run": "r", "job": {}, "jobs": {"a": {}}}, "'job' is unknown", id="a word it does not know"),
-        pytest.param('{"run": "r", "jobs": {"a": {}, "a": {}}}', "'a' stands twice in one object", id="twice"),
-        pytest.param({"run": "r", "jobs": {"a": []}}, "job 'a' is no object", id="no object"),
+        pytest.param("{", "it is not JSON", id="no JSON"),
+        pytest.param([], 'it is not an object with "jobs"', id="a list"),
+        pytest.param({"run": "r", "jobs": {}}, 'it is not an object with "jobs"', id="no jobs"),
+        pytest.param({"jobs": {"a": {}}}, "names no run: add", id="no name"),
+        pytest.param({"run": 7, "jobs": {"a": {}}}, "`run` must be a text", id="a number as name"),
+        pytest.param({"run": "r", "job": {}, "jobs": {"a": {}}}, "unknown key 'job'", id="a word it does not know"),
+        pytest.param('{"run": "r", "jobs": {"a": {}, "a": {}}}', "duplicate key 'a'", id="twice"),
+        pytest.param({"run": "r", "jobs": {"a": []}}, "job 'a' is not an object", id="no object"),
         pytest.param(
-            {"run": "r", "jobs": {"a": {"prio": 1}}}, "job 'a': 'prio' is unknown: queue, ", id="a job's word"
+            {"run": "r", "jobs": {"a": {"prio": 1}}}, "job 'a': unknown key 'prio': use queue, ", id="a job's word"
         ),
-        pytest.param({"run": "r", "jobs": {"a": {"priority": "1"}}}, "`priority` is to be a whole number", id="a text"),
-        pytest.param({"run": "r", "jobs": {"a": {"budget_s": True}}}, "`budget_s` is to be a number", id="a bool"),
-        pytest.param({"run": "r", "jobs": {"a": {"budget_s": -1}}}, "job 'a': budget_s -1 will not do", id="below 0"),
-        pytest.param({"run": "r", "jobs": {"a": {"class": "x"}}}, "job 'a': 'x' is no class: gpu, ", id="no class"),
-        pytest.param({"run": "r", "jobs": {"a": {"needs": [1]}}}, "`needs` is to be a list of names", id="an id"),
+        pytest.param({"run": "r", "jobs": {"a": {"priority": "1"}}}, "`priority` must be a whole number", id="a text"),
+        pytest.param({"run": "r", "jobs": {"a": {"budget_s": True}}}, "`budget_s` must be a number", id="a bool"),
+        pytest.param({"run": "r", "jobs": {"a": {"budget_s": -1}}}, "job 'a': budget_s -1 is invalid", id="below 0"),
         pytest.param(
-            {"run": "r", "jobs": {"a": {"needs": ["b"]}}}, "no job of this run is called 'b'", id="a stranger"
+            {"run": "r", "jobs": {"a": {"class": "x"}}}, "job 'a': unknown class 'x': use one of gpu, ", id="no class"
         ),
+        pytest.param({"run": "r", "jobs": {"a": {"needs": [1]}}}, "`needs` must be a list of names", id="an id"),
+        pytest.param({"run": "r", "jobs": {"a": {"needs": ["b"]}}}, "no job of this run is named 'b'", id="a stranger"),
         pytest.param(
             {"run": "r", "jobs": {"a": {"needs": ["b"]}, "b": {"needs": ["a"]}}}, "wait for one another", id="a circle"
         ),
         pytest.param(
-            {"run": "r", "jobs": {"a": {}, "b": {"queue": "load"}}}, "belongs to no run: submit it without", id="ingest"
+            {"run": "r", "jobs": {"a": {}, "b": {"queue": "load"}}},
+            "cannot be in a run: submit it without",
+            id="ingest",
         ),
     ],
 )

@@ -88,16 +88,16 @@ def count(engine: Engine, name: str = "a") -> int | None:
     ("url", "says"),
     [
         pytest.param(
-            "queue.db", "'queue.db' is no database URL: sqlite:////absolute/path.db or postgresql://", id="a path"
+            "queue.db", "invalid database URL 'queue.db': use sqlite:////absolute/path.db or postgresql://", id="a path"
         ),
-        pytest.param("", "'' is no database URL", id="nothing"),
+        pytest.param("", "invalid database URL ''", id="nothing"),
         pytest.param("mysql://u:p@h/d", "SQLite and PostgreSQL are supported, not mysql", id="MySQL"),
-        pytest.param("postgresql://u@h:port/d", "is no database URL", id="a port that is no number"),
+        pytest.param("postgresql://u@h:port/d", "invalid database URL", id="a port that is no number"),
         pytest.param("sqlite+aiosqlite:////x.db", "are supported, not sqlite.aiosqlite", id="another SQLite driver"),
-        pytest.param("sqlite://", "a database in memory forgets: give a file", id="no file"),
-        pytest.param("sqlite:///:memory:", "a database in memory forgets", id="memory"),
+        pytest.param("sqlite://", "a database in memory is not kept: give a file", id="no file"),
+        pytest.param("sqlite:///:memory:", "a database in memory is not kept", id="memory"),
         pytest.param(
-            "sqlite:////no/such/folder/q.db", "the folder of /no/such/.* does not exist: make it", id="folder"
+            "sqlite:////no/such/folder/q.db", "the folder of /no/such/.* does not exist: create it", id="folder"
         ),
     ],
 )

@@ -190,7 +190,8 @@ def test_another_programs_table_is_named_and_left_alone(empty_url: str, table: s
         connection.execute(text(f"CREATE TABLE {table} (id integer)"))
 
     with pytest.raises(
-        DatabaseError, match=f"a table '{table}' is there that is not gpuwarden's .*: give gpuwarden a database of its"
+        DatabaseError,
+        match=f"its table '{table}' is not gpuwarden's .no gpuwarden_queue_version.: use a separate database",
     ):
         open_database(empty_url, QUEUE)
 
@@ -313,7 +314,7 @@ def test_tables_that_a_program_does_not_release_are_not_upgraded(
     with engine.connect() as other:
         other.execute(text("UPDATE workers SET last_seen_at = 0"))
 
-        with pytest.raises(DatabaseError, match=r"in use for 0\.6 s: end the programs that use them"):
+        with pytest.raises(DatabaseError, match=r"in use for 0\.6 s: stop programs with an open transaction"):
             open_database(empty_url, next_schema)
 
     assert not has_next_column(engine)

@@ -290,11 +290,11 @@ def test_as_many_tokens_as_are_accepted_are(tokens: Path) -> None:
 
 
 UNUSABLE_TOKENS: Mapping[str, tuple[bytes, str]] = {
-    "empty": (b"\n \n", "has 0 lines: 1 to 100 tokens are wanted"),
-    "short": (b"0123456789abcde", "line 1 of the bearer token file .* has 15 characters; 16 or more"),
-    "with a space": (f"{OLD}\n{NEW} {NEW}".encode(), "line 2 of .* is no token: ASCII without spaces"),
-    "not ASCII": ("t\xf6ken-0123456789abc".encode(), "is no token"),
-    "no text": (b"\xff" * 20, "is no text"),
+    "empty": (b"\n \n", "has 0 lines: give 1 to 100 tokens"),
+    "short": (b"0123456789abcde", "line 1 of the bearer token file .* has 15 characters: use 16 or more"),
+    "with a space": (f"{OLD}\n{NEW} {NEW}".encode(), "line 2 of .* is not a token: use ASCII without spaces"),
+    "not ASCII": ("t\xf6ken-0123456789abc".encode(), "is not a token"),
+    "no text": (b"\xff" * 20, "is not UTF-8 text"),
     "too many": (f"{OLD}\n".encode() * (TOKENS_MAX + 1), "has 101 lines"),
     "too large": (b"x" * 70_000, "is over 65536 bytes"),
 }
@@ -427,7 +427,7 @@ def test_a_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another:
         assert refused(port, ours)
 
     assert [each["event"] for each in said.entries] == [
-        "web configuration refused, the one before stays in force",
+        "web configuration invalid, old one in use",
         "web configuration read",
     ]
 
@@ -450,7 +450,7 @@ def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path:
     assert door.look() == ""
     assert not admits(door, right)
     assert [each["event"] for each in said.entries] == [
-        *["web configuration refused, the one before stays in force"] * 5,
+        *["web configuration invalid, old one in use"] * 5,
         "web configuration read",
     ]
     assert "prom" not in str(said.entries[1]["because"]).replace(str(config), "")
@@ -483,10 +483,10 @@ def test_without_a_file_everybody_is_let_in() -> None:
 GOOD = hashed("x")
 
 UNUSABLE: Mapping[str, tuple[str, str]] = {
-    "nothing": ("", "it is empty: one of tls_server_config"),
-    "no YAML": ("{", "is no YAML in line"),
-    "a list": ("- 1\n", "is no mapping"),
-    "no text": ("\x00", "is no YAML"),
+    "nothing": ("", "it is empty: add one of tls_server_config"),
+    "no YAML": ("{", "is not valid YAML in line"),
+    "a list": ("- 1\n", "must be a mapping of tls_server_config"),
+    "no text": ("\x00", "is not valid YAML"),
     "something that is not done": ("rate_limit: {interval: 1s}\n", "rate_limit is not supported"),
     "a key of Prometheus' that is not done": (
         "tls_server_config: {cipher_suites: [x]}\n",
@@ -505,10 +505,10 @@ UNUSABLE: Mapping[str, tuple[str, str]] = {
     ),
     "a file that is none": ("tls_server_config: {cert_file: none.pem, key_file: x}\n", "cannot be read .No such file"),
     "a number": ("tls_server_config: {cert_file: 1, key_file: x}\n", "cert_file: Input should be a valid string"),
-    "a tag that does not fit its value": ("!!bool foo\n", "is no YAML"),
-    "a time that is none": ("!!timestamp foo\n", "is no YAML"),
-    "a number without digits": ("!!int ''\n", "is no YAML"),
-    "a key that is a list": ("[a]: b\n", "is no YAML"),
+    "a tag that does not fit its value": ("!!bool foo\n", "is not valid YAML"),
+    "a time that is none": ("!!timestamp foo\n", "is not valid YAML"),
+    "a number without digits": ("!!int ''\n", "is not valid YAML"),
+    "a key that is a list": ("[a]: b\n", "is not valid YAML"),
     "a section twice": (
         f"basic_auth_users: {{a: '{GOOD}'}}\nbasic_auth_users: {{b: '{GOOD}'}}\n",
         "'basic_auth_users' is written twice, once more in line 2",

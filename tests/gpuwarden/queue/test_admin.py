@@ -123,7 +123,7 @@ def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_pla
     assert again.job_id == running, "what it holds is given to it again"
     store.claims.complete(running, attempt=1, incarnation="i1", now=NOW)
 
-    with pytest.raises(DrainedError, match="w1 was asked to end"):
+    with pytest.raises(DrainedError, match="w1 is draining"):
         claim(store)
 
     register(store, incarnation="i1b")
@@ -240,7 +240,7 @@ def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) 
         1, "", f"gpuwarden job: job {second} is queued: it is not blocked\n",
     )  # fmt: skip
     assert cli("job", "requeue", str(second))[0] == 1
-    assert cli("job", "cancel")[::2] == (1, "gpuwarden job: say which jobs, or --run RUN\n")
+    assert cli("job", "cancel")[::2] == (1, "gpuwarden job: missing JOB or --run RUN\n")
     assert cli("job", "cancel", str(first)) == (0, "", "")
     assert cli("job", "cancel", str(first)) == (1, "", f"gpuwarden job: job {first} is cancelled: it is over\n")
     assert cli("job", "cancel", "--run", "r1") == (0, f"1 jobs cancelled: {second}\n", "")

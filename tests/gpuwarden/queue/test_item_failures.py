@@ -445,7 +445,7 @@ def test_a_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: st
             return store.item_failures.forgive_run("r1", **FORGIVING, now=now)
         return store.admin.unblock(job.job_id, because="", now=now)
 
-    with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: the worker .* in 11 s"):
+    with pytest.raises(BlockedError, match=f"job {job.job_id} stays blocked: its last worker .* in 11 s"):
         let_go(over - 10)
 
     assert everything(store) == blocked

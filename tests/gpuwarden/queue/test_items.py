@@ -70,7 +70,7 @@ def test_a_run_may_be_given_more_to_do_and_knows_what_it_has(store: JobStore) ->
     assert store.items.add("r1", ["b", "c"], now=NOW) == 1
     assert store.items.add("r1", [], now=NOW) == 0
     assert [item.item for item in store.items.of_run("r1")] == ["a", "b", "c"]
-    with pytest.raises(SubmissionError, match="item '' will not do"):
+    with pytest.raises(SubmissionError, match="item '' is invalid"):
         store.items.add("r1", [""], now=NOW)
 
 

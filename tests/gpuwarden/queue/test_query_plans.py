@@ -21,7 +21,7 @@ def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.needs_postgres
-@pytest.mark.parametrize("statement", ["_look", "_take", "_complete"])
+@pytest.mark.parametrize("statement", ["_find_next", "_take", "_complete"])
 def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: str, statement: str) -> None:
     for _ in range(3):
         submit(shared_store)

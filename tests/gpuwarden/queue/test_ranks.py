@@ -216,7 +216,7 @@ def test_two_that_are_lost_together_are_queued_again_once(store: JobStore) -> No
 
 def test_too_many_ranks_and_too_few_are_refused() -> None:
     for ranks in (0, 4097):
-        with pytest.raises(SubmissionError, match=f"ranks {ranks} will not do"):
+        with pytest.raises(SubmissionError, match=f"ranks {ranks} is invalid"):
             Submission(queue="gpu", ranks=ranks)
 
 

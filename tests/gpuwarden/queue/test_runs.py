@@ -207,10 +207,10 @@ def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
 @pytest.mark.parametrize(
     ("needs", "says"),
     [
-        ({"a": ["b"], "b": ["a"]}, r"wait for one another for ever: \w -> \w -> \w"),
-        ({"a": ["a"]}, "wait for one another for ever: a -> a"),
-        ({"a": ["c"]}, "no job of this run is called 'c'"),
-        ({"c": ["a"]}, "no job of this run is called 'c'"),
+        ({"a": ["b"], "b": ["a"]}, r"wait for one another: \w -> \w -> \w"),
+        ({"a": ["a"]}, "wait for one another: a -> a"),
+        ({"a": ["c"]}, "no job of this run is named 'c'"),
+        ({"c": ["a"]}, "no job of this run is named 'c'"),
     ],
 )
 def test_a_circle_and_a_stranger_are_told(store: JobStore, needs: dict[str, list[str]], says: str) -> None:
@@ -225,10 +225,10 @@ def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
     store.admin.cancel(gone, because="", now=NOW)
 
     for needed, run_id, says in (
-        (other, "r1", "is not of run 'r1'"),
-        (99, "r1", "is not of run 'r1'"),
-        (gone, "r1", "is cancelled: what needs it would wait for ever"),
-        (other, None, "belongs to their run: name it"),
+        (other, "r1", "is not in run 'r1'"),
+        (99, "r1", "is not in run 'r1'"),
+        (gone, "r1", "is cancelled: a job that needs it would never start"),
+        (other, None, "must be in their run: name the run"),
     ):
         with pytest.raises(SubmissionError, match=says):
             submit(store, run_id=run_id, needs=(needed,))
@@ -240,10 +240,10 @@ def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        (object(), "is what JSON can hold, and this is not"),
-        (float("nan"), "is what JSON can hold"),
-        ("x" * 65536, "may have 65536 bytes as JSON, and this has 65538: leave the data in a file"),
-        ("a\0b", "a text with a NUL"),
+        (object(), "is not JSON"),
+        (float("nan"), "is not JSON"),
+        ("x" * 65536, "has 65538 bytes as JSON, more than 65536: write the data to a file"),
+        ("a\0b", "contains a NUL character"),
     ],
     ids=["no JSON", "no number", "too long", "a NUL"],
 )
@@ -330,7 +330,7 @@ def test_a_queues_settings_are_kept_with_who_set_them(store: JobStore) -> None:
 
 @pytest.mark.behaviour("A17")
 def test_an_ingest_job_belongs_to_no_run(store: JobStore) -> None:
-    with pytest.raises(SubmissionError, match="a job of class ingest_fetch belongs to no run"):
+    with pytest.raises(SubmissionError, match="a job of class ingest_fetch cannot be in a run"):
         submit(store, queue="fetch", run_id="r1")
 
 
@@ -488,14 +488,14 @@ def test_a_lost_job_that_reports_is_not_given_away(store: JobStore, monkeypatch:
     job_id = submit(store)
     claim(store)
     store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)
-    come_back = sql.come_back
+    recover_lost = sql.recover_lost
 
-    def come_back_and_stand_still(*arguments: Any, **named: Any) -> bool:
-        back = come_back(*arguments, **named)
+    def recover_and_wait(*arguments: Any, **named: Any) -> bool:
+        back = recover_lost(*arguments, **named)
         store.sweeps.reclaim_expired(now=NOW + 701)
         return back
 
-    monkeypatch.setattr(sql, "come_back", come_back_and_stand_still)
+    monkeypatch.setattr(sql, "recover_lost", recover_and_wait)
 
     assert store.claims.renew(job_id, attempt=1, incarnation="i1", now=NOW + 701)
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)

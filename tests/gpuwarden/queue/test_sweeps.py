@@ -98,7 +98,7 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
         ("reclaim", "lease expired, and all 3 attempts are used"),
         ("fence", "lease expired, and all 3 attempts are used"),
         ("release", "released by its worker, and all 3 attempts are used"),
-        ("register", "its worker was started anew, and all 3 attempts are used"),
+        ("register", "its worker was restarted, and all 3 attempts are used"),
     ],
 )
 def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobStore, how: str, because: str) -> None:
@@ -144,7 +144,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
 
     ended = store.job(job_id)
     assert (ended.state, ended.because) == (
-        State.FAILED, "its worker was started anew, and all 10 reclaims are used"
+        State.FAILED, "its worker was restarted, and all 10 reclaims are used"
     )  # fmt: skip
     assert store.outbox.dispatch_events(job_id) == ["failed"]
 

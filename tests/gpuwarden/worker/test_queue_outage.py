@@ -31,7 +31,7 @@ def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     locked.execute("BEGIN IMMEDIATE")
-    eventually(lambda: "working on" in log.read_text(), "a renewal goes unanswered")
+    eventually(lambda: "job continues" in log.read_text(), "a renewal goes unanswered")
     (tmp_path / "go").touch()
     eventually(lambda: "the result waits" in log.read_text(), "the result goes unanswered")
     assert process.poll() is None
@@ -109,7 +109,7 @@ def test_cut_off_from_a_shared_queue_for_a_lease_a_worker_stops_itself(
 
     assert process.wait(timeout=20) == 77
     assert "the lease could not be renewed for 3 s" in log.read_text()
-    assert "working on" in log.read_text()
+    assert "job continues" in log.read_text()
     postgres.start()
     assert shared_store.job(job_id).state is State.RUNNING
 
@@ -123,7 +123,7 @@ def test_an_interruption_shorter_than_the_lease_stops_nothing(
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     postgres.stop()
-    eventually(lambda: "working on" in log.read_text(), "a renewal goes unanswered")
+    eventually(lambda: "job continues" in log.read_text(), "a renewal goes unanswered")
     postgres.start()
     (tmp_path / "go").touch()
 
@@ -140,7 +140,7 @@ def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
     eventually(lambda: "job armed" in log.read_text(), "the job runs")
 
     locked.execute("BEGIN IMMEDIATE")
-    eventually(lambda: log.read_text().count("working on") >= 3, "more than a lease has passed")
+    eventually(lambda: log.read_text().count("job continues") >= 3, "more than a lease has passed")
     locked.execute("ROLLBACK")
     (tmp_path / "go").touch()
 

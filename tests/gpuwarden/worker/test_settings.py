@@ -52,11 +52,11 @@ def refused(
         pytest.param({"handler": "bodies:nothing"}, "no handler at 'bodies:nothing'", id="no such function"),
         pytest.param({"handler": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
         pytest.param({"handler": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
-        pytest.param({"queue_db": "queue.db"}, "'queue.db' is no database URL", id="bad store"),
-        pytest.param({"queue_db": "sqlite:////no/such/q.db"}, "does not exist: make it first", id="no folder for it"),
-        pytest.param({"name": "a/b"}, "worker name 'a/b' will not do", id="bad name"),
-        pytest.param({"subdirectory": ".."}, "subdirectory name '..' will not do", id="bad subdirectory"),
-        pytest.param({"subdirectory": "host"}, "cannot keep state files in", id="no folder for state files"),
+        pytest.param({"queue_db": "queue.db"}, "invalid database URL 'queue.db'", id="bad store"),
+        pytest.param({"queue_db": "sqlite:////no/such/q.db"}, "does not exist: create it first", id="no folder for it"),
+        pytest.param({"name": "a/b"}, "worker name 'a/b' is invalid", id="bad name"),
+        pytest.param({"subdirectory": ".."}, "subdirectory name '..' is invalid", id="bad subdirectory"),
+        pytest.param({"subdirectory": "host"}, "cannot write state files in", id="no folder for state files"),
     ],
 )
 def test_a_bad_start_is_one_line(refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str) -> None:
@@ -81,7 +81,7 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
 
     assert second.returncode == 1
     complaint = (tmp_path / "second.log").read_text()
-    assert complaint.startswith("gpuwarden worker: another live process is worker 'w1'")
+    assert complaint.startswith("gpuwarden worker: another process is worker 'w1'")
     assert complaint.count("\n") == 1
     assert first.poll() is None
 
@@ -133,7 +133,7 @@ def test_help_names_every_option_with_its_unit(capsys: pytest.CaptureFixture[str
         "--heartbeat-s",
     ):
         assert option in shown
-    assert "77 the job was taken away" in shown
+    assert "77 the job was lost" in shown
     assert "--gpus" in shown
-    assert "stops itself (PostgreSQL), or works on where nobody else can reach the queue (SQLite)" in shown
-    assert "renewal, seconds" in shown
+    assert "On PostgreSQL the worker stops after this time without renewal" in shown
+    assert "seconds between renewals of the lease" in shown

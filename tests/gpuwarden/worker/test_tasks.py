@@ -169,7 +169,7 @@ def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_i
 
 @pytest.mark.parametrize(
     ("result", "because"),
-    [("object()", "ResultError: a job's result is what JSON can hold"), ("1 / 0", "ZeroDivisionError: ")],
+    [("object()", "ResultError: a job's result is not JSON"), ("1 / 0", "ZeroDivisionError: ")],
 )
 def test_an_unkeepable_result_fails_alone(tasks: Any, work: Start, tmp_path: Path, result: str, because: str) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
@@ -200,7 +200,7 @@ def test_a_model_stays_loaded_for_jobs_in_a_row(tasks: Any, work: Start, tmp_pat
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("fail", "RuntimeError: out of memory"), ("tell", "ResultError: a job's result is what JSON can hold")],
+    [("fail", "RuntimeError: out of memory"), ("tell", "ResultError: a job's result is not JSON")],
 )
 def test_a_function_that_fails_says_why_to_whoever_waits(tasks: Any, work: Start, name: str, says: str) -> None:
     handle = getattr(tasks, name).submit()
@@ -231,17 +231,15 @@ def test_a_job_of_another_queues_function_fails_and_names_those_there_are(tasks:
     work("--jobs-max", "1")
 
     eventually(lambda: store.job(job_id).state is State.FAILED, within_s=30)
-    assert "asks for 'dance', which is no job of this queue: there are fail, hang, paint" in (
-        store.job(job_id).because or ""
-    )
+    assert "names the unknown function 'dance': this queue has fail, hang, paint" in (store.job(job_id).because or "")
 
 
 @pytest.mark.parametrize(
     ("argument", "says"),
     [
-        (object(), "a job's payload is what JSON can hold"),
-        ("x" * 2**20, "a job's payload may have 1048576 bytes"),
-        ("a\0b", "has a text with a NUL"),
+        (object(), "a job's payload is not JSON"),
+        ("x" * 2**20, "a job's payload has 1048622 bytes as JSON, more than 1048576: write the data to a file"),
+        ("a\0b", "contains a NUL character"),
     ],
     ids=["no JSON", "too long", "a NUL"],
 )
@@ -278,11 +276,11 @@ def test_two_of_one_name_are_refused() -> None:
 
     with pytest.raises(TaskError, match="model 'm' has a loader already: int"):
         queue.model("m")(int)
-    with pytest.raises(TaskError, match="two jobs of one queue are called 'test_two_of_one_name_are_refused'"):
+    with pytest.raises(TaskError, match="two jobs of the queue are named 'test_two_of_one_name_are_refused'"):
         queue.job()(test_two_of_one_name_are_refused)
-    with pytest.raises(TaskError, match="models_max 0 will not do"):
+    with pytest.raises(TaskError, match="models_max 0 is invalid"):
         Queue(models_max=0)
-    with pytest.raises(TaskError, match="no class of jobs is called 'gqu': there are gpu, gpu_video"):
+    with pytest.raises(TaskError, match="unknown job class 'gqu': use one of gpu, gpu_video"):
         queue.job(job_class="gqu")
 
 
@@ -290,7 +288,7 @@ def test_a_body_may_be_the_one_queue_of_a_module(tasks: Any) -> None:
     assert find_body("tasks") is tasks.queue
     assert find_body("tasks:queue") is tasks.queue
     tasks.another = Queue("sqlite:////nowhere/queue.db")
-    with pytest.raises(BodyError, match="it has 2 queues, and the one that is meant is not said"):
+    with pytest.raises(BodyError, match="it has 2 queues: name one"):
         find_body("tasks")
 
 
@@ -302,7 +300,7 @@ def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, mo
     assert (tmp_path / "data/gpuwarden").stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data/gpuwarden/queue.db"))
     (tmp_path / "data/gpuwarden/queue.db").touch()
-    with pytest.raises(GpuwardenError, match=r"no place for a queue .*: set \$GPUWARDEN_QUEUE_DB"):
+    with pytest.raises(GpuwardenError, match=r"no folder for the queue .*: set \$GPUWARDEN_QUEUE_DB"):
         default_store()
 
 
@@ -323,7 +321,7 @@ def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypa
     )
 
     assert handle.wait(timeout_s=30) == "flux pipeline"
-    assert "this host is not set up" in log.read_text()
+    assert "host not set up" in log.read_text()
     assert (tmp_path / "own/gpuwarden/host").read_text().strip() == os.uname().nodename
 
 
@@ -367,9 +365,7 @@ def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path)
 
     assert list(job_logs.lines(job_logs.newest(tmp_path, 7))) == ["attempt 10\n"]
     assert job_logs.newest(tmp_path, 7, 2).read_text() == "attempt 2\n"
-    with pytest.raises(
-        job_logs.JobLogError, match=r"no log of attempt 3 of job 7 in .*: it is on the host that ran it"
-    ):
+    with pytest.raises(job_logs.JobLogError, match=r"no log of attempt 3 of job 7 in .*: see the host that ran it"):
         job_logs.newest(tmp_path, 7, 3)
     with pytest.raises(job_logs.JobLogError, match="no log of job 8 in"):
         job_logs.newest(tmp_path / "missing", 8)
@@ -413,7 +409,7 @@ def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
     (tmp_path / "file").touch()
 
     assert main(["worker", "run", "tasks", "--logs", str(tmp_path / "file" / "logs")]) == 1
-    assert "name another with --logs" in capsys.readouterr().err
+    assert "name another folder with --logs" in capsys.readouterr().err
     assert tasks.queue.store.job(1).state is State.QUEUED
 
 
@@ -438,4 +434,4 @@ def test_a_jobs_log_is_printed_and_followed_to_its_end(
     assert main(["job", "logs", "1", "--attempt", "2", "--logs", logs]) == 1
     assert "no log of attempt 2 of job 1" in capsys.readouterr().err
     assert main(["job", "logs", "1"]) == 1
-    assert "say where its worker keeps logs" in capsys.readouterr().err
+    assert "missing --logs (or $GPUWARDEN_JOB_LOG_DIR)" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuwarden.cli.main import main
-from gpuwarden.format import when
+from gpuwarden.format import format_time
 from remediator.alert import Refusal
 from remediator.ledger.captures import Capture
 from remediator.ledger.ledger import Ledger
@@ -134,8 +134,8 @@ def test_what_is_no_url_is_one_line_and_1(capsys: pytest.CaptureFixture[str]) ->
     assert main(["ledger", "--ledger", "ledger.db", "list"]) == 1
 
     assert capsys.readouterr().err == (
-        "gpuwarden ledger: 'ledger.db' is no database URL: "
-        "sqlite:////absolute/path.db or postgresql://user@server/database is one\n"
+        "gpuwarden ledger: invalid database URL 'ledger.db': "
+        "use sqlite:////absolute/path.db or postgresql://user@server/database\n"
     )
 
 
@@ -258,7 +258,7 @@ def test_curves_are_lines_with_gaps(ledger: Ledger, ledger_url: str, capsys: pyt
     assert told[4:] == ["    -240 s to +0 s, step 60 s:", *(f"    {line}" for line in lines)]
 
     full = said(capsys, "--ledger", ledger_url, "capture", "1")
-    heading = f"  {when(NOW - 240)} to {when(NOW)}, step 60 s:"
+    heading = f"  {format_time(NOW - 240)} to {format_time(NOW)}, step 60 s:"
     assert full[2:8] == [heading, *(f"  {line}" for line in lines)]
 
 

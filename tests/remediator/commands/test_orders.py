@@ -15,7 +15,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from gpuwarden.db.clock import DatabaseClock
-from gpuwarden.format import ago, duration_s, plain, who
+from gpuwarden.format import format_duration, operator_name, parse_duration_s, printable
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
 from remediator.plan import Outcome, Stage, Wait
@@ -412,18 +412,18 @@ def test_frees_of_one_container_latch_the_brake_and_count_from_its_release(ledge
     ("given", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("1h30m", 5400)]
 )
 def test_durations_are_read_as_people_write_them(given: str, seconds: float) -> None:
-    assert duration_s(given) == seconds
+    assert parse_duration_s(given) == seconds
 
 
 def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert who().startswith("ann@")
+    assert operator_name().startswith("ann@")
     monkeypatch.delenv("SUDO_USER")
 
     def nameless() -> str:
         raise KeyError("getpwuid(): uid not found")
 
     monkeypatch.setattr("getpass.getuser", nameless)
-    assert who().startswith("uid ")
+    assert operator_name().startswith("uid ")
 
 
 @pytest.mark.parametrize(
@@ -431,8 +431,8 @@ def test_who_is_the_account_behind_sudo_or_a_number_where_it_has_no_name(monkeyp
     [(-1.0, "0 s"), (12.4, "12 s"), (60.0, "1 min"), (3725.0, "1 h 2 min"), (90000.0, "1 d 1 h"), (86405.0, "1 d 5 s")],
 )
 def test_a_duration_is_told_in_its_two_largest_units(seconds: float, told_as: str) -> None:
-    assert ago(seconds) == told_as
+    assert format_duration(seconds) == told_as
 
 
 def test_nothing_unprintable_reaches_a_terminal() -> None:
-    assert plain("é\x1b[2J\n") == "é\\x1b[2J\\n"
+    assert printable("é\x1b[2J\n") == "é\\x1b[2J\\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpuwarden.format import when
+from gpuwarden.format import format_time
 from gpuwarden.job import State
 from gpuwarden.queue import JobStore
 from remediator.ledger.ledger import Ledger
@@ -149,4 +149,4 @@ def test_arming_names_a_window(ledger: Ledger, cli: Callable[..., int], capsys: 
 
     cli("arm", "--yes")
 
-    assert missing(capsys.readouterr().out, "pause 1 on every host", when(window.at)) == []
+    assert missing(capsys.readouterr().out, "pause 1 on every host", format_time(window.at)) == []

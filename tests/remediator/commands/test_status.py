@@ -357,7 +357,7 @@ def test_a_quarantined_gpu_needs_a_person(store: JobStore, queue_url: str, ask: 
     [
         ("sqlite:///{}/qeue.db", "no queue database at"),
         ("sqlite:///{}", "it cannot be opened"),
-        ("queue.db", "is no database URL"),
+        ("queue.db", "invalid database URL"),
     ],
 )
 def test_a_bad_queue_is_named_and_not_made(ask: Callable[..., Said], tmp_path: Path, url: str, says: str) -> None:

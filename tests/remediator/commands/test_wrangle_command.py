@@ -226,7 +226,7 @@ def test_a_bad_answer_submits_none(store: JobStore, cli: Cli, tmp_path: Path, mo
     assert cli("runs", "submit", str(file)) == (
         1,
         "",
-        "gpuwarden runs: $GPUWARDEN_WRANGLE_RUNS is 'perhaps': 1 has the runs of this machine judged, 0 has not\n",
+        "gpuwarden runs: $GPUWARDEN_WRANGLE_RUNS is 'perhaps': use 1 to wrangle runs of this host, or 0\n",
     )
     assert store.runs.get("r1") is None
 

@@ -16,7 +16,7 @@ from gpuwarden.db.engine import DatabaseError, connect
 from gpuwarden.db.transactions import writing
 from gpuwarden.job import Condition
 from gpuwarden.queue import Job, JobStore, Submission
-from gpuwarden.queue.counts import Counts, Waiting
+from gpuwarden.queue.counts import ClaimableJobs, Counts
 from gpuwarden.queue.open import existing
 from gpuwarden.queue.schema import DISPATCH_EVENTS
 from remediator.metrics import queue as queue_metrics
@@ -42,7 +42,7 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def collector(store: JobStore, queue_url: str) -> Iterator[QueueCollector]:
-    """A collector of a queue that is there, with its first look done."""
+    """A collector of a queue that is there, with its first snapshot done."""
     assert store
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as found:
         page(found)
@@ -313,7 +313,7 @@ class SlowCounts(Counts):
         super().__init__(engine)
         self._slow = slow
 
-    def waiting(self) -> dict[str, Waiting]:
+    def waiting(self) -> dict[str, ClaimableJobs]:
         assert self._slow.go.wait(30)
         return super().waiting()
 

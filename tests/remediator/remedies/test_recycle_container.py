@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuwarden.evidence import CardFacts, TenantFacts
+from gpuwarden.evidence import GpuMemoryFacts, VramShareFacts
 from gpuwarden.job import Condition
 from remediator.plan import (
     Advance,
@@ -58,7 +58,7 @@ def test_the_remedy_is_found_by_the_name_that_rules_use_and_is_about_tenants() -
 
 # --- whose turn it is
 
-CHOICES: dict[str, tuple[CardFacts, str | None, Doubt | None]] = {
+CHOICES: dict[str, tuple[GpuMemoryFacts, str | None, Doubt | None]] = {
     "the one over its budget": (card(tenant()), KEY, None),
     "the most over, and not the greatest": (
         card(tenant("big", 9000, 8000), tenant("c1", 5000, 2000)), KEY, None
@@ -117,7 +117,7 @@ CHOICES: dict[str, tuple[CardFacts, str | None, Doubt | None]] = {
 
 
 @pytest.mark.parametrize(("seen", "victim", "doubt"), CHOICES.values(), ids=CHOICES)
-def test_who_is_recycled(seen: CardFacts, victim: str | None, doubt: Doubt | None) -> None:
+def test_who_is_recycled(seen: GpuMemoryFacts, victim: str | None, doubt: Doubt | None) -> None:
     choice = choose(seen)
 
     assert (choice.victim, choice.doubt) == (victim, doubt)
@@ -134,7 +134,7 @@ def test_the_reason_ranks_everybody_and_says_how_many_it_leaves_out() -> None:
     assert len(because) < 2000
 
 
-def names() -> st.SearchStrategy[TenantFacts]:
+def names() -> st.SearchStrategy[VramShareFacts]:
     size = st.none() | st.integers(0, 20_000)
     return st.builds(tenant, st.sampled_from("abcdefgh"), size, size, recyclable=st.booleans())
 
@@ -143,7 +143,7 @@ def names() -> st.SearchStrategy[TenantFacts]:
     tenants=st.lists(names(), unique_by=lambda each: each.container, max_size=8),
     free_mib=st.none() | st.integers(0, 3000),
 )
-def test_only_the_most_over_is_recycled_under_the_floor(tenants: list[TenantFacts], free_mib: int | None) -> None:
+def test_only_the_most_over_is_recycled_under_the_floor(tenants: list[VramShareFacts], free_mib: int | None) -> None:
     seen = card(*tenants, free_mib=free_mib)
 
     victim = choose(seen).victim

@@ -134,7 +134,7 @@ def test_the_page_names_every_setting_with_its_default() -> None:
 
 def test_a_page_that_lags_is_found_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert reference.main(["--check", "--docs", str(tmp_path)]) == 1
-    assert "lags behind the code: python -m remediator.reference" in capsys.readouterr().err
+    assert "is outdated: run python -m remediator.reference" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
     assert reference.main(["--docs", str(tmp_path)]) == 0

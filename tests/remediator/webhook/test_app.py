@@ -678,8 +678,8 @@ MISSING: dict[str, tuple[Callable[[Path], None], str]] = {
     "no web configuration": (no_web_config, "web.yml cannot be read (No such file"),
     "a web configuration without credentials": (no_credentials, "is empty"),
     "no token file": (no_token_file, "token cannot be read (No such file"),
-    "a short token": (short_token, "has 15 characters; 16 or more are wanted"),
-    "a token that is no text": (no_text_in_token, "is no text"),
+    "a short token": (short_token, "has 15 characters: use 16 or more"),
+    "a token that is no text": (no_text_in_token, "is not UTF-8 text"),
     "a ledger that cannot be opened": (no_ledger_folder, "unable to open database file"),
 }
 
@@ -704,8 +704,8 @@ def test_settings_that_will_not_do_are_a_line_each_and_2(tmp_path: Path) -> None
 
     assert code == 2
     assert [line.removeprefix("gpuwarden remediator serve: error: ").partition(": ")[0] for line in said] == [
-        "'70000' will not do for --port (or GPUWARDEN_REMEDIATOR_PORT)",
-        "--web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE) is wanted",
+        "'70000' is invalid for --port (or GPUWARDEN_REMEDIATOR_PORT)",
+        "missing --web-config-file (or GPUWARDEN_REMEDIATOR_WEB_CONFIG_FILE)",
     ]
 
 

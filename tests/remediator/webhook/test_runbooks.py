@@ -196,7 +196,7 @@ def test_missing_pages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path_facto
     empty = tmp_path_factory.mktemp("empty")
     monkeypatch.setattr(shipping, "FOLDER", empty)
 
-    with pytest.raises(FileNotFoundError, match=re.escape(str(empty)) + r".*install gpuwarden anew"):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(empty)) + r".*reinstall gpuwarden"):
         pages()
 
 
