@@ -60,7 +60,6 @@ LATER: Final = frozenset(
         "tests/bench",
         "tests/dashboards",
         "tests/deploy",
-        "tests/e2e",
         "tests/exporter",
         "tests/gpuwarden",
         "tests/nvml",

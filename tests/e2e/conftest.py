@@ -1,4 +1,4 @@
-"""Rooms for the end-to-end tests: a folder short enough for sockets."""
+"""Fixtures of the end-to-end tests."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for everything one stage writes."""
+    """A folder for one stage. Its path is short enough for sockets."""
     return tmp_path_factory.mktemp("stage")

@@ -1,17 +1,16 @@
-"""`gpuwarden` with fault points: it notes each one that it reaches, and kills itself with SIGKILL at one of them.
+"""`gpuwarden` with fault points: it records each point that it reaches, and kills itself with SIGKILL at one of them.
 
-A point is added to the file of notes, a line each, before anything else happens at it. A point that never comes,
-`never` for one, leaves the program undisturbed. Each is a process of its own, forked from one that has loaded what an
-executor needs and done nothing else: to load it takes longer than all that most of them live to do. The points:
+A point is appended to the file of notes, one line each, before anything else happens. A point that never comes, such
+as `never`, does not disturb the program. Each process is forked from a server that has loaded the executor's modules,
+since loading takes longer than most of these processes live. The points:
 
-    before|after ledger: WHAT    a commit that changed the ledger, called after the account it gave, else after the rows
-    before|after queue: WHAT     a commit that changed the queue, called after the rows
+    before|after ledger: WHAT    a commit to the ledger, named after its journal entries, else after its rows
+    before|after queue: WHAT     a commit to the queue, named after its rows
     before|after docker ACT      a stop or a start
-    asked docker ACT             the engine was asked for it, and has not answered
+    asked docker ACT             the request is sent, and the engine has not answered
 
-Rows are called after their table, and the state they were put in or found in. The second commit of one name ends in
-` (2)`. That it lives, what it waits for, that a lease goes on: these an executor writes down as often as time has it,
-and nothing hangs on it. Those commits are no points.
+A row is named after its table and its state. The second commit of the same name ends in ` (2)`. Commits of heartbeats,
+waits and renewed leases are not points: their number depends on time, and nothing depends on them.
 """
 
 import ctypes
@@ -44,7 +43,7 @@ Write = tuple[Table, Mapping[str, Any]]
 
 
 class Points:
-    """Notes the points as they are reached, and ends this process at one of them."""
+    """Records the points that are reached, and kills this process at one of them."""
 
     def __init__(self, at: str, notes: Path) -> None:
         self._at = at
@@ -53,7 +52,7 @@ class Points:
         self._lock = threading.Lock()
 
     def reach(self, name: str) -> None:
-        """Be at a point; from the one that was chosen it does not return."""
+        """Record a point. Does not return from the chosen one."""
         with self._lock:
             self._times[name] += 1
             point = name if self._times[name] == 1 else f"{name} ({self._times[name]})"
@@ -63,29 +62,29 @@ class Points:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Doomed:
-    """One of them, with what is asked of a `subprocess.Popen`.
+class CrashingProcess:
+    """A `gpuwarden` process that dies at a point. It has the methods of `subprocess.Popen` that the tests use.
 
     Args:
         at: the point at which it dies.
-        notes: where it notes the points that it reaches.
-        arguments: gpuwarden's own.
+        notes: the file of points that it reaches.
+        arguments: command line of `gpuwarden`.
         env: its environment.
-        log: what its output is added to.
+        log: the file that its output is appended to.
     """
 
     def __init__(self, at: str, notes: Path, arguments: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
-        self._process = _FORKS.Process(target=_be, args=(at, notes, list(arguments), dict(env), log))
+        self._process = _FORKS.Process(target=_run_with_points, args=(at, notes, list(arguments), dict(env), log))
         with _ONE_AT_A_TIME:
             self._process.start()
 
     def poll(self) -> int | None:
-        """How it ended, a signal's number as a negative one; `None` while it lives."""
+        """Return the exit code, negative for a signal; `None` while the process runs."""
         with _ONE_AT_A_TIME:
             return self._process.exitcode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """How it ended, once it has. Raises subprocess.TimeoutExpired."""
+        """Return the exit code once the process has ended. Raises subprocess.TimeoutExpired."""
         began_s = time.monotonic()
         while (ended := self.poll()) is None:
             if timeout_s is not None and time.monotonic() - began_s > timeout_s:
@@ -94,7 +93,7 @@ class Doomed:
         return ended
 
     def terminate(self) -> None:
-        """Tell it to end."""
+        """Send SIGTERM."""
         with _ONE_AT_A_TIME:
             self._process.terminate()
 
@@ -102,13 +101,13 @@ class Doomed:
 _FORKS: Final = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__, "remediator.main", "remediator.executor.main"])
 _ONE_AT_A_TIME: Final = threading.Lock()
-"""To start one, and to ask how one ended: either looks after all that there are, which threads cannot at once."""
+"""To start a process or read an exit code. Both reap all children, which threads cannot do at the same time."""
 
 _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 
 
-def _be(at: str, notes: Path, arguments: list[str], env: dict[str, str], log: Path) -> None:
-    """Set the points, then be `gpuwarden`, for as long as there is a test."""
+def _run_with_points(at: str, notes: Path, arguments: list[str], env: dict[str, str], log: Path) -> None:
+    """Install the points, then run `gpuwarden` until it ends or the test does."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     os.environ.clear()
     os.environ.update(env)
@@ -116,12 +115,12 @@ def _be(at: str, notes: Path, arguments: list[str], env: dict[str, str], log: Pa
     for each in (1, 2):
         os.dup2(output, each)
     points = Points(at, notes)
-    _at_commits(points.reach)
-    _at_acts(points.reach)
+    _add_commit_points(points.reach)
+    _add_docker_points(points.reach)
     sys.exit(main.main(arguments))
 
 
-def _at_commits(reach: Callable[[str], None]) -> None:
+def _add_commit_points(reach: Callable[[str], None]) -> None:
     transaction = threading.local()
     commit: Callable[[DefaultDialect, Any], None] = DefaultDialect.do_commit
 
@@ -129,14 +128,14 @@ def _at_commits(reach: Callable[[str], None]) -> None:
         transaction.writes = []
 
     def executed(_connection: Connection, cursor: Any, _text: str, _values: Any, context: Any, _many: bool) -> None:
-        # Of a statement that returns rows the driver counts none before they are read.
+        # The driver counts no rows of a statement with results before the results are read.
         changed = cursor.rowcount != 0 or cursor.description is not None
         if (context.isinsert or context.isupdate or context.isdelete) and changed:
             table = context.compiled.statement.table
             transaction.writes += [(table, values) for values in context.compiled_parameters]
 
     def do_commit(dialect: DefaultDialect, connection: Any) -> None:
-        name = _name(getattr(transaction, "writes", []))
+        name = _point_name(getattr(transaction, "writes", []))
         if name is None:
             commit(dialect, connection)
         else:
@@ -149,36 +148,36 @@ def _at_commits(reach: Callable[[str], None]) -> None:
     DefaultDialect.do_commit = do_commit  # type: ignore[method-assign]
 
 
-def _name(writes: list[Write]) -> str | None:
-    """What a transaction did, in a few words; `None` for one that is no point."""
-    told = [
+def _point_name(writes: list[Write]) -> str | None:
+    """Name a commit after its writes; `None` if it is not a point."""
+    entries = [
         f"{values['act']} {values['step']}" + (f": {values['state']}" if values["state"] else "")
         for table, values in writes
         if table is JOURNAL
     ]
-    renewed = all(table is EXECUTORS or (table is JOBS and "state" not in values) for table, values in writes)
-    if renewed or any(line.startswith("decided wait") for line in told):
+    is_renewal = all(table is EXECUTORS or (table is JOBS and "state" not in values) for table, values in writes)
+    if is_renewal or any(line.startswith("decided wait") for line in entries):
         return None
-    if told:
-        return f"ledger: {', '.join(told)}"
+    if entries:
+        return f"ledger: {', '.join(entries)}"
     rows = dict.fromkeys(f"{table.name} {values.get('state') or values.get('stage_1', '')}" for table, values in writes)
     database = "ledger" if writes[0][0].metadata is LEDGER.tables else "queue"
     return f"{database}: {', '.join(row.rstrip() for row in rows)}"
 
 
-def _at_acts(reach: Callable[[str], None]) -> None:
+def _add_docker_points(reach: Callable[[str], None]) -> None:
     act = threading.local()
-    answer = HTTPConnection.getresponse
+    get_response = HTTPConnection.getresponse
 
     def getresponse(connection: HTTPConnection) -> HTTPResponse:
         if getattr(act, "name", "") and connection._method == "POST":  # type: ignore[attr-defined]
             reach(f"asked docker {act.name}")
-        return answer(connection)
+        return get_response(connection)
 
-    def around(name: str) -> None:
+    def wrap(name: str) -> None:
         do = getattr(DockerActuator, name)
 
-        def done(*arguments: Any, **options: Any) -> None:
+        def call_between_points(*arguments: Any, **options: Any) -> None:
             reach(f"before docker {name}")
             act.name = name
             try:
@@ -187,8 +186,8 @@ def _at_acts(reach: Callable[[str], None]) -> None:
                 act.name = ""
             reach(f"after docker {name}")
 
-        setattr(DockerActuator, name, done)
+        setattr(DockerActuator, name, call_between_points)
 
-    around("stop")
-    around("start")
+    wrap("stop")
+    wrap("start")
     HTTPConnection.getresponse = getresponse  # type: ignore[assignment,method-assign]

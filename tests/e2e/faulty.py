@@ -1,6 +1,6 @@
-"""A host with faults for `gpuwarden up`: workers that wedge, an engine to stop, a disk to fill, a lock to hold.
+"""A host with faults for `gpuwarden up`: stalled workers, a stopped engine, a full disk, a locked database.
 
-Each is real. What a fault is set on ends with its block, and with us however we end.
+Each fault is real. It ends with its block, and also when the test process is killed.
 """
 
 import json
@@ -41,10 +41,10 @@ from tests.waiting import eventually
 HOST: Final = "box1"
 SILENCE_S: Final = 3.0
 PICTURE: Final = "faults"
-WEDGE: Final = Script(
+STALL: Final = Script(
     picture=PICTURE, load_s=0.2, load_mib=1, steps=3, step_s=0.3, wedge_attempts=1, wedge_after_step=2
 )
-"""A job whose first attempt wedges within a second or two, and whose second is done in as many."""
+"""The first attempt stalls within two seconds. The second completes as fast."""
 
 SCALED: Final = ("-m", "tests.e2e.scaled_up")
 _HOLD: Final = """\
@@ -58,7 +58,7 @@ sys.stdin.read()
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """A small disk of its own at a folder."""
+    """A small disk that is mounted at a folder."""
 
     at: Path
 
@@ -67,7 +67,7 @@ class Disk:
         return self.at / "filler"
 
     def fill(self) -> None:
-        """Leave no room at all, and none in the last page of a log."""
+        """Leave no free byte, not even in the last page of a log."""
         for path, sizes in ((self._filler, (2**20, 4096, 1)), *((log, (1,)) for log in self.at.rglob("*.log"))):
             with path.open("ab", buffering=0) as file:
                 for size in sizes:
@@ -76,13 +76,13 @@ class Disk:
                             pass
 
     def free(self) -> None:
-        """Make room again."""
+        """Free the space again."""
         self._filler.unlink()
 
 
 @contextmanager
 def small_disk(at: Path, *, size: str) -> Iterator[Disk]:
-    """A tmpfs at a folder. Who mounted it takes it away when its input ends, so also when we are killed."""
+    """Mount a tmpfs. A helper process unmounts it when its input ends, so also when the test is killed."""
     at.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # `up`'s data directory, as it makes it
     at.mkdir()
     script = (
@@ -104,7 +104,7 @@ def small_disk(at: Path, *, size: str) -> Iterator[Disk]:
 
 @contextmanager
 def busy(database: Path) -> Iterator[None]:
-    """Keep every writer of an SQLite database waiting."""
+    """Make every writer of an SQLite database wait."""
     with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -113,7 +113,7 @@ def busy(database: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(*databases: Path) -> Iterator[None]:
-    """Another process holds each database's write lock."""
+    """Hold the write lock of each database in another process."""
     with ExitStack() as holders:
         for database in databases:
             holder = holders.enter_context(
@@ -128,35 +128,35 @@ def locked(*databases: Path) -> Iterator[None]:
 
 
 class StoppableEngine:
-    """A Docker engine with `live-restore`, to stop and to start: its containers run on meanwhile. Root only."""
+    """A Docker engine with `live-restore`: its containers run while it is stopped. Root only."""
 
     def __init__(self, work: Path) -> None:
         work.mkdir()
-        self._places = private_engine.EnginePaths.of(work)
+        self._paths = private_engine.EnginePaths.of(work)
         self._process: subprocess.Popen[bytes] | None = None
-        self.url = f"unix://{self._places.socket}"
+        self.url = f"unix://{self._paths.socket}"
 
     def __enter__(self) -> Self:
-        """Start it."""
-        private_engine.sweep(self._places)
-        self._places.run.mkdir(mode=0o700)
-        self._places.data.mkdir(mode=0o711)
-        self._places.configuration.write_text(json.dumps({"live-restore": True}))
+        """Start the engine."""
+        private_engine.sweep(self._paths)
+        self._paths.run.mkdir(mode=0o700)
+        self._paths.data.mkdir(mode=0o711)
+        self._paths.configuration.write_text(json.dumps({"live-restore": True}))
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Remove all of it."""
+        """Stop the engine and remove its files."""
         self.stop()
-        private_engine.sweep(self._places)
+        private_engine.sweep(self._paths)
 
     def start(self) -> Engine:
-        """Start it, and wait until it answers."""
-        with self._places.log.open("ab") as log:
+        """Start the engine and wait until it answers."""
+        with self._paths.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
                     *("setpriv", "--pdeathsig", "TERM", "--"),
-                    *private_engine.dockerd_command(self._places, str(debian_packages.find("dockerd"))),
+                    *private_engine.dockerd_command(self._paths, str(debian_packages.find("dockerd"))),
                 ],
                 env=debian_packages.env_for_parts(),
                 stdin=subprocess.DEVNULL,
@@ -164,11 +164,11 @@ class StoppableEngine:
                 stderr=log,
                 start_new_session=True,
             )
-        eventually(self._answers, "the engine answers", within_s=60, log=self._places.log.read_text)
+        eventually(self._answers, "the engine answers", within_s=60, log=self._paths.log.read_text)
         return Engine(base_url=self.url, private=True, version="private")
 
     def stop(self) -> None:
-        """Stop it, as a service manager does."""
+        """Stop the engine as a service manager does."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(timeout=30)
@@ -180,7 +180,7 @@ class StoppableEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Where `up` keeps what it knows, and what a person learns of it there."""
+    """The folder and the ports of one `up`, and what a user reads there."""
 
     folder: Path
     docker: str
@@ -188,11 +188,11 @@ class Site:
 
     @property
     def data(self) -> Path:
-        """`up`'s data directory."""
+        """The data directory of `up`."""
         return self.folder / "data"
 
     def processes(self) -> list[int]:
-        """The pids of the parts that run on this data, whoever started them."""
+        """The pids of all parts that run on this data directory."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -202,15 +202,17 @@ class Site:
         return found
 
     def acts(self, worker: str) -> list[str]:
-        """A worker's account: what was seen, decided and done, in order."""
+        """The journal entries of a worker's episodes, in order."""
         with closing(Ledger.open(self.url("ledger"))) as ledger:
-            stories = [ledger.reports.get(each.episode_id) for each in ledger.reports.newest() if each.worker == worker]
-            return [f"{entry.act} {entry.what}" for story in stories if story for entry in story.entries]
+            episodes = [
+                ledger.reports.get(each.episode_id) for each in ledger.reports.newest() if each.worker == worker
+            ]
+            return [f"{entry.act} {entry.what}" for episode in episodes if episode for entry in episode.entries]
 
-    def accused(self) -> set[str]:
-        """The workers that there ever was an episode of."""
+    def reported_workers(self) -> set[str]:
+        """The workers with an episode, open or closed."""
         with closing(Ledger.open(self.url("ledger"))) as ledger:
-            return {story.worker for story in ledger.reports.newest()}
+            return {episode.worker for episode in ledger.reports.newest()}
 
     def database(self, name: str) -> Path:
         """The file of a database."""
@@ -221,7 +223,7 @@ class Site:
         return f"sqlite:///{self.database(name)}"
 
     def gpuwarden(self, *arguments: str) -> tuple[int, str]:
-        """A command as a person gives it: its exit code, and what it says."""
+        """Run a command as a user does; return its exit code and output."""
         where = {f"GPUWARDEN_{part.upper()}_URL": f"http://127.0.0.1:{port}" for part, port in self.ports.items()}
         where |= {"GPUWARDEN_REMEDIATOR_LEDGER": self.url("ledger"), "GPUWARDEN_QUEUE_DB": self.url("queue")}
         done = subprocess.run(
@@ -236,55 +238,55 @@ class Site:
         return done.returncode, done.stdout + done.stderr
 
     def needs(self) -> list[str]:
-        """What `gpuwarden status` wants a person for, asked in no time."""
+        """What `gpuwarden status` asks an operator to do. Faster than the command."""
         addresses = [word for part, port in self.ports.items() for word in (f"--{part}", f"http://127.0.0.1:{port}")]
         wanted = status._parser().parse_args(["--ledger", self.url("ledger"), "--queue-db", "none", *addresses])
         return status.look(wanted, now=time.time()).needs()
 
-    def needs_nobody(self) -> None:
-        """`gpuwarden status` comes to say that all is well."""
-        said = ""
+    def await_no_needs(self) -> None:
+        """Wait until `gpuwarden status` says that nothing needs an operator."""
+        output = ""
 
-        def well() -> bool:
-            nonlocal said
-            code, said = self.gpuwarden("status")
-            return code == 0 and "nothing needs an operator" in said
+        def is_healthy() -> bool:
+            nonlocal output
+            code, output = self.gpuwarden("status")
+            return code == 0 and "nothing needs an operator" in output
 
-        eventually(well, "status says that all is well", within_s=90, log=lambda: said)
+        eventually(is_healthy, "status reports no problem", within_s=90, log=lambda: output)
 
-    def needs_a_person(self, *words: str) -> None:
-        """`gpuwarden status` comes to say all of these, with exit code 1."""
-        said = ""
+    def await_needs(self, *words: str) -> None:
+        """Wait until `gpuwarden status` prints all of these texts and exits with 1."""
+        output = ""
 
-        def told() -> bool:
-            nonlocal said
-            code, said = self.gpuwarden("status")
-            return code == 1 and all(each in said for each in words)
+        def is_reported() -> bool:
+            nonlocal output
+            code, output = self.gpuwarden("status")
+            return code == 1 and all(each in output for each in words)
 
-        eventually(told, f"status says {words}", within_s=90, log=lambda: said)
+        eventually(is_reported, f"status prints {words}", within_s=90, log=lambda: output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host(Site):
-    """One host's workers, each with a queue of its own. They outlive every start of `up`."""
+    """The workers of one host, each with a separate queue. They outlive every start of `up`."""
 
     fleet: DockerFleet
 
     @contextmanager
     def up(self) -> Iterator[Run]:
-        """Start `up`, armed, and wait until it is ready."""
+        """Start `up` with all remedies armed, and wait until it is ready."""
         with self.starting() as run:
             yield run.ready()
 
     @contextmanager
     def starting(self) -> Iterator[Run]:
-        """Start `up`, armed."""
+        """Start `up` with all remedies armed."""
         options = ("--host", HOST, "--armed", "--simulate-gpu", str(self.folder / "gpus.json"))
         with up(self.folder, self.ports, *options, docker=self.docker, command=SCALED) as run:
             yield run
 
-    def submit(self, worker: str, script: Script = WEDGE, *, stall_timeout_s: float = SILENCE_S) -> JobId:
-        """Give a worker a job."""
+    def submit(self, worker: str, script: Script = STALL, *, stall_timeout_s: float = SILENCE_S) -> JobId:
+        """Submit a job for a worker."""
         with closing(JobStore.open(self.url("queue"))) as store:
             job = Submission(queue=worker, payload=script.payload(), stall_timeout_s=stall_timeout_s)
             return store.runs.submit(job, now=time.time())
@@ -295,27 +297,33 @@ class Host(Site):
             return store.job(job_id).state
 
     def silent_s(self, worker: str) -> float:
-        """For how long a worker's job has not beaten, seconds; 0 before it did."""
+        """Seconds since the last step beat of a worker's job; 0 before the first."""
         path = self.data / "run" / worker / f"{worker}{state_file.JOB_SUFFIX}"
         with suppress(FileNotFoundError):
             beat = state_file.parse_job(path.read_text(encoding="utf-8")).beat
             return 0.0 if beat is None else time.time() - beat.unix_s
         return 0.0
 
-    def is_mended(self, worker: str, job_id: JobId, run: Run, *, known_starts: int = 2, stops_asked: int = 1) -> None:
-        """The job completes at its second attempt; its container went down once, and was started once for it.
+    def check_fixed(self, worker: str, job_id: JobId, run: Run, *, known_starts: int = 2, stops_asked: int = 1) -> None:
+        """Check that the job completes at its second attempt, and that its container stopped once and was started once.
 
-        What the engine, the queue and the ledger have of it agrees. A container's own first start counts among
-        `known_starts`, unless the engine was started since and has forgotten it. That the worker ends itself once its
-        job is taken may come before the stop. The engine tells of a stop for each of `stops_asked`, which are over as
-        the container goes down: whoever asked first may have been killed meanwhile.
+        The engine, the queue and the ledger must agree. The worker may exit before the stop, once its claim is lost.
+
+        Args:
+            worker: name of the worker, and of its container.
+            job_id: its job.
+            run: the `up` that acts.
+            known_starts: start events that the engine remembers. It forgets those before its own restart.
+            stops_asked: most stop events: one for each executor that asked, since one may be killed after it asked.
         """
 
-        def over() -> bool:
+        def is_over() -> bool:
             with closing(Ledger.open(self.url("ledger"))) as ledger:
                 return self.state(job_id) is State.COMPLETED and not ledger.episodes.list_open()
 
-        eventually(over, f"{worker} is mended", within_s=90, log=lambda: f"{self.acts(worker)}\n{_logs(run)}")
+        eventually(
+            is_over, f"the job of {worker} is fixed", within_s=90, log=lambda: f"{self.acts(worker)}\n{_logs(run)}"
+        )
         with closing(JobStore.open(self.url("queue"))) as store:
             job = store.job(job_id)
         assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
@@ -323,15 +331,15 @@ class Host(Site):
         assert (history.count("die"), history.count("start")) == (1, known_starts), history
         assert history.count("stop") <= stops_asked, history
         with closing(Ledger.open(self.url("ledger"))) as ledger, reading(ledger._engine) as connection:
-            (story,) = with_action([each for each in ledger.reports.newest() if each.worker == worker])
-            mine = select(INTENTS.c.stage).where(INTENTS.c.episode_id == story.episode_id)
+            (episode,) = with_action([each for each in ledger.reports.newest() if each.worker == worker])
+            mine = select(INTENTS.c.stage).where(INTENTS.c.episode_id == episode.episode_id)
             stages = [row.stage for row in connection.execute(mine)]
-        assert (story.outcome, story.job_id, stages) == (Outcome.FIXED, job_id, ["done", "done"])
+        assert (episode.outcome, episode.job_id, stages) == (Outcome.FIXED, job_id, ["done", "done"])
 
 
 @contextmanager
 def host(folder: Path, engine_url: str, workers: Sequence[str]) -> Iterator[Host]:
-    """Start the workers; `up` is not started yet."""
+    """Start the workers, but not `up`."""
     paths = HostPaths(directory=folder / "data" / "run", queue=folder / "data" / "queue", data=folder / "work")
     (folder / "data").mkdir(mode=0o700, parents=True, exist_ok=True)  # as `up` makes it
     for each in (paths.directory, paths.queue, paths.data):
@@ -351,4 +359,4 @@ def host(folder: Path, engine_url: str, workers: Sequence[str]) -> Iterator[Host
 
 
 def _logs(run: Run) -> str:
-    return "\n".join([run.said(), *(path.read_text()[-2000:] for path in sorted((run.data / "log").glob("e*.log")))])
+    return "\n".join([run.output(), *(path.read_text()[-2000:] for path in sorted((run.data / "log").glob("e*.log")))])

@@ -1,4 +1,4 @@
-"""Labels as somebody would write them who wants a shell, an SQL string, a path, a template or a parser to mind them."""
+"""Hostile labels, aimed at a shell, SQL, a path, a template or a parser."""
 
 import json
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ MEGABYTE: Final = "A" * 2**20
 
 
 def texts(canary: Path) -> dict[str, str]:
-    """What a label may hold; whatever is minded of it makes `canary`, or drops a table."""
+    """Hostile label values by name. A value that is executed creates `canary` or drops a table."""
     return {
-        "a shell's": f"$(touch {canary}) `touch {canary}` ; touch {canary} | touch {canary}",
+        "a shell command": f"$(touch {canary}) `touch {canary}` ; touch {canary} | touch {canary}",
         "SQL": "w1'; DROP TABLE alerts; DROP TABLE episodes; --",
         "a path": f"../../../../../../../../{canary}",
         "the parent": "..",
-        "a file's URL": f"file://{canary}",
+        "a file URL": f"file://{canary}",
         "an option": "--help",
         "a template": "{{ ''.__class__.__mro__ }} ${jndi:ldap://127.0.0.1:9/a} {% raw %}",
         "a format": "%s%s%n {0.__class__.__init__.__globals__} {}",
@@ -27,7 +27,7 @@ def texts(canary: Path) -> dict[str, str]:
         "lines": 'w1\n{"level": "info", "event": "executor ready"}\n',
         "a NUL": "w1\0",
         "half a surrogate pair": "w1\ud800",
-        "a terminal's": "\x1b[2J\x1b]0;owned\x07\x9b31m",
+        "terminal escapes": "\x1b[2J\x1b]0;owned\x07\x9b31m",
         "right to left": "\u202egnp.exe\u2066",
         "many bytes": "🙈" * 128,
         "a megabyte": MEGABYTE,
@@ -50,15 +50,15 @@ PLACES: Final = (
 
 
 def alerts(host: str, canary: Path) -> Iterator[list[Any]]:
-    """Payloads' worth of alerts: each text in each label, each value of a wrong type in each field."""
+    """Yield the alerts of each webhook call: each text in each label, each value of a wrong type in each field."""
     for name, text in texts(canary).items():
-        of_worker = [build.sent(name[:64], **{"host": host, place: text}) for place in PLACES]
+        about_worker = [build.sent(name[:64], **{"host": host, place: text}) for place in PLACES]
         about_server = {"host": host, "remedy": "restart_container", "condition": "server", "container": text}
-        of_server = build.sent(name[:64], **about_server, incarnation=text)
-        del of_server["labels"]["worker"]
-        noted = {**build.sent(text, worker=f"unseen {name}", host=host), "annotations": {text: text}}
+        about_container = build.sent(name[:64], **about_server, incarnation=text)
+        del about_container["labels"]["worker"]
+        with_annotations = {**build.sent(text, worker=f"unseen {name}", host=host), "annotations": {text: text}}
         at_once = 1 if text is MEGABYTE else 20  # a body may have 4 MiB
-        group = [*of_worker, of_server, noted]
+        group = [*about_worker, about_container, with_annotations]
         yield from (group[at : at + at_once] for at in range(0, len(group), at_once))
     deep: Any = "bottom"
     for _ in range(DEEP):
@@ -72,7 +72,7 @@ def alerts(host: str, canary: Path) -> Iterator[list[Any]]:
 
 
 def bodies(host: str) -> dict[str, bytes]:
-    """Bodies that only text can spell; each has one alert, which can be read, or none."""
+    """Bodies that `json.dumps` cannot write. Each has one alert."""
     alert = json.dumps(build.sent(worker="unseen twice", host=host))
     return {
         "a key twice": b'{"alerts": "none", "alerts": [' + alert.encode() + b"]}",
@@ -80,7 +80,7 @@ def bodies(host: str) -> dict[str, bytes]:
             '{"alerts": [' + alert.replace('"labels": {', '"labels": {"host": "elsewhere", "worker": "w1", ') + "]}"
         ).encode(),
         "huge counts": b'{"truncatedAlerts": 1' + b"0" * 400 + b', "alerts": [' + alert.encode() + b"]}",
-        "a count that is no number": b'{"truncatedAlerts": Infinity, "receiver": [], "alerts": ['
+        "a count that is not a number": b'{"truncatedAlerts": Infinity, "receiver": [], "alerts": ['
         + alert.encode()
         + b"]}",
     }

@@ -1,4 +1,4 @@
-"""`gpuwarden up` as a person runs it, for tests: a start of it, what it says, where it answers, and what runs."""
+"""Runs `gpuwarden up` as a user does: its output, its addresses and its processes."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ from tests.asking import PLAIN
 from tests.waiting import eventually
 
 READY = "ready; Ctrl-C"
-WEDGE = {
+ALERT_LABELS = {
     "alertname": "GpuwardenJobStalled", "host": "box1", "worker": "w1", "container": "c1", "job_id": "7",
     "attempt": "1", "incarnation": "i1", "severity": "critical", "remedy": "restart_worker", "condition": "stall",
 }  # fmt: skip
@@ -34,14 +34,14 @@ class Run:
     data: Path
     ports: dict[str, int]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
-    def says(self, text: str) -> None:
-        eventually(lambda: text in self.said(), f"it says {text!r}", within_s=40, log=self.said)
+    def await_output(self, text: str) -> None:
+        eventually(lambda: text in self.output(), f"up prints {text!r}", within_s=40, log=self.output)
 
     def ready(self) -> "Run":
-        eventually(lambda: READY in self.said() or self._ended(), "it is ready", within_s=90, log=self.said)
+        eventually(lambda: READY in self.output() or self._fail_if_ended(), "up is ready", within_s=90, log=self.output)
         return self
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -60,10 +60,10 @@ class Run:
         except httpx.HTTPError:
             return False
 
-    def accuse(self, worker: str = "w1") -> bool:
-        """Tell Alertmanager of a wedge, as Prometheus would."""
-        texts = {"summary": "wedged", "description": "d", "runbook": "r"}
-        alerts = [{"labels": WEDGE | {"worker": worker}, "annotations": texts}]
+    def post_alert(self, worker: str = "w1") -> bool:
+        """Send Alertmanager the alert of a stalled job, as Prometheus would."""
+        texts = {"summary": "stalled", "description": "d", "runbook": "r"}
+        alerts = [{"labels": ALERT_LABELS | {"worker": worker}, "annotations": texts}]
         return (
             httpx.post(
                 self.url("alertmanager", "/api/v2/alerts"), json=alerts, trust_env=False, verify=PLAIN
@@ -72,9 +72,11 @@ class Run:
         )
 
     def sample(self, at_s: float) -> float | None:
-        """The time of the newest sample of `up` that Prometheus has for that time."""
-        asked = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
-        answer = httpx.get(self.url("prometheus", "/api/v1/query"), params=asked, trust_env=False, verify=PLAIN).json()
+        """Unix seconds of the newest exporter scrape that Prometheus has at that time; `None` if it has none."""
+        parameters = {"query": 'timestamp(up{job="gpuwarden-exporter"})', "time": str(at_s)}
+        answer = httpx.get(
+            self.url("prometheus", "/api/v1/query"), params=parameters, trust_env=False, verify=PLAIN
+        ).json()
         found = answer["data"]["result"]
         return float(found[0]["value"][1]) if found else None
 
@@ -82,19 +84,19 @@ class Run:
         record = json.loads((self.data / "parts.json").read_text())
         return {part: int(record[part].split()[0]) for part in PARTS if part in record}
 
-    def _ended(self) -> bool:
+    def _fail_if_ended(self) -> bool:
         if self.process.poll() is not None:
-            pytest.fail(f"it ended with {self.process.returncode}:\n{self.said()}")
+            pytest.fail(f"up ended with {self.process.returncode}:\n{self.output()}")
         return False
 
 
-def ask(*arguments: str) -> str:
+def run_gpuwarden(*arguments: str) -> str:
     return subprocess.run(
         [sys.executable, "-m", "gpuwarden", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=True
     ).stdout
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except OSError:
@@ -116,7 +118,7 @@ def up(
     cwd: Path = CHECKOUT,
     env: dict[str, str] | None = None,
 ) -> Iterator[Run]:
-    """Start it, and kill it where it still runs in the end; its parts end with it."""
+    """Start `up`, and kill it at the end of the block. Its parts end with it."""
     log, data = folder / "up.log", data or folder / "data"
     listening = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
     argv = [sys.executable, *command, "--data-dir", str(data), "--docker", docker]
@@ -129,8 +131,8 @@ def up(
         process.wait()
 
 
-def runbooks_that_do_not_open(groups: list[dict[str, Any]]) -> list[str]:
-    """Which alerts of Prometheus's rules link a page that is not their own runbook, by asking for each."""
+def find_broken_runbooks(groups: list[dict[str, Any]]) -> list[str]:
+    """Return the alerts whose runbook URL does not open the page of that alert."""
     alerts = [rule for group in groups for rule in group["rules"] if rule["type"] == "alerting"]
     assert len(alerts) > 30, "Prometheus has the rules"
     with httpx.Client(trust_env=False, verify=PLAIN, timeout=10) as http:

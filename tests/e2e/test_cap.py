@@ -1,6 +1,6 @@
-"""A job that wedges at every attempt: three requeues, and the fourth trip fails it and its run.
+"""A job that stalls at every attempt is requeued three times. The fourth stall fails the job and its run.
 
-Beside it an ingest job that goes over its budget, which is not tried again.
+An ingest job that exceeds its budget is not retried.
 """
 
 import time
@@ -36,41 +36,41 @@ def ended(work: Path, engine: Engine) -> Iterator[Stage]:
         queues={INGESTER: "fetch"},
     ) as scene:
         job_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed")
-        sibling_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed", queue="served-by-nobody")
+        sibling_id = scene.submit(SCRIPT, now=time.time(), stall_timeout_s=3, run_id="doomed", queue="without-worker")
         sweep = Submission(queue="fetch", payload=SWEEP.payload(), model="denoiser", budget_s=BUDGET_S)
         scene.draw(SWEEP)
         ingest_id = scene.store.runs.submit(sweep, now=time.time())
         scene.start_workers()
         eventually(
             lambda: (
-                # The sibling is cancelled by the next sweep, which may come when all else is over.
+                # The next sweep cancels the sibling, maybe after the episodes are closed.
                 all(scene.store.job(each).state in FINAL for each in (job_id, sibling_id, ingest_id))
                 and not scene.ledger.episodes.list_open()
             ),
             within_s=180,
-            what="the job ended",
+            what="the jobs ended",
             log=lambda: scene.chain.log_tail("execute"),
         )
         yield scene
 
 
 @pytest.mark.behaviour("A8")
-def test_three_trips_requeue_and_the_fourth_fails(ended: Stage) -> None:
+def test_three_stalls_requeue_the_job_and_the_fourth_fails_it(ended: Stage) -> None:
     job = ended.store.job(1)
 
     assert (job.state, job.attempt, job.watchdog_retries) == (State.FAILED, 4, 3)
     settles = [
         entry.step
-        for story in ended.ledger.reports.newest()
-        if story.worker == WORKER
-        for entry in ended.ledger.reports.get(story.episode_id).entries  # type: ignore[union-attr]
+        for episode in ended.ledger.reports.newest()
+        if episode.worker == WORKER
+        for entry in ended.ledger.reports.get(episode.episode_id).entries  # type: ignore[union-attr]
         if entry.act == "did" and entry.step in ("requeue", "fail")
     ]
     assert settles == ["requeue", "requeue", "requeue", "fail"]
 
 
 @pytest.mark.behaviour("A10")
-def test_the_failed_event_is_written_once_and_its_consumer_fails_the_run_and_cancels_the_siblings(ended: Stage) -> None:
+def test_failed_event_is_written_once_and_fails_the_run(ended: Stage) -> None:
     assert ended.store.outbox.dispatch_events(1) == ["failed", "run_failed"]
     assert ended.store.runs.state("doomed") == "failed"
     assert ended.store.job(2).state is State.CANCELLED
@@ -78,24 +78,24 @@ def test_the_failed_event_is_written_once_and_its_consumer_fails_the_run_and_can
 
 
 @pytest.mark.behaviour("A17")
-def test_an_ingest_job_that_is_tripped_is_marked_failed_and_not_tried_again(ended: Stage) -> None:
+def test_ingest_job_over_its_budget_fails_without_a_retry(ended: Stage) -> None:
     (job,) = [job for job in ended.store.jobs() if job.queue == "fetch"]
 
     assert (job.job_class, job.state, job.attempt, job.watchdog_retries) == (JobClass.INGEST_FETCH, State.FAILED, 1, 0)
     assert job.because is not None
     assert "jobs of its class are not retried" in job.because
-    (story,) = [story for story in with_action(ended.ledger.reports.newest()) if story.worker == INGESTER]
-    assert (story.condition, story.outcome) == (Condition.BUDGET, "mended")
+    (episode,) = [episode for episode in with_action(ended.ledger.reports.newest()) if episode.worker == INGESTER]
+    assert (episode.condition, episode.outcome) == (Condition.BUDGET, "mended")
 
 
-def test_each_wedge_of_the_same_container_is_an_episode_of_its_own_and_all_are_mended(ended: Stage) -> None:
-    stories = [story for story in with_action(ended.ledger.reports.newest()) if story.worker == WORKER]
+def test_each_stall_of_one_container_is_a_separate_episode(ended: Stage) -> None:
+    episodes = [episode for episode in with_action(ended.ledger.reports.newest()) if episode.worker == WORKER]
 
-    assert [story.attempt for story in stories] == [1, 2, 3, 4]
-    assert {story.outcome for story in stories} == {"mended"}
+    assert [episode.attempt for episode in episodes] == [1, 2, 3, 4]
+    assert {episode.outcome for episode in episodes} == {"mended"}
 
 
-def test_the_container_is_free_for_other_work_after_the_job_failed(ended: Stage) -> None:
+def test_worker_completes_another_job_after_the_failed_one(ended: Stage) -> None:
     job_id = ended.submit(
         Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1), now=time.time(), stall_timeout_s=30
     )

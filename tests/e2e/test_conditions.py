@@ -1,7 +1,7 @@
-"""Budget, GPU health and dead workers through the whole chain, each beside what must be left alone in the same set-up.
+"""Budget, stuck jobs, GPU health and dead workers, through the whole pipeline, each with a case that must not act.
 
-A body that hangs while it loads stands in for every job that never beats. What works beside it in the same container,
-with I/O alone, stands in for a load from a warm page cache: the exporter goes by the container.
+A job that hangs in its load represents every job without a step beat. A process that only reads, in the same container,
+represents a load from a warm page cache: the exporter measures I/O per container.
 """
 
 import json
@@ -35,7 +35,7 @@ WINDOW_S: Final = 8.0
 GRACE_S: Final = 8.0
 NEVER_S: Final = 3600.0
 STOP_GRACE_S: Final = 5.0
-"""Longer than a heartbeat, at which a worker sees that its job was taken, and says what it ends with."""
+"""Longer than a heartbeat: then a worker sees that its job was taken, and logs its exit code."""
 
 SILENCE_S: Final = 5.0
 STUCK_S: Final = 15.0
@@ -43,18 +43,18 @@ STUCK_S: Final = 15.0
 FAST: Final[Mapping[str, Any]] = {"load_s": 0.2, "load_mib": 4, "step_s": 0.2}
 BUSY: Final = Script(picture="busy", steps=9, slow_step=2, slow_s=300, **FAST)
 STUCK: Final = Script(picture="stuck", steps=26, wedge_attempts=1, wedge_after_step=24, wedge_spins=True, **FAST)
-"""Steps, and then waits for ever at its first attempt, its GPU at 100 %; done at its second."""
+"""The first attempt steps, then waits for ever with its GPU at 100 %. The second completes."""
 SLOW: Final = Script(picture="slow", steps=30, slow_step=25, slow_s=300, **FAST)
-"""Takes one step that is a slow one, its GPU at 93 %."""
+"""Has one slow step, with its GPU at 93 %."""
 EVALUATES: Final[Mapping[str, Any]] = {"steps": 9, "eval_every": 2, **FAST}
-"""Fewer steps than tell how long one takes, and an evaluation after every second one."""
+"""Too few steps for a known step time, and an evaluation after every second step."""
 STUCK_EVAL: Final = Script(picture="stuck-eval", wedge_attempts=1, wedge_after_step=8, wedge_spins=True, **EVALUATES)
-"""Waits for ever in the fourth evaluation of its first attempt, its GPU at 100 %; done at its second."""
+"""The first attempt waits for ever in its fourth evaluation, with its GPU at 100 %. The second completes."""
 SLOW_EVAL: Final = Script(picture="slow-eval", slow_eval=8, slow_s=300, **EVALUATES)
-"""Evaluates slowly there, its GPU at 93 %."""
+"""Has one slow evaluation, with its GPU at 93 %."""
 HANGS: Final = Script(picture="hangs", load_s=0.2, load_mib=4, load_hangs=True)
 KILLED: Final = Script(picture="killed", steps=2, wedge_attempts=1, wedge_after_step=1, **FAST)
-"""Hangs at its first attempt, and is killed there; done in no time at its second."""
+"""The first attempt hangs until it is killed. The second completes at once."""
 
 READS: Final = """
 import time
@@ -64,10 +64,10 @@ while True:
         file.read(2 ** 20)
     time.sleep(0.2)
 """
-"""Reads 5 MiB a second out of the page cache, and does nothing else to speak of."""
+"""Reads 5 MiB a second from the page cache, and does almost nothing else."""
 
 STAYS_UP: Final = "{worker}; while :; do sleep 1; done"
-"""A shell that outlives the worker it runs, as a supervisor or an entry point may."""
+"""A shell that outlives its worker, like a supervisor or an entry point."""
 
 CASES: Final = (
     "budget",
@@ -111,39 +111,39 @@ class Scene:
     def facts(self, case: str) -> WorkerFacts:
         return answered(lambda: self.stage.witness.worker_evidence(worker_of(case), host=self.stage.chain.plan.host))
 
-    def stories(self, case: str) -> list[EpisodeHistory]:
-        return [story for story in self.stage.ledger.reports.newest() if story.worker == worker_of(case)]
+    def episodes(self, case: str) -> list[EpisodeHistory]:
+        return [episode for episode in self.stage.ledger.reports.newest() if episode.worker == worker_of(case)]
 
-    def first(self, case: str) -> EpisodeHistory | None:
-        """The first episode of which something came, once it is closed."""
-        found = [story for story in with_action(self.stories(case)) if story.closed_at is not None]
+    def first_closed(self, case: str) -> EpisodeHistory | None:
+        """The first closed episode in which something was done."""
+        found = [episode for episode in with_action(self.episodes(case)) if episode.closed_at is not None]
         return found[0] if found else None
 
-    def told(self, case: str) -> str:
+    def journal_text(self, case: str) -> str:
         return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(worker_of(case)))
 
-    def fired(self, case: str) -> set[str]:
+    def fired_alerts(self, case: str) -> set[str]:
         found = self.stage.chain.query(f'max_over_time(ALERTS{{worker="{worker_of(case)}", alertstate="firing"}}[30m])')
         return {f"{each['metric']['alertname']} {each['metric']['condition']}" for each in found}
 
-    def happened(self, case: str) -> list[str]:
+    def lifecycle(self, case: str) -> list[str]:
         return [what for what in self.fleet.history(worker_of(case)) if what in ("start", "stop", "die")]
 
     def exit_codes(self, case: str) -> list[int]:
-        """What the worker said it ended with, each time its job was taken from it."""
+        """The exit codes that the worker logged, one for each job that was taken from it."""
         lines = self.fleet.container(worker_of(case)).logs().decode().splitlines()
-        told = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line["exit_code"] for line in told if "exit_code" in line]
+        messages = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line["exit_code"] for line in messages if "exit_code" in line]
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
-    def first_mended(self, case: str) -> EpisodeHistory:
-        self.until(lambda: self.first(case), f"{case} is over")
-        story = self.first(case)
-        assert story is not None
-        assert story.outcome == "mended", self.told(case)
-        return story
+    def await_fixed(self, case: str) -> EpisodeHistory:
+        self.until(lambda: self.first_closed(case), f"the episode of {case} is closed")
+        episode = self.first_closed(case)
+        assert episode is not None
+        assert episode.outcome == "mended", self.journal_text(case)
+        return episode
 
 
 def worker_of(case: str) -> str:
@@ -174,7 +174,7 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
             client = docker.DockerClient(base_url=engine.base_url)
             try:
                 found = Scene(stage=set_up, fleet=fleet, client=client)
-                outlive_its_worker(found, "stays-up")
+                run_worker_in_shell(found, "stays-up")
                 fleet.container(worker_of("comes-back")).update(restart_policy={"Name": "always"})
                 set_up.start_workers()
                 yield found
@@ -182,8 +182,8 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
                 client.close()
 
 
-def outlive_its_worker(scene: Scene, case: str) -> None:
-    """Make a container anew in which a shell runs the worker."""
+def run_worker_in_shell(scene: Scene, case: str) -> None:
+    """Create the container again, with a shell that runs the worker."""
     before = scene.fleet.container(worker_of(case))
     config, host = before.attrs["Config"], before.attrs["HostConfig"]
     command = STAYS_UP.format(worker=" ".join(config["Cmd"]))
@@ -200,122 +200,124 @@ def outlive_its_worker(scene: Scene, case: str) -> None:
     )
 
 
-def armed(scene: Scene, case: str) -> WorkerFacts:
-    """What is seen of a worker once its job has loaded."""
+def await_armed(scene: Scene, case: str) -> WorkerFacts:
+    """Wait until the worker's job has loaded; return its evidence."""
     scene.until(lambda: scene.stage.armed(worker_of(case)), f"{case} is armed")
     return scene.facts(case)
 
 
 def kill(scene: Scene, case: str) -> None:
-    """SIGKILL for a worker, as the OOM killer does."""
+    """Send a worker SIGKILL, as the OOM killer does."""
     (pid,) = [
-        sighting.pid
-        for sighting in workers_seen(scene)
-        if sighting.worker.worker == worker_of(case) and sighting.pid is not None
+        found.pid for found in read_workers(scene) if found.worker.worker == worker_of(case) and found.pid is not None
     ]
     os.kill(pid, signal.SIGKILL)
 
 
-def workers_seen(scene: Scene) -> Any:
+def read_workers(scene: Scene) -> Any:
     from exporter.sources import workers  # noqa: PLC0415
 
     return workers.read(scene.stage.chain.directory).workers
 
 
 @pytest.fixture(scope="module")
-def loads(scene: Scene) -> Mapping[str, JobId]:
-    """Two jobs of a video model that hang while they load, one of them in a container that reads meanwhile."""
+def loading_jobs(scene: Scene) -> Mapping[str, JobId]:
+    """Two jobs of a video model hang in their load. One is in a container that also reads."""
     jobs = {case: scene.submit(case, HANGS, job_class=JobClass.GPU_VIDEO) for case in ("hangs", "warm")}
-    reads(scene)
+    start_reader(scene)
     return jobs
 
 
-def reads(scene: Scene) -> None:
-    """Start to read in the container of `warm`."""
+def start_reader(scene: Scene) -> None:
+    """Start a process that reads in the container of `warm`."""
     container = scene.fleet.container(worker_of("warm"))
     scene.client.api.exec_start(
         scene.client.api.exec_create(container.id, ["/usr/bin/python3", "-c", READS])["Id"], detach=True
     )
 
 
-def reader(scene: Scene) -> int:
-    """The pid of what reads, by the host's numbers."""
-    rows = scene.fleet.container(worker_of("warm")).top(ps_args="-ww -eo pid,args")  # whole, whatever $COLUMNS says
+def reader_pid(scene: Scene) -> int:
+    """The pid of the process that reads, in the host's pid namespace."""
+    rows = scene.fleet.container(worker_of("warm")).top(ps_args="-ww -eo pid,args")  # not cut at $COLUMNS
     at = rows["Titles"].index("PID")
-    (pid,) = [int(row[at]) for row in rows["Processes"] if "time.sleep" in row[-1]]  # never 0, which is everybody
+    (pid,) = [
+        int(row[at]) for row in rows["Processes"] if "time.sleep" in row[-1]
+    ]  # never 0, which addresses every process
     return pid
 
 
 @pytest.mark.behaviour("A1")
 @pytest.mark.behaviour("A18")
-def test_a_busy_job_over_its_budget_is_tripped_and_one_in_time_is_not(scene: Scene) -> None:
+def test_busy_job_over_its_budget_is_requeued_and_one_in_time_is_not(scene: Scene) -> None:
     late = scene.submit("budget", BUSY, budget_s=BUDGET_S)
     in_time = scene.submit("in-time", BUSY)
 
-    story = scene.first_mended("budget")
+    episode = scene.await_fixed("budget")
 
-    assert (story.condition, story.job_id, story.attempt) == ("budget", late, 1)
-    assert scene.fired("budget") == {"GpuwardenJobOverBudget budget"}
-    assert f"of a budget of {BUDGET_S:.1f} s" in scene.told("budget")
+    assert (episode.condition, episode.job_id, episode.attempt) == ("budget", late, 1)
+    assert scene.fired_alerts("budget") == {"GpuwardenJobOverBudget budget"}
+    assert f"of a budget of {BUDGET_S:.1f} s" in scene.journal_text("budget")
     job = scene.stage.store.job(late)
     assert job.watchdog_retries > 0
     assert 75 in scene.exit_codes("budget")
-    assert scene.facts("in-time").gpu_idle_s == 0  # busy, as the other was
-    assert (scene.fired("in-time"), scene.stories("in-time")) == (set(), [])
+    assert scene.facts("in-time").gpu_idle_s == 0  # busy like the other one
+    assert (scene.fired_alerts("in-time"), scene.episodes("in-time")) == (set(), [])
     assert (scene.stage.store.job(in_time).state, scene.stage.store.job(in_time).attempt) == (State.RUNNING, 1)
 
 
 @pytest.mark.behaviour("A14b")
 @pytest.mark.parametrize(
-    ("wedges", "works", "is_slow", "slowly", "says"),
+    ("stuck_case", "stuck_script", "slow_case", "slow_script", "text"),
     [
-        pytest.param("stuck", STUCK, "slow", SLOW, "stuck: no step for", id="in its steps"),
+        pytest.param("stuck", STUCK, "slow", SLOW, "stuck: no step for", id="in-steps"),
         pytest.param(
-            "stuck-eval", STUCK_EVAL, "slow-eval", SLOW_EVAL, "stuck in phase eval: no step for", id="in an evaluation"
+            "stuck-eval", STUCK_EVAL, "slow-eval", SLOW_EVAL, "stuck in phase eval: no step for", id="in-evaluation"
         ),
     ],
 )
-def test_a_job_that_is_busy_but_stuck_is_tripped_and_a_slow_one_is_not(
-    scene: Scene, wedges: str, works: Script, is_slow: str, slowly: Script, says: str
+def test_stuck_job_is_requeued_and_a_slow_one_is_not(
+    scene: Scene, stuck_case: str, stuck_script: Script, slow_case: str, slow_script: Script, text: str
 ) -> None:
-    stuck = scene.submit(wedges, works, silence_s=SILENCE_S)
-    slow = scene.submit(is_slow, slowly, silence_s=SILENCE_S)
+    stuck = scene.submit(stuck_case, stuck_script, silence_s=SILENCE_S)
+    slow = scene.submit(slow_case, slow_script, silence_s=SILENCE_S)
 
-    story = scene.first_mended(wedges)
+    episode = scene.await_fixed(stuck_case)
 
-    assert (story.condition, story.job_id, story.attempt) == ("stall", stuck, 1)
-    assert scene.fired(wedges) == {"GpuwardenJobStuck stall"}
-    assert says in scene.told(wedges)
-    assert "GPU saturated" in scene.told(wedges)
-    assert 76 in scene.exit_codes(wedges)
-    scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "its second attempt is done")
+    assert (episode.condition, episode.job_id, episode.attempt) == ("stall", stuck, 1)
+    assert scene.fired_alerts(stuck_case) == {"GpuwardenJobStuck stall"}
+    assert text in scene.journal_text(stuck_case)
+    assert "GPU saturated" in scene.journal_text(stuck_case)
+    assert 76 in scene.exit_codes(stuck_case)
+    scene.until(lambda: scene.stage.store.job(stuck).state is State.COMPLETED, "the second attempt is done")
     scene.until(
-        lambda: (scene.facts(is_slow).step_beat_age_s or 0) > 2 * STUCK_S, "it takes twice as long as is allowed"
+        lambda: (scene.facts(slow_case).step_beat_age_s or 0) > 2 * STUCK_S, "the slow job takes twice the time allowed"
     )
-    facts = scene.facts(is_slow)
+    facts = scene.facts(slow_case)
     assert facts.stuck_after_s is not None
     assert facts.stuck_after_s < (facts.step_beat_age_s or 0)
-    assert (facts.gpu_idle_s, facts.gpu_saturated_s) == (0, 0)  # busy, and no more than that
-    assert (scene.fired(is_slow), scene.stories(is_slow)) == (set(), [])
+    assert (facts.gpu_idle_s, facts.gpu_saturated_s) == (0, 0)  # busy but not saturated
+    assert (scene.fired_alerts(slow_case), scene.episodes(slow_case)) == (set(), [])
     assert scene.stage.store.job(slow).attempt == 1
 
 
 @pytest.mark.behaviour("A7")
 @pytest.mark.behaviour("A18")
-def test_a_video_job_without_a_first_beat_is_tripped_by_gpu_health(scene: Scene, loads: Mapping[str, JobId]) -> None:
-    story = scene.first_mended("hangs")
+def test_video_job_without_a_step_beat_meets_gpu_health(scene: Scene, loading_jobs: Mapping[str, JobId]) -> None:
+    episode = scene.await_fixed("hangs")
 
-    assert (story.condition, story.job_id, story.attempt) == ("health", loads["hangs"], 1)
-    assert scene.fired("hangs") == {"GpuwardenJobUnhealthy health"}
-    assert "I/O, page faults and CPU inactive" in scene.told("hangs")
-    assert scene.stage.store.job(loads["hangs"]).watchdog_retries > 0
+    assert (episode.condition, episode.job_id, episode.attempt) == ("health", loading_jobs["hangs"], 1)
+    assert scene.fired_alerts("hangs") == {"GpuwardenJobUnhealthy health"}
+    assert "I/O, page faults and CPU inactive" in scene.journal_text("hangs")
+    assert scene.stage.store.job(loading_jobs["hangs"]).watchdog_retries > 0
     assert 78 in scene.exit_codes("hangs")
 
 
 @pytest.mark.behaviour("A5")
 @pytest.mark.behaviour("A7")
-def test_a_load_that_reads_is_left_alone_until_it_stops(scene: Scene, loads: Mapping[str, JobId]) -> None:
-    scene.until(lambda: (scene.facts("warm").elapsed_s or 0) > 2 * (WINDOW_S + GRACE_S), "twice its time has gone")
+def test_load_is_not_restarted_while_it_reads(scene: Scene, loading_jobs: Mapping[str, JobId]) -> None:
+    scene.until(
+        lambda: (scene.facts("warm").elapsed_s or 0) > 2 * (WINDOW_S + GRACE_S), "the load takes twice its timeout"
+    )
 
     facts = scene.facts("warm")
     assert facts.phase == "load"
@@ -323,64 +325,66 @@ def test_a_load_that_reads_is_left_alone_until_it_stops(scene: Scene, loads: Map
     assert (facts.page_fault_idle_s or 0, facts.io_idle_s or 0) > (WINDOW_S, -1)
     assert facts.io_idle_s is not None
     assert facts.io_idle_s < WINDOW_S
-    assert (scene.fired("warm"), scene.stories("warm")) == (set(), [])
-    assert scene.stage.store.job(loads["warm"]).attempt == 1
+    assert (scene.fired_alerts("warm"), scene.episodes("warm")) == (set(), [])
+    assert scene.stage.store.job(loading_jobs["warm"]).attempt == 1
 
-    os.kill(reader(scene), signal.SIGKILL)  # the control: the same job in the same container
+    os.kill(reader_pid(scene), signal.SIGKILL)  # control: only the reads stop
 
-    assert scene.first_mended("warm").condition == "health"
-    assert scene.fired("warm") == {"GpuwardenJobUnhealthy health"}
+    assert scene.await_fixed("warm").condition == "health"
+    assert scene.fired_alerts("warm") == {"GpuwardenJobUnhealthy health"}
 
 
 @pytest.mark.behaviour("A14")
 @pytest.mark.behaviour("A18")
 @pytest.mark.parametrize(
-    ("case", "happened"),
+    ("case", "lifecycle"),
     [
-        pytest.param("stays-up", ["start", "die", "stop", "start"], id="in a container that stays up"),
-        pytest.param("goes-down", ["start", "die", "start"], id="and its container goes down with it"),
+        pytest.param("stays-up", ["start", "die", "stop", "start"], id="container-stays-up"),
+        pytest.param("goes-down", ["start", "die", "start"], id="container-stops"),
     ],
 )
-def test_a_killed_workers_job_is_settled_and_container_started(scene: Scene, case: str, happened: list[str]) -> None:
+def test_job_of_a_killed_worker_is_requeued_and_its_container_started(
+    scene: Scene, case: str, lifecycle: list[str]
+) -> None:
     job_id = scene.submit(case, KILLED)
-    before = armed(scene, case)
+    before = await_armed(scene, case)
 
     kill(scene, case)
 
-    story = scene.first_mended(case)
-    assert (story.condition, story.job_id, story.attempt) == ("dead_worker", job_id, 1)
-    assert scene.fired(case) == {"GpuwardenWorkerGone dead_worker"}
-    scene.until(lambda: scene.stage.store.job(job_id).state is State.COMPLETED, "its job is done")
+    episode = scene.await_fixed(case)
+    assert (episode.condition, episode.job_id, episode.attempt) == ("dead_worker", job_id, 1)
+    assert scene.fired_alerts(case) == {"GpuwardenWorkerGone dead_worker"}
+    scene.until(lambda: scene.stage.store.job(job_id).state is State.COMPLETED, "the job is done")
     job = scene.stage.store.job(job_id)
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 1, 0)
-    assert scene.happened(case) == happened
-    assert f"stop {before.container}" not in scene.told(case) or case == "stays-up"
+    assert scene.lifecycle(case) == lifecycle
+    assert f"stop {before.container}" not in scene.journal_text(case) or case == "stays-up"
     assert "worker dead: process ended" in scene.stage.chain.log("exporter")
 
 
 @pytest.mark.behaviour("A14")
-def test_a_worker_whose_container_docker_restarts_is_not_raced(scene: Scene) -> None:
+def test_worker_that_docker_restarts_is_not_acted_on(scene: Scene) -> None:
     job_id = scene.submit("comes-back", KILLED)
-    armed(scene, "comes-back")
+    await_armed(scene, "comes-back")
 
     kill(scene, "comes-back")
 
-    scene.until(lambda: scene.stage.store.job(job_id).state is State.COMPLETED, "its job is done")
+    scene.until(lambda: scene.stage.store.job(job_id).state is State.COMPLETED, "the job is done")
     job = scene.stage.store.job(job_id)
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 0, 1)
-    assert scene.happened("comes-back") == ["start", "die", "start"]
-    assert scene.stories("comes-back") == []
+    assert scene.lifecycle("comes-back") == ["start", "die", "start"]
+    assert scene.episodes("comes-back") == []
 
 
 @pytest.mark.behaviour("A14")
-def test_a_dead_worker_whose_container_did_not_opt_in_is_seen_and_left_as_it_is(scene: Scene) -> None:
+def test_dead_worker_in_an_unmanaged_container_is_not_restarted(scene: Scene) -> None:
     scene.submit("not-ours", KILLED)
-    armed(scene, "not-ours")
+    await_armed(scene, "not-ours")
 
     kill(scene, "not-ours")
 
-    scene.until(lambda: scene.first("not-ours"), "it is refused")
-    assert [story.outcome for story in with_action(scene.stories("not-ours"))] == ["refused"]
+    scene.until(lambda: scene.first_closed("not-ours"), "the restart is refused")
+    assert [episode.outcome for episode in with_action(scene.episodes("not-ours"))] == ["refused"]
     facts = scene.facts("not-ours")
     assert (facts.alive, facts.container, facts.container_workers) == (False, worker_of("not-ours"), 0)
-    assert scene.happened("not-ours") == ["start", "die"]
+    assert scene.lifecycle("not-ours") == ["start", "die"]

@@ -1,4 +1,4 @@
-"""`make demo`'s own program: its exit status says whether every link happened, and it leaves nothing behind."""
+"""The program of `make demo`: it exits with 0 only if every check passes, and it leaves no files."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from gpuwarden import procfs
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 
-def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_plain_lines() -> None:
+def test_demo_passes_every_check_and_prints_the_journal() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "testbed.demo"], cwd=CHECKOUT, capture_output=True, text=True, timeout=240, check=False
     )
@@ -31,16 +31,16 @@ def test_the_demonstration_ends_with_every_link_held_and_the_ledgers_account_in_
     assert "episode 2: stall of" in done.stdout
 
 
-def test_a_part_that_dies_fails_the_demonstration_and_is_named_and_everything_is_cleared_away() -> None:
+def test_demo_fails_when_a_part_dies_names_it_and_cleans_up() -> None:
     before = _work_folders()
     demo = subprocess.Popen([sys.executable, "-m", "testbed.demo"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True)
     pid = _descendant(demo.pid, debian_packages.PARTS["alertmanager"].names, within_s=60)
     os.kill(pid, signal.SIGKILL)
 
-    told, _ = demo.communicate(timeout=90)
+    output, _ = demo.communicate(timeout=90)
 
     assert demo.returncode == 1
-    assert "alertmanager exited with code -9" in told
+    assert "alertmanager exited with code -9" in output
     assert _work_folders() == before
 
 
@@ -54,10 +54,10 @@ def _descendant(parent: int, programs: tuple[str, ...], *, within_s: float) -> i
         for entry in procfs.PROC.glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                ours = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+                is_child = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent
             except (OSError, ValueError):
                 continue
-            if ours and any(words[0].split(b"/")[-1].startswith(name.encode()) for name in programs):
+            if is_child and any(words[0].split(b"/")[-1].startswith(name.encode()) for name in programs):
                 return int(entry.name)
         time.sleep(0.1)
-    pytest.fail(f"none of {programs} started")
+    pytest.fail(f"no process of {programs} started")

@@ -1,4 +1,4 @@
-"""Who is left alone, each beside a wedge in the same set-up that is mended: the truth table of a silent job."""
+"""Jobs without step beats that must not be restarted, next to a stalled job that must be."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -19,21 +19,21 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slo
 
 SILENCE_S = 5.0
 FAST = {"load_s": 0.5, "load_mib": 8, "step_s": 0.2}
-WEDGE = Script(picture="wedge", wedge_attempts=1, wedge_after_step=2, steps=4, **FAST)  # type: ignore[arg-type]
+STALL = Script(picture="wedge", wedge_attempts=1, wedge_after_step=2, steps=4, **FAST)  # type: ignore[arg-type]
 CONTROL = "gpuwarden-alone-control"
 
 SCRIPTS: Mapping[str, Script] = {
-    "control": WEDGE,
+    "control": STALL,
     "loading": Script(picture="loading", load_s=400, load_mib=6000),
     "never-armed": Script(picture="never-armed", load_s=0.5, load_mib=8, load_hangs=True),
     "slow-busy": Script(picture="slow-busy", steps=9, slow_step=2, slow_s=300, **FAST),  # type: ignore[arg-type]
     "staging": Script(picture="staging", steps=9, slow_step=2, slow_s=300, idle_slow=True, churn_mib=96, **FAST),  # type: ignore[arg-type]
-    "unknown": WEDGE,
-    "one-unknown": WEDGE,
-    "video": WEDGE,
-    "no-steps": WEDGE,
+    "unknown": STALL,
+    "one-unknown": STALL,
+    "video": STALL,
+    "no-steps": STALL,
 }
-UNPOLICED: Mapping[str, tuple[JobClass, bool]] = {
+UNCHECKED: Mapping[str, tuple[JobClass, bool]] = {
     "video": (JobClass.GPU_VIDEO, True),
     "no-steps": (JobClass.GPU, False),
 }
@@ -42,7 +42,7 @@ UNREADABLE = frozenset({"GPU-sim-unknown", "GPU-sim-one-unknown-1"})
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """The stage once the control was mended and everyone else had been silent for over twice the time allowed."""
+    """The stage once the control is fixed and the other jobs have had no step beat for twice the time allowed."""
 
     scene: Stage
     before: Mapping[str, str]
@@ -51,13 +51,13 @@ class Watched:
     def facts(self, name: str) -> WorkerFacts:
         return answered(lambda: self.scene.witness.worker_evidence(_worker(name), host=self.scene.chain.plan.host))
 
-    def untouched(self, name: str) -> bool:
+    def is_untouched(self, name: str) -> bool:
         worker = _worker(name)
-        episodes = [story for story in self.scene.ledger.reports.newest() if story.worker == worker]
+        episodes = [episode for episode in self.scene.ledger.reports.newest() if episode.worker == worker]
         job = self.scene.store.job(self.jobs[name])
-        same = self.scene.fleet.incarnation(worker) == self.before[worker]
-        fired = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}", alertstate="firing"}}[10m])')
-        return same and not episodes and not fired and (job.state, job.attempt) == (State.RUNNING, 1)
+        is_same = self.scene.fleet.incarnation(worker) == self.before[worker]
+        alerts = self.scene.chain.query(f'max_over_time(ALERTS{{worker="{worker}", alertstate="firing"}}[10m])')
+        return is_same and not episodes and not alerts and (job.state, job.attempt) == (State.RUNNING, 1)
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,8 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
                 now=time.time(),
                 stall_timeout_s=SILENCE_S,
                 queue=name,
-                job_class=UNPOLICED.get(name, (JobClass.GPU, True))[0],
-                reports_steps=UNPOLICED.get(name, (JobClass.GPU, True))[1],
+                job_class=UNCHECKED.get(name, (JobClass.GPU, True))[0],
+                reports_steps=UNCHECKED.get(name, (JobClass.GPU, True))[1],
             )
             for name, script in SCRIPTS.items()
         }
@@ -88,23 +88,23 @@ def watched(work: Path, engine: Engine) -> Iterator[Watched]:
         eventually(
             lambda: scene.store.job(jobs["control"]).state is State.COMPLETED and not scene.ledger.episodes.list_open(),
             within_s=90,
-            what="the control was mended",
+            what="the control is fixed",
             log=lambda: scene.chain.log_tail("execute"),
         )
-        silent = [name for name in SCRIPTS if name not in ("control", "loading", "never-armed")]
+        without_beat = [name for name in SCRIPTS if name not in ("control", "loading", "never-armed")]
         eventually(
-            lambda: all((watched.facts(name).step_beat_age_s or 0) > 2 * SILENCE_S for name in silent),
+            lambda: all((watched.facts(name).step_beat_age_s or 0) > 2 * SILENCE_S for name in without_beat),
             within_s=60,
-            what="the others were silent for over twice the time allowed",
+            what="the others have no step beat for twice the time allowed",
         )
         yield watched
 
 
 @pytest.mark.behaviour("A5")
-def test_the_control_in_the_same_set_up_is_mended(watched: Watched) -> None:
+def test_control_in_the_same_setup_is_fixed(watched: Watched) -> None:
     job = watched.scene.store.job(watched.jobs["control"])
     outcomes = [
-        story.outcome for story in with_action(watched.scene.ledger.reports.newest()) if story.worker == CONTROL
+        episode.outcome for episode in with_action(watched.scene.ledger.reports.newest()) if episode.worker == CONTROL
     ]
 
     assert (job.state, job.attempt) == (State.COMPLETED, 2)
@@ -114,10 +114,10 @@ def test_the_control_in_the_same_set_up_is_mended(watched: Watched) -> None:
 
 @pytest.mark.behaviour("A3")
 @pytest.mark.behaviour("A5")
-def test_a_job_that_still_loads_is_left_alone(watched: Watched) -> None:
+def test_loading_job_is_not_restarted(watched: Watched) -> None:
     facts = watched.facts("loading")
 
-    assert watched.untouched("loading")
+    assert watched.is_untouched("loading")
     assert (facts.phase, facts.step_beat_age_s) == ("load", None)
     assert facts.elapsed_s is not None
     assert facts.elapsed_s > 2 * SILENCE_S
@@ -128,10 +128,10 @@ def test_a_job_that_still_loads_is_left_alone(watched: Watched) -> None:
 
 
 @pytest.mark.behaviour("A3")
-def test_a_job_that_was_never_armed_is_left_alone_though_gpu_and_ram_are_still(watched: Watched) -> None:
+def test_job_that_is_not_monitored_yet_is_not_restarted(watched: Watched) -> None:
     facts = watched.facts("never-armed")
 
-    assert watched.untouched("never-armed")
+    assert watched.is_untouched("never-armed")
     assert facts.step_beat_age_s is None
     assert facts.gpu_idle_s is not None
     assert facts.ram_idle_s is not None
@@ -142,18 +142,18 @@ def test_a_job_that_was_never_armed_is_left_alone_though_gpu_and_ram_are_still(w
 
 @pytest.mark.behaviour("A4")
 @pytest.mark.behaviour("A5")
-def test_a_slow_step_with_a_busy_gpu_is_left_alone_and_seen_to_be_suspected(watched: Watched) -> None:
-    assert watched.untouched("slow-busy")
+def test_slow_step_with_a_busy_gpu_is_suspected_and_not_restarted(watched: Watched) -> None:
+    assert watched.is_untouched("slow-busy")
     assert watched.facts("slow-busy").gpu_idle_s == 0
-    suspected = f'gpuwarden_job_stall_suspected{{worker="{_worker("slow-busy")}"}} == 1'
-    eventually(lambda: watched.scene.chain.query(suspected), "it is suspected")
+    suspicion = f'gpuwarden_job_stall_suspected{{worker="{_worker("slow-busy")}"}} == 1'
+    eventually(lambda: watched.scene.chain.query(suspicion), "the job is suspected")
 
 
 @pytest.mark.behaviour("A5")
-def test_a_step_that_stages_data_through_ram_with_an_idle_gpu_is_left_alone(watched: Watched) -> None:
+def test_step_that_moves_ram_with_an_idle_gpu_is_not_restarted(watched: Watched) -> None:
     facts = watched.facts("staging")
 
-    assert watched.untouched("staging")
+    assert watched.is_untouched("staging")
     assert facts.gpu_idle_s is not None
     assert facts.gpu_idle_s > SILENCE_S
     assert facts.ram_idle_s is not None
@@ -162,24 +162,24 @@ def test_a_step_that_stages_data_through_ram_with_an_idle_gpu_is_left_alone(watc
 
 @pytest.mark.behaviour("A5")
 @pytest.mark.parametrize("name", ["unknown", "one-unknown"])
-def test_a_wedge_whose_gpu_or_one_of_two_cannot_be_read_is_left_alone(watched: Watched, name: str) -> None:
+def test_stalled_job_with_an_unreadable_gpu_is_not_restarted(watched: Watched, name: str) -> None:
     facts = watched.facts(name)
 
-    assert watched.untouched(name)
+    assert watched.is_untouched(name)
     assert facts.gpu_idle_s is None
     assert facts.gpu_unknown is not None
     series = watched.scene.chain.query(f'gpuwarden_container_gpu_idle_seconds{{container="{_worker(name)}"}}')
     assert [each["value"][1] for each in series] == ["NaN"]
-    counted = f'gpuwarden_container_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
-    eventually(lambda: watched.scene.chain.query(counted), "it is counted")
+    count = f'gpuwarden_container_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
+    eventually(lambda: watched.scene.chain.query(count), "the unknown samples are counted")
 
 
 @pytest.mark.behaviour("A6")
-@pytest.mark.parametrize("name", UNPOLICED)
-def test_a_wedged_video_model_or_job_without_steps_is_left_to_its_budget(watched: Watched, name: str) -> None:
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_stalled_video_job_and_job_without_steps_have_only_a_budget(watched: Watched, name: str) -> None:
     facts = watched.facts(name)
 
-    assert watched.untouched(name)
+    assert watched.is_untouched(name)
     assert facts.gpu_idle_s is not None
     assert facts.ram_idle_s is not None
     assert min(facts.gpu_idle_s, facts.ram_idle_s, facts.step_beat_age_s or 0) > SILENCE_S
@@ -188,8 +188,8 @@ def test_a_wedged_video_model_or_job_without_steps_is_left_to_its_budget(watched
 
 
 @pytest.mark.behaviour("A5")
-def test_once_their_gpus_can_be_read_the_wedges_that_were_left_alone_are_mended(watched: Watched) -> None:
-    """The positive control of the two above: the same jobs in the same containers, and only the reading changed."""
+def test_stalled_jobs_are_fixed_once_their_gpus_can_be_read(watched: Watched) -> None:
+    """Control of the two jobs above: only the GPUs become readable."""
     watched.scene.gpus.unreadable = frozenset()
 
     eventually(
@@ -197,7 +197,7 @@ def test_once_their_gpus_can_be_read_the_wedges_that_were_left_alone_are_mended(
             watched.scene.store.job(watched.jobs[name]).state is State.COMPLETED for name in ("unknown", "one-unknown")
         ),
         within_s=60,
-        what="both were mended",
+        what="both jobs are fixed",
         log=lambda: watched.scene.chain.log_tail("execute"),
     )
 

@@ -1,4 +1,4 @@
-"""Faulty worker or faulty run, told and acted on by the chain itself: real workers, Prometheus and Alertmanager."""
+"""A faulty worker is locked and a faulty run is blocked: through real workers, Prometheus and Alertmanager."""
 
 import json
 import os
@@ -50,9 +50,9 @@ def render():
             ended += 1
             if nature == "bad" or item.name.startswith("broken"):
                 fail()
-            if nature == "five":  # it fails five, and does not come to an end of the sixth
+            if nature == "five":  # fails five items and does not finish the sixth
                 time.sleep(3600) if ended > 5 else fail()
-            if nature == "mixed" and ended > 1:  # it finishes one, and fails many more than five
+            if nature == "mixed" and ended > 1:  # finishes one item and fails eight
                 time.sleep(3600) if ended > 9 else fail()
             if nature in ("good", "fine") and ended > 1:
                 wait()
@@ -61,7 +61,7 @@ def render():
 
 @dataclass(frozen=True, kw_only=True)
 class Farm:
-    """A chain, and workers that do a run's items, each after its nature."""
+    """A pipeline, and workers that process the items of a run, each after its nature."""
 
     chain: Chain
     store: JobStore
@@ -70,15 +70,15 @@ class Farm:
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def submit(self, run_id: str, items: list[str], *options: str, jobs: int, machine: str = "") -> None:
-        """By the command, from a machine that says `machine` of the runs that are submitted there."""
-        its = {str(n): {"queue": "gpu", "payload": {"task": "render"}} for n in range(jobs)}
+        """Submit a run with the command, with `$GPUWARDEN_WRANGLE_RUNS` set to `machine`."""
+        specification = {str(n): {"queue": "gpu", "payload": {"task": "render"}} for n in range(jobs)}
         self.store.items.add(run_id, items, now=self.store.now())
         subprocess.run(
             [
                 *(sys.executable, "-m", "gpuwarden", "runs", "submit", "-", *options),
                 *("--queue-db", self.chain.queue_url),
             ],
-            input=json.dumps({"run": run_id, "jobs": its}),
+            input=json.dumps({"run": run_id, "jobs": specification}),
             env={**os.environ, "GPUWARDEN_WRANGLE_RUNS": machine},
             stdout=subprocess.DEVNULL,
             text=True,
@@ -107,20 +107,20 @@ class Farm:
 
         eventually(holds, what, within_s=90, log=log)
 
-    def did(self, run_id: str) -> list[str]:
-        """What was done about a run, by the ledger."""
+    def actions(self, run_id: str) -> list[str]:
+        """The actions about a run in the ledger."""
         found = [
             self.ledger.reports.get(each.episode_id) for each in self.ledger.reports.newest() if each.worker == run_id
         ]
-        return [entry.message for story in found if story for entry in story.entries if entry.act == "did"]
+        return [entry.message for episode in found if episode for entry in episode.entries if entry.act == "did"]
 
-    def locked(self) -> list[str]:
+    def locked_workers(self) -> list[str]:
         return [each.worker for each in self.store.admin.workers(now=self.store.now()) if each.locked_at is not None]
 
 
 @pytest.fixture(scope="module")
 def farm(work: Path) -> Iterator[Farm]:
-    """A farm whose first run is worked on by one of each nature."""
+    """A farm whose first run has one worker of each nature."""
     folder = work / "farm"
     folder.mkdir()
     (folder / "tasks.py").write_text(TASKS)
@@ -143,60 +143,62 @@ def farm(work: Path) -> Iterator[Farm]:
 @pytest.mark.behaviour("B1")
 @pytest.mark.behaviour("B2")
 @pytest.mark.behaviour("B6")
-def test_the_worker_that_fails_all_is_locked_by_itself_and_neither_the_patient_nor_the_mixed_one(farm: Farm) -> None:
-    farm.until(farm.locked, "the faulty worker is locked")
-    farm.until(lambda: farm.workers["bad"].poll() == 77, "it stops, for the job is not its own any more")
-    farm.start("bad")  # as its supervisor does
-    counted = 'gpuwarden_queue_run_items_failed{run="r1"}'
-    farm.until(lambda: counts(farm, counted) == {"five": 5, "mixed": 8}, "the others have failed what they fail")
+def test_only_the_worker_that_fails_every_item_is_locked(farm: Farm) -> None:
+    farm.until(farm.locked_workers, "the faulty worker is locked")
+    farm.until(lambda: farm.workers["bad"].poll() == 77, "the worker stops because it lost its claim")
+    farm.start("bad")  # as a supervisor does
+    failed = 'gpuwarden_queue_run_items_failed{run="r1"}'
+    farm.until(lambda: counts(farm, failed) == {"five": 5, "mixed": 8}, "the others have failed their items")
     (farm.folder / "go").touch()
-    held = 3  # those two are at one each, and the third's last is its own until it is known to have stopped
+    held = 3  # two workers hold one each, and the stopped worker holds one until its end is known
     done = len(ITEMS) - held
-    farm.until(lambda: farm.store.items.counts("r1")[ItemState.DONE] >= done, "others do what it failed")
+    farm.until(
+        lambda: farm.store.items.counts("r1")[ItemState.DONE] >= done, "other workers process the items that it failed"
+    )
 
     farm.until(
         lambda: [each.outcome for each in with_action(farm.ledger.reports.newest())] == ["mended"],
-        "its alert has ended",
+        "the alert has ended",
     )
-    assert farm.did("r1") == ["lock bad on box1; inform the administrator"]
-    assert farm.locked() == ["bad"]
+    assert farm.actions("r1") == ["lock bad on box1; inform the administrator"]
+    assert farm.locked_workers() == ["bad"]
     assert {each.worker for each in farm.store.items.of_run("r1") if each.state is ItemState.DONE} == {
         "good",
         "fine",
         "mixed",
     }
-    accused = 'max_over_time(ALERTS{alertname="GpuwardenItemsFailing"}[1h])'
-    assert counts(farm, accused) == {"bad": 1}, "nobody else was ever accused"
+    fired = 'max_over_time(ALERTS{alertname="GpuwardenItemsFailing"}[1h])'
+    assert counts(farm, fired) == {"bad": 1}, "the alert fired for no other worker"
 
 
 @pytest.mark.behaviour("B3")
 @pytest.mark.behaviour("B7")
-def test_a_run_that_fails_on_all_who_run_it_is_blocked_by_itself(farm: Farm) -> None:
+def test_run_that_fails_on_every_worker_is_blocked(farm: Farm) -> None:
     (farm.folder / "go").touch()
     farm.submit("r2", [f"broken-{n:03}" for n in range(200)], "--wrangle", jobs=2)
 
-    farm.until(lambda: farm.did("r2"), "something is done about it")
+    farm.until(lambda: farm.actions("r2"), "the executor acts")
 
-    assert farm.did("r2") == ["block it; inform the submitter"]
+    assert farm.actions("r2") == ["block it; inform the submitter"]
     jobs = [each for each in farm.store.jobs() if each.run_id == "r2"]
     assert [each.state for each in jobs] == [State.BLOCKED] * 2
-    assert {"good", "fine"}.isdisjoint(farm.locked())
+    assert {"good", "fine"}.isdisjoint(farm.locked_workers())
 
 
 @pytest.mark.behaviour("B7")
-def test_a_run_that_did_not_ask_is_left_alone_though_its_machine_has_the_others_judged(farm: Farm) -> None:
+def test_run_that_opts_out_is_not_blocked(farm: Farm) -> None:
     for name in ("good", "fine"):
-        farm.workers[name].wait(90)  # its job was taken from it as that run was blocked
+        farm.workers[name].wait(90)  # the blocked run has taken its job
         farm.start(name)
     farm.submit("r3", [f"broken-{n:03}" for n in range(40)], "--no-wrangle", jobs=2, machine="1")
 
-    farm.until(lambda: farm.store.items.counts("r3")[ItemState.FAILED] == 40, "all of it has failed")
+    farm.until(lambda: farm.store.items.counts("r3")[ItemState.FAILED] == 40, "every item has failed")
 
-    assert farm.did("r3") == []
+    assert farm.actions("r3") == []
     assert "r3" not in {each.worker for each in farm.ledger.reports.newest()}
-    assert {"good", "fine"}.isdisjoint(farm.locked())
+    assert {"good", "fine"}.isdisjoint(farm.locked_workers())
 
 
 def counts(farm: Farm, query: str) -> dict[str, float]:
-    """What Prometheus answers, by worker."""
+    """Query Prometheus; return the values by worker."""
     return {each["metric"]["worker"]: float(each["value"][1]) for each in farm.chain.query(query)}

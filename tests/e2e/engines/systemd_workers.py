@@ -1,8 +1,8 @@
-"""Two wedged workers in services of the systemd beside this, one of them opted in; what became of them, as JSON.
+"""Stalls two workers in services of systemd, one of them managed, and prints the results as JSON.
 
     python -m tests.e2e.engines.systemd_workers WORK
 
-Run by test_systemd in the namespaces of a systemd of its own.
+test_systemd runs this in the namespaces of a private systemd.
 """
 
 import json
@@ -17,48 +17,52 @@ from testbed.stage import stage, with_action
 from testbed.workers import Services, SystemdFleet
 from tests.waiting import eventually
 
-WEDGED = "gpuwarden-systemd-wedged"
+STALLED = "gpuwarden-systemd-stalled"
 UNMANAGED = "gpuwarden-systemd-unmanaged"
-WEDGE = Script(picture="first", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+STALLS = Script(picture="first", load_s=0.3, load_mib=4, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 
 
 def main(work: Path) -> None:
-    slots = [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in (WEDGED, UNMANAGED)]
-    queues = {worker: worker for worker in (WEDGED, UNMANAGED)}
+    slots = [Slot(worker=worker, gpus=(f"GPU-sim-{worker}",)) for worker in (STALLED, UNMANAGED)]
+    queues = {worker: worker for worker in (STALLED, UNMANAGED)}
     with stage(work, Services(), slots, armed=True, stop_grace_s=1.0, queues=queues, unmanaged=(UNMANAGED,)) as scene:
         fleet, host = scene.fleet, scene.chain.plan.host
         assert isinstance(fleet, SystemdFleet)
         jobs = {
-            worker: scene.submit(WEDGE, now=time.time(), stall_timeout_s=3, queue=worker)
-            for worker in (WEDGED, UNMANAGED)
+            worker: scene.submit(STALLS, now=time.time(), stall_timeout_s=3, queue=worker)
+            for worker in (STALLED, UNMANAGED)
         }
-        before = scene.start_workers()
-        eventually(lambda: scene.armed(WEDGED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
-        seen = {worker: scene.witness.worker_evidence(worker, host=host) for worker in (WEDGED, UNMANAGED)}
+        first = scene.start_workers()
+        eventually(lambda: scene.armed(STALLED) and scene.armed(UNMANAGED), "both jobs run", within_s=60)
+        evidence = {worker: scene.witness.worker_evidence(worker, host=host) for worker in (STALLED, UNMANAGED)}
         eventually(
             lambda: (
-                scene.store.job(jobs[WEDGED]).state is State.COMPLETED
-                and [story.outcome for story in with_action(scene.ledger.reports.newest()) if story.worker == WEDGED]
+                scene.store.job(jobs[STALLED]).state is State.COMPLETED
+                and [
+                    episode.outcome
+                    for episode in with_action(scene.ledger.reports.newest())
+                    if episode.worker == STALLED
+                ]
                 == ["mended"]
             ),
             within_s=90,
-            what="the job was mended",
+            what="the job is fixed",
             log=lambda: scene.chain.log_tail("execute"),
         )
-        told = {
+        results = {
             worker: {
-                "kind": seen[worker].container_kind,
-                "container": seen[worker].container_id,
-                "same_incarnation_seen": seen[worker].container_incarnation == before[worker],
-                "ram_bytes": seen[worker].ram_bytes,
-                "restarted": fleet.incarnation(worker) != before[worker],
+                "kind": evidence[worker].container_kind,
+                "container": evidence[worker].container_id,
+                "same_incarnation_seen": evidence[worker].container_incarnation == first[worker],
+                "ram_bytes": evidence[worker].ram_bytes,
+                "restarted": fleet.incarnation(worker) != first[worker],
                 "lives": fleet.lives(worker),
                 "attempt": scene.store.job(jobs[worker]).attempt,
                 "step_beat_age_s": scene.witness.worker_evidence(worker, host=host).step_beat_age_s,
             }
-            for worker in (WEDGED, UNMANAGED)
+            for worker in (STALLED, UNMANAGED)
         }
-    print(json.dumps(told))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

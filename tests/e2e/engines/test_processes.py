@@ -1,4 +1,4 @@
-"""Without a Docker engine, workers are supervised processes, and a wedge is mended the same way."""
+"""A stalled worker is restarted also where workers are supervised processes, without Docker."""
 
 import time
 from pathlib import Path
@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 WORKER = "gpuwarden-process-a"
 
 
-@pytest.mark.parametrize("with_gil", [True, False], ids=["holding Python's lock", "other threads running on"])
-def test_a_wedged_process_is_restarted_and_its_job_finished(tmp_path: Path, with_gil: bool) -> None:
+@pytest.mark.parametrize("with_gil", [True, False], ids=["gil-held", "gil-free"])
+def test_stalled_process_is_restarted_and_its_job_finished(tmp_path: Path, with_gil: bool) -> None:
     script = Script(
         picture="first",
         load_s=0.3,
@@ -38,14 +38,14 @@ def test_a_wedged_process_is_restarted_and_its_job_finished(tmp_path: Path, with
         eventually(
             lambda: scene.store.job(job_id).state is State.COMPLETED and not scene.ledger.episodes.list_open(),
             within_s=90,
-            what="the job was mended",
+            what="the job is fixed",
             log=lambda: scene.chain.log_tail("execute"),
         )
         assert scene.store.job(job_id).attempt == 2
         assert scene.fleet.incarnation(WORKER) != before[WORKER]
-        (story,) = with_action(scene.ledger.reports.newest())
-        assert story.outcome == "mended"
-        (capture,) = scene.ledger.captures.of_episode(story.episode_id)
+        (episode,) = with_action(scene.ledger.reports.newest())
+        assert episode.outcome == "mended"
+        (capture,) = scene.ledger.captures.of_episode(episode.episode_id)
         main = capture.document["processes"][0]["seen"][0]
         assert main["python"]["frames"][0]["function"] == "wedge"
         assert main["python"]["owns_gil"] is with_gil

@@ -1,7 +1,7 @@
-"""Servers without jobs through the whole chain: which are freed, which are left alone, and who else may restart them.
+"""Servers without jobs, through the whole pipeline: which ones are restarted, and what else may restart them.
 
-A server here answers over HTTP until a handler of its takes a lock for ever, as one wedges that waits for its GPU: the
-process lives, connections are taken, and nothing comes. What its GPU does is played; what its RAM does is not.
+A server answers over HTTP until a handler takes a lock for ever, like a server that waits for a hung GPU. The process
+lives and accepts connections, but does not answer. The GPU is simulated, and the RAM is real.
 """
 
 import json
@@ -30,7 +30,7 @@ from testbed.gpu_simulator import Slot
 from testbed.stage import NO_ACTION, Stage, stage, with_action
 from testbed.workers import STAGE_LABEL, DockerFleet
 from tests.e2e.running import free_ports
-from tests.e2e.wedges import container_events
+from tests.e2e.stalled_workers import container_events
 from tests.waiting import answered, eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
@@ -51,7 +51,7 @@ class Server(BaseHTTPRequestHandler):
             threading.Thread(target=move, daemon=True).start()
         if self.path == "/read":
             threading.Thread(target=read, daemon=True).start()
-        if self.path in ("/wedge", "/move", "/read"):
+        if self.path in ("/hang", "/move", "/read"):
             lock.acquire()
         else:
             with lock:
@@ -75,28 +75,28 @@ def read():
             time.sleep(1)
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Server).serve_forever()
 """
-"""Answers every path but for four: `wedge` takes the lock and keeps it, `move` moves RAM besides, `read` reads 5 MiB a
-second besides, `exit` ends it."""
+"""Answers every path except four. `hang` keeps the lock. `move` also allocates and frees RAM. `read` also reads 5 MiB a
+second. `exit` ends the server."""
 
 SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
-ASKS: Final = """
+HEALTH_CHECK: Final = """
 import _socket, sys
-asking = _socket.socket()
-asking.settimeout(1)
-asking.connect(("127.0.0.1", int(sys.argv[1])))
-asking.send(b"GET /health HTTP/1.0\\r\\n\\r\\n")
-sys.exit(b" 200 " not in asking.recv(64))
+client = _socket.socket()
+client.settimeout(1)
+client.connect(("127.0.0.1", int(sys.argv[1])))
+client.send(b"GET /health HTTP/1.0\\r\\n\\r\\n")
+sys.exit(b" 200 " not in client.recv(64))
 """
-"""A health check that reads little: one that imports an HTTP client every 2 s would read more than what is still."""
+"""A health check with little I/O. A check that imports an HTTP client every 2 s would read more than an idle server."""
 
 SECOND_NS: Final = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One server: how it is asked, what is done to it, and how its container is made."""
+    """One server: its probe, the request that it gets, and the settings of its container."""
 
-    does: str = "/wedge"
+    does: str = "/hang"
     probe: str = "http"
     managed: bool = True
     retries: int = 3
@@ -106,7 +106,7 @@ class Case:
 
 
 CASES: Final[Mapping[str, Case]] = {
-    "wedges": Case(),
+    "hangs": Case(),
     "unhealthy": Case(probe="docker"),
     "idle": Case(does="/"),
     "busy": Case(),
@@ -116,18 +116,18 @@ CASES: Final[Mapping[str, Case]] = {
     "never": Case(program=SLEEPS),
     "elsewhere": Case(labels={PROBE_LABEL: "http://192.0.2.1/health"}),
     "exits": Case(does="/exit", restart="always"),
-    "kept-up": Case(restart="unless-stopped"),
+    "policy": Case(restart="unless-stopped"),
     "healed": Case(probe="docker", retries=1, labels={AUTOHEAL: "true"}),
     "stopped": Case(),
 }
 ANSWERING: Final = [name for name in CASES if name not in ("never", "elsewhere")]
-LEFT_ALONE: Final = ["idle", "busy", "moving", "reading", "never", "elsewhere"]
-FREED: Final = ["wedges", "unhealthy", "kept-up"]
+NOT_RESTARTED: Final = ["idle", "busy", "moving", "reading", "never", "elsewhere"]
+RESTARTED: Final = ["hangs", "unhealthy", "policy"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The stage, and a server in each of its containers."""
+    """The stage, with a server in each of its containers."""
 
     stage: Stage
     fleet: DockerFleet
@@ -137,32 +137,38 @@ class Scene:
     events: list[dict[str, Any]]
 
     def facts(self, case: str) -> ServerFacts:
-        return answered(lambda: self.stage.witness.container_evidence(named(case), host=self.stage.chain.plan.host))
+        return answered(
+            lambda: self.stage.witness.container_evidence(container_name(case), host=self.stage.chain.plan.host)
+        )
 
-    def stories(self, case: str) -> list[EpisodeHistory]:
-        return [story for story in self.stage.ledger.reports.newest() if story.worker == named(case)]
+    def episodes(self, case: str) -> list[EpisodeHistory]:
+        return [each for each in self.stage.ledger.reports.newest() if each.worker == container_name(case)]
 
-    def freed(self, case: str) -> list[EpisodeHistory]:
-        """The episodes of which something came, once they are closed."""
-        return [story for story in with_action(self.stories(case)) if story.closed_at is not None]
+    def closed_with_action(self, case: str) -> list[EpisodeHistory]:
+        """The closed episodes in which something was done."""
+        return [each for each in with_action(self.episodes(case)) if each.closed_at is not None]
 
-    def told(self, case: str) -> str:
-        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(named(case)))
+    def journal_text(self, case: str) -> str:
+        return "\n".join(
+            f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(container_name(case))
+        )
 
-    def fired(self, case: str) -> set[str]:
-        found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{named(case)}"}}[30m])')
+    def fired_alerts(self, case: str) -> set[str]:
+        found = self.stage.chain.query(f'max_over_time(ALERTS{{container="{container_name(case)}"}}[30m])')
         return {each["metric"]["alertname"] for each in found}
 
-    def figures(self, case: str) -> dict[str, float]:
-        found = self.stage.chain.query(f'{{__name__=~"gpuwarden_server_.*", container="{named(case)}"}}')
+    def server_metrics(self, case: str) -> dict[str, float]:
+        found = self.stage.chain.query(f'{{__name__=~"gpuwarden_server_.*", container="{container_name(case)}"}}')
         return {each["metric"]["__name__"].removeprefix("gpuwarden_server_"): float(each["value"][1]) for each in found}
 
-    def happened(self, case: str) -> list[str]:
-        """The engine's newest events, and the older ones as they came: health checks have it forget those."""
-        full_id = self.fleet.container(named(case)).id
+    def lifecycle(self, case: str) -> list[str]:
+        """Starts, stops and ends of a container. Health checks push the older events out of the engine's memory."""
+        full_id = self.fleet.container(container_name(case)).id
         newest = self.client.events(since=0, until=int(time.time()) + 1, filters={"container": full_id}, decode=True)
-        told = {each["timeNano"]: each["Action"] for each in [*self.events, *newest] if each["Actor"]["ID"] == full_id}
-        return [told[at] for at in sorted(told) if told[at] in ("start", "stop", "die", "restart")]
+        actions = {
+            each["timeNano"]: each["Action"] for each in [*self.events, *newest] if each["Actor"]["ID"] == full_id
+        }
+        return [actions[at] for at in sorted(actions) if actions[at] in ("start", "stop", "die", "restart")]
 
     def answers(self, case: str) -> bool:
         return get(self.ports[case], "/health") == 200
@@ -171,7 +177,7 @@ class Scene:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
 
-def named(case: str) -> str:
+def container_name(case: str) -> str:
     return f"gpuwarden-server-{case}"
 
 
@@ -184,69 +190,69 @@ def get(port: int, path: str) -> int | None:
 
 @pytest.fixture(scope="module")
 def scene(work: Any, engine: Engine) -> Iterator[Scene]:
-    """Every server has answered, if it ever does, and then every one was done to what its case says."""
+    """Every server that ever answers has answered, and has then received the request of its case."""
     ports = free_ports(CASES)
     with pytest.MonkeyPatch.context() as patched, ExitStack() as stack:
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_INTERVAL_S", str(PROBE_S))
         patched.setenv("GPUWARDEN_EXPORTER_PROBE_TIMEOUT_S", str(PROBE_S))
-        slots = [Slot(worker=named(case), gpus=(f"GPU-sim-{case}",)) for case in CASES]
+        slots = [Slot(worker=container_name(case), gpus=(f"GPU-sim-{case}",)) for case in CASES]
         set_up = stack.enter_context(stage(work, engine, slots, armed=True, stop_grace_s=1.0))
         fleet = set_up.fleet
         assert isinstance(fleet, DockerFleet)
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
-        told = stack.enter_context(container_events(engine))
+        events = stack.enter_context(container_events(engine))
         for name, case in CASES.items():
             serve(client, fleet, name, case, ports[name])
-        stack.enter_context(autoheal(engine))
-        first = {name: fleet.incarnation(named(name)) for name in CASES}
-        scene = Scene(stage=set_up, fleet=fleet, ports=ports, first=first, client=client, events=told)
+        stack.enter_context(Autoheal(engine))
+        first = {name: fleet.incarnation(container_name(name)) for name in CASES}
+        scene = Scene(stage=set_up, fleet=fleet, ports=ports, first=first, client=client, events=events)
         scene.until(lambda: all(scene.facts(name).answered for name in ANSWERING), "every server has answered")
-        set_up.gpus.busy = {"GPU-sim-busy": fleet.pid(named("busy"))}
+        set_up.gpus.busy = {"GPU-sim-busy": fleet.pid(container_name("busy"))}
         for name in ANSWERING:
             get(ports[name], CASES[name].does)
         yield scene
 
 
 def serve(client: docker.DockerClient, fleet: DockerFleet, name: str, case: Case, port: int) -> None:
-    """Put a server where the stage has made a worker's container, and start it."""
-    before = fleet.container(named(name))
+    """Replace a worker's container by a server, and start it."""
+    before = fleet.container(container_name(name))
     image, environment = before.attrs["Config"]["Image"], before.attrs["Config"]["Env"]
     before.remove(force=True)
     labels = {STAGE_LABEL: "true", TIMEOUT_LABEL: f"{SILENCE_S:g}"} | ({LABEL: "true"} if case.managed else {})
     labels[PROBE_LABEL] = "docker" if case.probe == "docker" else f"http://localhost:{port}/health"
-    policy: Any = case.restart and {"Name": case.restart}  # the types know two of Docker's four
+    policy: Any = case.restart and {"Name": case.restart}  # the types know two of the four policies
     check = {
-        "test": ["CMD", "/usr/bin/python3", "-I", "-S", "-c", ASKS, str(port)],
+        "test": ["CMD", "/usr/bin/python3", "-I", "-S", "-c", HEALTH_CHECK, str(port)],
         "interval": 2 * SECOND_NS,
         "timeout": 3 * SECOND_NS,
         "retries": case.retries,
     }
-    fleet._containers[named(name)] = client.containers.create(
+    fleet._containers[container_name(name)] = client.containers.create(
         image,
         ["/usr/bin/python3", "-c", case.program, str(port)],
-        name=named(name),
+        name=container_name(name),
         labels=labels | dict(case.labels or {}),
         environment=environment,
         network_mode="host",
         healthcheck=check if case.probe == "docker" else None,
         restart_policy=policy,
     )
-    fleet.start(named(name))
+    fleet.start(container_name(name))
 
 
 @pytest.fixture(scope="module")
-def freed(scene: Scene) -> Scene:
-    """Those that wedge have been freed, and everyone else has been silent for over twice the time allowed."""
-    stop_like_a_person(scene.fleet.container(named("stopped")))
+def restarted(scene: Scene) -> Scene:
+    """The hung servers are restarted. The others have not answered for twice the time allowed."""
+    stop_like_a_person(scene.fleet.container(container_name("stopped")))
     scene.until(
-        lambda: all(scene.freed(name) for name in [*FREED, "not-ours"]),
-        "the wedged ones are freed",
+        lambda: all(scene.closed_with_action(name) for name in [*RESTARTED, "not-ours"]),
+        "the hung servers are restarted",
     )
     scene.until(
         lambda: all(
             (scene.facts(name).unanswered_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "reading", "never")
         ),
-        "the others were silent for over twice the time allowed",
+        "the others have not answered for twice the time allowed",
     )
     return scene
 
@@ -255,8 +261,8 @@ def stop_like_a_person(container: Container) -> None:
     container.stop(timeout=1)
 
 
-class autoheal:  # noqa: N801 - it reads as what it is
-    """What restarts unhealthy containers that bear its label, as the programs of that name do."""
+class Autoheal:
+    """Restarts unhealthy containers with its label, as the program `autoheal` does."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -278,29 +284,36 @@ class autoheal:  # noqa: N801 - it reads as what it is
                         each.restart(timeout=1)
 
 
-@pytest.mark.parametrize("name", FREED)
-def test_a_server_that_does_not_answer_and_does_nothing_is_freed_and_answers_again(freed: Scene, name: str) -> None:
-    (story,) = with_action(freed.stories(name))
+@pytest.mark.parametrize("name", RESTARTED)
+def test_hung_idle_server_is_restarted_and_answers_again(restarted: Scene, name: str) -> None:
+    (episode,) = with_action(restarted.episodes(name))
 
-    assert (story.remedy, story.condition, story.outcome) == ("restart_container", "server", "mended"), freed.told(name)
-    assert (story.job_id, story.attempt) == (None, None)
-    assert freed.happened(name) == ["start", "die", "stop", "start"]
-    assert freed.fired(name) == {"GpuwardenServerHung"}
-    assert freed.fleet.incarnation(named(name)) != freed.first[name]
-    freed.until(lambda: freed.answers(name), "it answers again")
-    freed.until(lambda: freed.facts(name).answered and freed.facts(name).unanswered_s == 0, "and is seen to")
-
-
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_a_server_is_left_alone_that_is(freed: Scene, name: str) -> None:
-    assert freed.stories(name) == []
-    assert freed.fired(name) == set()
-    assert freed.happened(name) == ["start"]
-    assert freed.fleet.incarnation(named(name)) == freed.first[name]
+    assert (episode.remedy, episode.condition, episode.outcome) == ("restart_container", "server", "mended"), (
+        restarted.journal_text(name)
+    )
+    assert (episode.job_id, episode.attempt) == (None, None)
+    assert restarted.lifecycle(name) == ["start", "die", "stop", "start"]
+    assert restarted.fired_alerts(name) == {"GpuwardenServerHung"}
+    assert restarted.fleet.incarnation(container_name(name)) != restarted.first[name]
+    restarted.until(lambda: restarted.answers(name), "the server answers again")
+    restarted.until(
+        lambda: restarted.facts(name).answered and restarted.facts(name).unanswered_s == 0,
+        "the exporter sees the answer",
+    )
 
 
-def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
-    idle, busy, moving, reading, never = (freed.facts(name) for name in ("idle", "busy", "moving", "reading", "never"))
+@pytest.mark.parametrize("name", NOT_RESTARTED)
+def test_server_is_not_restarted(restarted: Scene, name: str) -> None:
+    assert restarted.episodes(name) == []
+    assert restarted.fired_alerts(name) == set()
+    assert restarted.lifecycle(name) == ["start"]
+    assert restarted.fleet.incarnation(container_name(name)) == restarted.first[name]
+
+
+def test_evidence_of_servers_that_are_not_restarted(restarted: Scene) -> None:
+    idle, busy, moving, reading, never = (
+        restarted.facts(name) for name in ("idle", "busy", "moving", "reading", "never")
+    )
 
     assert (idle.answered, idle.unanswered_s) == (True, 0.0)
     assert min(idle.gpu_idle_s or 0, idle.ram_idle_s or 0) > 2 * SILENCE_S
@@ -316,84 +329,89 @@ def test_why_each_of_them_is_left_alone(freed: Scene) -> None:
     assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_idle_s or 0) > 2 * SILENCE_S
 
 
-def test_a_label_that_names_another_place_is_told_and_not_followed(freed: Scene) -> None:
-    freed.until(lambda: freed.figures("elsewhere") == {"invalid": 1.0}, "it is told")
-    assert "its host must be localhost" in freed.stage.chain.log("exporter")
-    assert freed.facts("elsewhere").probe is None
+def test_probe_label_of_another_host_is_reported_and_ignored(restarted: Scene) -> None:
+    restarted.until(lambda: restarted.server_metrics("elsewhere") == {"invalid": 1.0}, "the invalid label is published")
+    assert "its host must be localhost" in restarted.stage.chain.log("exporter")
+    assert restarted.facts("elsewhere").probe is None
 
 
-def test_a_server_that_did_not_opt_in_is_refused(freed: Scene) -> None:
-    (story,) = with_action(freed.stories("not-ours"))
+def test_restart_of_an_unmanaged_server_is_refused(restarted: Scene) -> None:
+    (episode,) = with_action(restarted.episodes("not-ours"))
 
-    assert story.outcome == "refused"
-    assert freed.happened("not-ours") == ["start"]
-
-
-def test_what_docker_restarts_by_itself_is_not_restarted_again(freed: Scene) -> None:
-    assert freed.happened("exits") == ["start", "die", "start"]
-    assert freed.stories("exits") == []
-    freed.until(lambda: freed.answers("exits"), "it answers")
-    assert freed.facts("exits").answered
+    assert episode.outcome == "refused"
+    assert restarted.lifecycle("not-ours") == ["start"]
 
 
-def test_what_is_restarted_for_its_health_check_first_is_not_restarted_again(freed: Scene) -> None:
-    freed.until(lambda: freed.answers("healed"), "it answers")
-    happened = freed.happened("healed")
-    healed = happened.count("restart")  # a slow machine may look unhealthy once more
+def test_server_restarted_by_docker_is_not_restarted_again(restarted: Scene) -> None:
+    assert restarted.lifecycle("exits") == ["start", "die", "start"]
+    assert restarted.episodes("exits") == []
+    restarted.until(lambda: restarted.answers("exits"), "the server answers")
+    assert restarted.facts("exits").answered
+
+
+def test_server_restarted_by_autoheal_is_not_restarted_again(restarted: Scene) -> None:
+    restarted.until(lambda: restarted.answers("healed"), "the server answers")
+    lifecycle = restarted.lifecycle("healed")
+    healed = lifecycle.count("restart")  # on a slow machine the server may become unhealthy again
     assert healed >= 1
-    assert happened == ["start", *["die", "stop", "start", "restart"] * healed], "each stop and start is a restart's"
-    assert {story.outcome for story in freed.stories("healed")} <= NO_ACTION
+    assert lifecycle == ["start", *["die", "stop", "start", "restart"] * healed], (
+        "each stop and start belongs to a restart"
+    )
+    assert {episode.outcome for episode in restarted.episodes("healed")} <= NO_ACTION
 
 
-def test_what_a_person_stopped_stays_down(freed: Scene) -> None:
-    assert freed.happened("stopped") == ["start", "die", "stop"]
-    assert {story.outcome for story in freed.stories("stopped")} <= NO_ACTION
+def test_server_stopped_by_an_operator_stays_down(restarted: Scene) -> None:
+    assert restarted.lifecycle("stopped") == ["start", "die", "stop"]
+    assert {episode.outcome for episode in restarted.episodes("stopped")} <= NO_ACTION
 
 
-def test_the_dashboards_panel_of_servers_answers_with_data(freed: Scene) -> None:
+def test_server_panel_of_the_dashboard_has_data(restarted: Scene) -> None:
     dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
-    asked = queries(dashboard, host=freed.stage.chain.plan.host, rate_interval="30s")
+    found = queries(dashboard, host=restarted.stage.chain.plan.host, rate_interval="30s")
 
-    its = [query.expr for query in asked if "Server probe" in query.panel_title]
+    expressions = [query.expr for query in found if "Server probe" in query.panel_title]
 
-    assert len(its) == len(set(its)) == 2
-    all_but_one = len(ANSWERING) - 1  # that was stopped
-    freed.until(lambda: all(len(freed.stage.chain.query(each)) >= all_but_one for each in its), "each has its row")
+    assert len(expressions) == len(set(expressions)) == 2
+    all_but_one = len(ANSWERING) - 1  # one was stopped
+    restarted.until(
+        lambda: all(len(restarted.stage.chain.query(each)) >= all_but_one for each in expressions),
+        "each server has its row",
+    )
 
 
-def test_once_its_gpu_is_idle_the_busy_one_is_freed_too(freed: Scene) -> None:
-    """The control of the one that was busy: the same server in the same container, and only its GPU changed."""
+def test_busy_server_is_restarted_once_its_gpu_is_idle(restarted: Scene) -> None:
+    """Control of the busy server: only its GPU changes."""
     idle_from = time.time()
-    freed.stage.gpus.busy = {}
+    restarted.stage.gpus.busy = {}
 
-    freed.until(lambda: freed.freed("busy"), "it is freed")
+    restarted.until(lambda: restarted.closed_with_action("busy"), "the server is restarted")
 
-    (story,) = with_action(freed.stories("busy"))
-    assert (story.outcome, story.opened_at > idle_from) == ("mended", True)
-    freed.until(lambda: freed.answers("busy"), "it answers again")
+    (episode,) = with_action(restarted.episodes("busy"))
+    assert (episode.outcome, episode.opened_at > idle_from) == ("mended", True)
+    restarted.until(lambda: restarted.answers("busy"), "the server answers again")
 
 
-def test_a_server_that_wedges_while_its_exporter_is_away_is_freed_once_that_is_back(freed: Scene) -> None:
-    """Who has answered outlives the exporter; who never has is no more armed by its next one than by this."""
-    wedged = freed.facts("idle").container_incarnation
-    assert freed.facts("idle").answered
+def test_server_that_hangs_while_the_exporter_is_down_is_restarted_later(restarted: Scene) -> None:
+    """After its restart the exporter knows which servers have answered. One that never answered is not monitored."""
+    first = restarted.facts("idle").container_incarnation
+    assert restarted.facts("idle").answered
 
-    freed.stage.chain.kill("exporter")
-    get(freed.ports["idle"], "/wedge")
-    freed.stage.chain.start_exporter()
+    restarted.stage.chain.kill("exporter")
+    get(restarted.ports["idle"], "/hang")
+    restarted.stage.chain.start_exporter()
 
-    freed.until(lambda: freed.freed("idle"), "it is freed")
-    (story,) = with_action(freed.stories("idle"))
-    assert (story.remedy, story.outcome) == ("restart_container", "mended"), freed.told("idle")
-    assert freed.fleet.incarnation(named("idle")) != wedged
-    freed.until(lambda: freed.answers("idle"), "it answers again")
+    restarted.until(lambda: restarted.closed_with_action("idle"), "the server is restarted")
+    (episode,) = with_action(restarted.episodes("idle"))
+    assert (episode.remedy, episode.outcome) == ("restart_container", "mended"), restarted.journal_text("idle")
+    assert restarted.fleet.incarnation(container_name("idle")) != first
+    restarted.until(lambda: restarted.answers("idle"), "the server answers again")
 
     def silent(case: str) -> bool:
         with suppress(ExporterError):
-            return (freed.facts(case).unanswered_s or 0) > 2 * SILENCE_S
+            return (restarted.facts(case).unanswered_s or 0) > 2 * SILENCE_S
         return False
 
-    freed.until(lambda: silent("never"), "the one that never answered is silent for over twice the time allowed")
-    assert freed.facts("never").answered is False
-    assert freed.stories("never") == []
-    assert freed.fleet.incarnation(named("never")) == freed.first["never"]
+    restarted.until(lambda: silent("never"), "the server that never answered is silent for twice the time allowed")
+    assert restarted.facts("never").answered is False
+    assert restarted.episodes("never") == []
+    assert restarted.fleet.incarnation(container_name("never")) == restarted.first["never"]

@@ -1,7 +1,6 @@
-"""Two workers in one container, through the whole chain: what would mend one that wedges would end the other.
+"""Two workers share a container, and one stalls: a restart would also end the other.
 
-While that one goes on people are told and nobody is accused; once it is done the one that wedged is, and is left to
-a person.
+While the other one works, only a notification is sent. Once it is done an episode opens, and the restart is refused.
 """
 
 import shlex
@@ -26,33 +25,33 @@ from tests.waiting import answered, eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S: Final = 5.0
-WEDGES: Final = "gpuwarden-shared-wedges"
-GOES_ON: Final = "gpuwarden-shared-goes-on"
-TOLD: Final = f'ALERTS{{alertname="GpuwardenSharedJobStalled", alertstate="firing", worker="{WEDGES}"}}'
-QUEUES: Final = {WEDGES: "wedges", GOES_ON: "goes-on"}
+STALLS: Final = "gpuwarden-shared-stalls"
+WORKS: Final = "gpuwarden-shared-works"
+FIRING: Final = f'ALERTS{{alertname="GpuwardenSharedJobStalled", alertstate="firing", worker="{STALLS}"}}'
+QUEUES: Final = {STALLS: "stalls", WORKS: "works"}
 SCRIPTS: Final = {
-    WEDGES: Script(picture="wedges", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2),
-    GOES_ON: Script(picture="goes-on", load_s=0.5, load_mib=8, steps=80, step_s=0.5),
+    STALLS: Script(picture="stalls", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2),
+    WORKS: Script(picture="works", load_s=0.5, load_mib=8, steps=80, step_s=0.5),
 }
 
 
 @contextmanager
-def both(scene: Stage, engine: Engine) -> Iterator[Container]:
-    """A container for the two workers, who are children of a shell, in place of the stage's own, which never start."""
+def shared_container(scene: Stage, engine: Engine) -> Iterator[Container]:
+    """Run both workers as children of a shell in one container. The containers of the stage never start."""
     assert isinstance(scene.fleet, DockerFleet)
-    apart = [scene.fleet.container(worker).attrs for worker in QUEUES]
-    programs = [shlex.join(each["Config"]["Cmd"]) for each in apart]
-    binds = {bind for each in apart for bind in each["HostConfig"]["Binds"]}
+    attributes = [scene.fleet.container(worker).attrs for worker in QUEUES]
+    programs = [shlex.join(each["Config"]["Cmd"]) for each in attributes]
+    binds = {bind for each in attributes for bind in each["HostConfig"]["Binds"]}
     with closing(docker.DockerClient(base_url=engine.base_url)) as client:
-        its = apart[0]["Config"]
-        own = [each for each in its["Env"] if not each.startswith("NVIDIA_VISIBLE_DEVICES=")]
+        config = attributes[0]["Config"]
+        environment = [each for each in config["Env"] if not each.startswith("NVIDIA_VISIBLE_DEVICES=")]
         container = client.containers.create(
-            its["Image"],
+            config["Image"],
             ["/bin/sh", "-c", " & ".join([*programs, "wait"])],
-            labels=its["Labels"],
-            environment=[*own, f"NVIDIA_VISIBLE_DEVICES={','.join(_gpu(worker) for worker in QUEUES)}"],
+            labels=config["Labels"],
+            environment=[*environment, f"NVIDIA_VISIBLE_DEVICES={','.join(_gpu(worker) for worker in QUEUES)}"],
             network_mode="none",
-            user=its["User"],
+            user=config["User"],
             volumes=sorted(binds),
         )
         try:
@@ -72,7 +71,7 @@ def started_at(container: Container) -> str:
     return found
 
 
-def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Path, engine: Engine) -> None:
+def test_container_is_not_restarted_while_another_worker_uses_it(work: Path, engine: Engine) -> None:
     slots = [Slot(worker=worker, gpus=(_gpu(worker),)) for worker in QUEUES]
     with stage(work, engine, slots, armed=True, stop_grace_s=1.0, queues=dict(QUEUES)) as scene:
         jobs: dict[str, JobId] = {
@@ -80,7 +79,7 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
             for worker, script in SCRIPTS.items()
         }
 
-        def silent_s(worker: str) -> float:
+        def step_beat_age_s_of(worker: str) -> float:
             return (
                 answered(lambda: scene.witness.worker_evidence(worker, host=scene.chain.plan.host)).step_beat_age_s
                 or 0.0
@@ -89,28 +88,28 @@ def test_a_worker_that_shares_a_container_is_not_stopped_for_the_other(work: Pat
         def log() -> str:
             return scene.chain.log_tail("execute")
 
-        with both(scene, engine) as container:
+        with shared_container(scene, engine) as container:
             before = started_at(container)
-            eventually(lambda: silent_s(WEDGES) > 3 * SILENCE_S, "one is silent for long", within_s=90, log=log)
-            eventually(lambda: scene.chain.query(TOLD), "people are told of it", within_s=30, log=log)
-            going_on, none_yet = scene.store.job(jobs[GOES_ON]), scene.ledger.reports.newest()
+            eventually(lambda: step_beat_age_s_of(STALLS) > 3 * SILENCE_S, "one job is stalled", within_s=90, log=log)
+            eventually(lambda: scene.chain.query(FIRING), "the notification fires", within_s=30, log=log)
+            other_job, no_episodes = scene.store.job(jobs[WORKS]), scene.ledger.reports.newest()
             eventually(
-                lambda: [story for story in with_action(scene.ledger.reports.newest()) if story.closed_at],
-                "it is accused, and that comes to its end",
+                lambda: [episode for episode in with_action(scene.ledger.reports.newest()) if episode.closed_at],
+                "an episode opens and closes",
                 within_s=120,
                 log=log,
             )
             after = started_at(container)
             name = container.name
-        done, wedged = (scene.store.job(jobs[worker]) for worker in (GOES_ON, WEDGES))
-        (story,) = with_action(scene.ledger.reports.newest())
+        done, stalled = (scene.store.job(jobs[worker]) for worker in (WORKS, STALLS))
+        (episode,) = with_action(scene.ledger.reports.newest())
 
-    assert (going_on.state, none_yet) == (State.RUNNING, [])
+    assert (other_job.state, no_episodes) == (State.RUNNING, [])
     assert done.ended_at is not None
     assert (done.state, done.attempt) == (State.COMPLETED, 1)
-    assert story.opened_at > done.ended_at
-    assert (story.worker, story.condition, story.outcome) == (WEDGES, "stall", "refused")
-    assert story.message is not None
-    assert story.message.startswith(f"container {name} holds 2 live workers")
-    assert (wedged.state, wedged.attempt) == (State.RUNNING, 1)
+    assert episode.opened_at > done.ended_at
+    assert (episode.worker, episode.condition, episode.outcome) == (STALLS, "stall", "refused")
+    assert episode.message is not None
+    assert episode.message.startswith(f"container {name} holds 2 live workers")
+    assert (stalled.state, stalled.attempt) == (State.RUNNING, 1)
     assert after == before

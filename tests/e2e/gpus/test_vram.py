@@ -1,8 +1,7 @@
-"""GPU memory through the whole chain: who is recycled when a GPU is short of it, and who is left alone.
+"""GPU memory through the whole pipeline: which containers are recycled when a GPU is short of memory.
 
-The containers are real, and so is how the exporter asks: NVIDIA's library, by a stand-in. What it says that their
-processes hold is played: a process holds what it was given for as long as it lives. First everything is a dry run;
-then, with nothing else changed, it is armed; then tenants grow.
+The containers are real. The exporter reads a fake NVML library, in which each process holds a fixed amount while it
+lives. First everything is a dry run. Then the remedy is armed, with nothing else changed. Then tenants grow.
 """
 
 import signal
@@ -33,17 +32,17 @@ pytestmark = [pytest.mark.needs_compiler, pytest.mark.needs_docker, pytest.mark.
 
 GIB: Final = 2**30
 COOLDOWN_S: Final = 45.0
-"""Far longer than the telemetry's lag here, also on a busy machine: a scrape and an evaluation, of a second each."""
+"""Far longer than the delay of a scrape and an evaluation, which take a second each."""
 
-STANDS_STILL_S: Final = 12.0
-"""For how long of it Prometheus stands still: less than until its alerts end without it."""
+SUSPENDED_S: Final = 12.0
+"""How long Prometheus is suspended: less than the time after which Alertmanager resolves its alerts."""
 
-SLEEPS: Final = "import time\nwhile True: time.sleep(1)"
+PROGRAM: Final = "import time\nwhile True: time.sleep(1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tenant:
-    """One container: its GPU of 16 GiB, what it holds of it in GiB at first and then, its budget, and its labels."""
+    """One container: its GPU of 16 GiB, the memory it holds at first and its budget, both in GiB, and its labels."""
 
     gpu: str
     holds: float
@@ -58,8 +57,8 @@ TENANTS: Final[Mapping[str, Tenant]] = {
     "burst": Tenant(gpu="slack", holds=9.0, budget=2),
     "tie-1": Tenant(gpu="tie", holds=7.5, budget=4),
     "tie-2": Tenant(gpu="tie", holds=7.5, budget=4),
-    "free-rider": Tenant(gpu="nobody", holds=9.0),
-    "modest": Tenant(gpu="nobody", holds=6.0, budget=7),
+    "free-rider": Tenant(gpu="blameless", holds=9.0),
+    "modest": Tenant(gpu="blameless", holds=6.0, budget=7),
     "protected": Tenant(gpu="kept", holds=9.0, budget=2, protected=True),
     "not-ours": Tenant(gpu="kept", holds=6.0, budget=2, managed=False),
     "grower": Tenant(gpu="turns", holds=1.0, budget=2),
@@ -71,13 +70,13 @@ TENANTS: Final[Mapping[str, Tenant]] = {
     "pays": Tenant(gpu="leaked", holds=6.0, budget=2),
 }
 TIED: Final = ("tie-1", "tie-2")
-LEFT_ALONE: Final = [name for name in TENANTS if name not in ("arena", *TIED)]
-SHORT: Final = {"GPU-sim-crowded", "GPU-sim-tie", "GPU-sim-nobody", "GPU-sim-kept"}
+NOT_RECYCLED: Final = [name for name in TENANTS if name not in ("arena", *TIED)]
+SHORT: Final = {"GPU-sim-crowded", "GPU-sim-tie", "GPU-sim-blameless", "GPU-sim-kept"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The stage, and a tenant in each of its containers."""
+    """The stage, with a tenant in each of its containers."""
 
     stage: Stage
     fleet: DockerFleet
@@ -85,49 +84,49 @@ class Scene:
     relay: Relay
     client: docker.DockerClient
 
-    def stories(self, name: str) -> list[EpisodeHistory]:
-        return [story for story in self.stage.ledger.reports.newest() if story.worker == named(name)]
+    def episodes(self, name: str) -> list[EpisodeHistory]:
+        return [episode for episode in self.stage.ledger.reports.newest() if episode.worker == full_name(name)]
 
-    def told(self, name: str) -> str:
-        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(named(name)))
+    def journal_text(self, name: str) -> str:
+        return "\n".join(f"{entry.act} {entry.what}: {entry.message}" for entry in self.stage.journal(full_name(name)))
 
-    def end(self, name: str, kept_gib: float) -> None:
-        """Have a tenant end by itself, its GPU's driver counting so much as in use still that it held."""
-        pid = self.fleet.pid(named(name))
+    def kill(self, name: str, kept_gib: float) -> None:
+        """Kill a tenant, while the driver still counts this much of its memory as used."""
+        pid = self.fleet.pid(full_name(name))
         self.relay.kept = {**self.relay.kept, pid: (f"GPU-sim-{TENANTS[name].gpu}", int(kept_gib * GIB))}
-        self.client.containers.get(named(name)).kill()
+        self.client.containers.get(full_name(name)).kill()
 
     def firing(self, alert: str, label: str, state: str = "firing") -> set[str]:
         found = self.stage.chain.query(f'ALERTS{{alertname="{alert}", alertstate="{state}"}}')
         return {each["metric"][label] for each in found}
 
-    def happened(self, name: str) -> list[str]:
-        return [what for what in self.fleet.history(named(name)) if what in ("start", "stop", "die", "restart")]
+    def lifecycle(self, name: str) -> list[str]:
+        return [what for what in self.fleet.history(full_name(name)) if what in ("start", "stop", "die", "restart")]
 
     def card(self, name: str) -> GpuMemoryFacts:
         cards = answered(
-            lambda: self.stage.witness.container_evidence(named(name), host=self.stage.chain.plan.host)
+            lambda: self.stage.witness.container_evidence(full_name(name), host=self.stage.chain.plan.host)
         ).cards
         assert cards is not None
         (card,) = cards
         return card
 
     def hold(self, name: str, gib: float) -> None:
-        """Have a tenant's process hold so much from now on."""
+        """Set the GPU memory that a tenant's process holds."""
         gpu, held = f"GPU-sim-{TENANTS[name].gpu}", self.stage.gpus.held
-        its = {**held.get(gpu, {}), self.fleet.pid(named(name)): int(gib * GIB)}
-        self.stage.gpus.held = {**held, gpu: its}
+        held_on_gpu = {**held.get(gpu, {}), self.fleet.pid(full_name(name)): int(gib * GIB)}
+        self.stage.gpus.held = {**held, gpu: held_on_gpu}
 
-    def at(self, name: str, told: str) -> float:
-        """When the newest entry that begins so was written in a tenant's account, Unix seconds; 0: there is none."""
-        account = self.stage.journal(named(name))
-        return max((each.at for each in account if f"{each.act} {each.what}".startswith(told)), default=0.0)
+    def entered_at(self, name: str, prefix: str) -> float:
+        """Unix seconds of the newest journal entry that starts with `prefix`; 0 without one."""
+        journal = self.stage.journal(full_name(name))
+        return max((each.at for each in journal if f"{each.act} {each.what}".startswith(prefix)), default=0.0)
 
     def until(self, holds: Callable[[], object], what: str, within_s: float = 120) -> None:
         eventually(holds, what, within_s=within_s, log=lambda: self.stage.chain.log_tail("execute"))
 
 
-def named(name: str) -> str:
+def full_name(name: str) -> str:
     return f"gpuwarden-tenant-{name}"
 
 
@@ -142,8 +141,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 @pytest.fixture(scope="module")
 def scene(work: Any, engine: Engine, driver: Driver) -> Iterator[Scene]:
-    """Every container runs, and the memory of its GPU is taken; nothing is armed."""
-    slots = [Slot(worker=named(name), gpus=(f"GPU-sim-{each.gpu}",)) for name, each in TENANTS.items()]
+    """Every container runs and holds its GPU memory; nothing is armed."""
+    slots = [Slot(worker=full_name(name), gpus=(f"GPU-sim-{each.gpu}",)) for name, each in TENANTS.items()]
     with ExitStack() as stack:
         set_up = stack.enter_context(
             stage(work, engine, slots, armed=False, stop_grace_s=1.0, vram_cooldown_s=COOLDOWN_S)
@@ -155,241 +154,255 @@ def scene(work: Any, engine: Engine, driver: Driver) -> Iterator[Scene]:
         assert isinstance(fleet, DockerFleet)
         client = stack.enter_context(closing(docker.DockerClient(base_url=engine.base_url)))
         for name, tenant in TENANTS.items():
-            move_in(client, fleet, name, tenant)
-        first = {name: fleet.incarnation(named(name)) for name in TENANTS}
+            add_tenant(client, fleet, name, tenant)
+        first = {name: fleet.incarnation(full_name(name)) for name in TENANTS}
         found = Scene(stage=set_up, fleet=fleet, first=first, relay=relay, client=client)
         for name, tenant in TENANTS.items():
             found.hold(name, tenant.holds)
         yield found
 
 
-def move_in(client: docker.DockerClient, fleet: DockerFleet, name: str, tenant: Tenant) -> None:
-    """Put a tenant where the stage has made a worker's container, and start it."""
-    before = fleet.container(named(name))
+def add_tenant(client: docker.DockerClient, fleet: DockerFleet, name: str, tenant: Tenant) -> None:
+    """Replace a worker's container by a tenant, and start it."""
+    before = fleet.container(full_name(name))
     image, environment = before.attrs["Config"]["Image"], before.attrs["Config"]["Env"]
     before.remove(force=True)
     labels = {STAGE_LABEL: "true"} | ({MANAGED_LABEL: "true"} if tenant.managed else {})
     labels |= {} if tenant.budget is None else {BUDGET_LABEL: str(tenant.budget * 1024)}
     labels |= {PROTECTED_LABEL: "true"} if tenant.protected else {}
-    fleet._containers[named(name)] = client.containers.create(
+    fleet._containers[full_name(name)] = client.containers.create(
         image,
-        ["/usr/bin/python3", "-c", SLEEPS],
-        name=named(name),
+        ["/usr/bin/python3", "-c", PROGRAM],
+        name=full_name(name),
         labels=labels,
         environment=environment,
         network_mode="none",
     )
-    fleet.start(named(name))
+    fleet.start(full_name(name))
 
 
 @pytest.fixture(scope="module")
 def observed(scene: Scene) -> Scene:
-    """In a dry run: the ledger tells what would be done, for one tenant of each GPU that is short."""
-    scene.until(lambda: "would act" in scene.told("arena"), "the arena would be recycled")
-    scene.until(lambda: any("would act" in scene.told(name) for name in TIED), "and one of the two that are level")
-    scene.until(lambda: scene.firing("GpuwardenVramLow", "gpu") == SHORT, "a person is told of each GPU that is short")
+    """A dry run has recorded its decision for each GPU that is short."""
+    scene.until(lambda: "would act" in scene.journal_text("arena"), "the dry run would recycle the arena")
+    scene.until(
+        lambda: any("would act" in scene.journal_text(name) for name in TIED), "one of the two equal tenants is chosen"
+    )
+    scene.until(lambda: scene.firing("GpuwardenVramLow", "gpu") == SHORT, "an alert fires for each GPU that is short")
     return scene
 
 
 @pytest.mark.behaviour("C5")
-def test_in_a_dry_run_what_would_be_done_is_told_with_the_ranking_and_nothing_is(observed: Scene) -> None:
-    would = f"would act: would stop {named('arena')} and start it: {named('arena')} is most over its budget"
-    ranking = f"{named('arena')} 7168 MiB of 2048 MiB (+5120), {named('largest')} 8192 MiB of 9216 MiB (-1024)"
+def test_dry_run_reports_the_recycle_and_the_ranking_and_does_nothing(observed: Scene) -> None:
+    would = f"would act: would stop {full_name('arena')} and start it: {full_name('arena')} is most over its budget"
+    ranking = f"{full_name('arena')} 7168 MiB of 2048 MiB (+5120), {full_name('largest')} 8192 MiB of 9216 MiB (-1024)"
 
-    assert would in observed.told("arena")
-    assert ranking in observed.told("arena")
-    assert [name for name in TENANTS if observed.happened(name) != ["start"]] == []
+    assert would in observed.journal_text("arena")
+    assert ranking in observed.journal_text("arena")
+    assert [name for name in TENANTS if observed.lifecycle(name) != ["start"]] == []
 
 
 @pytest.mark.behaviour("C6")
-def test_each_tenant_over_its_budget_on_a_gpu_that_is_short_is_named_and_no_other(observed: Scene) -> None:
-    def victims() -> set[str]:
+def test_alerts_name_exactly_the_tenants_over_budget_on_short_gpus(observed: Scene) -> None:
+    def recycle_due() -> set[str]:
         return observed.firing("GpuwardenVramRecycleDue", "container")
 
-    wanted = {named(name) for name in ("arena", *TIED)}
-    observed.until(lambda: victims() == wanted, "those over their budgets are named")
-    over = {named(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second", "borrows", "pays")}
-    observed.until(lambda: observed.firing("GpuwardenVramOverBudget", "container", "pending") == over, "all are told")
+    expected = {full_name(name) for name in ("arena", *TIED)}
+    observed.until(lambda: recycle_due() == expected, "the alert names the tenants to recycle")
+    over = {full_name(name) for name in ("arena", "burst", *TIED, "protected", "not-ours", "second", "borrows", "pays")}
+    observed.until(
+        lambda: observed.firing("GpuwardenVramOverBudget", "container", "pending") == over,
+        "every tenant over its budget is reported",
+    )
     sources = observed.stage.chain.query("last_over_time(gpuwarden_gpu_info[30s])")
     assert {each["metric"]["source"] for each in sources} == {"nvml"}
 
 
 @pytest.fixture(scope="module")
 def armed(observed: Scene) -> Scene:
-    """Armed, and whoever goes is back."""
+    """The remedy is armed, and the recycled containers run again."""
     ledger = observed.stage.ledger
     ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="a test", because="", remedy="recycle_container"))
-    observed.until(lambda: mended(observed, "arena"), "the arena is recycled")
-    observed.until(lambda: any(mended(observed, name) for name in TIED), "and one of the two that are level")
-    observed.until(lambda: not observed.firing("GpuwardenVramRecycleDue", "container"), "nobody is to go any more")
+    observed.until(lambda: is_fixed(observed, "arena"), "the arena is recycled")
+    observed.until(lambda: any(is_fixed(observed, name) for name in TIED), "one of the two equal tenants is chosen")
+    observed.until(lambda: not observed.firing("GpuwardenVramRecycleDue", "container"), "no tenant has to be recycled")
     return observed
 
 
-def mended(scene: Scene, name: str) -> bool:
+def is_fixed(scene: Scene, name: str) -> bool:
     return outcomes(scene, name) == ["mended"]
 
 
 def outcomes(scene: Scene, name: str) -> list[str | None]:
-    return [story.outcome for story in with_action(scene.stories(name))]
+    return [episode.outcome for episode in with_action(scene.episodes(name))]
 
 
 @pytest.mark.behaviour("C3")
-def test_the_one_most_over_its_budget_is_recycled_and_its_memory_is_seen_to_come_back(armed: Scene) -> None:
-    (story,) = with_action(armed.stories("arena"))
+def test_tenant_most_over_its_budget_is_recycled_and_its_memory_returns(armed: Scene) -> None:
+    (episode,) = with_action(armed.episodes("arena"))
 
-    assert (story.remedy, story.condition, story.job_id) == ("recycle_container", "vram", None)
-    assert armed.happened("arena") == ["start", "die", "stop", "start"]
-    assert "decided stop: " + named("arena") + " is most over its budget, by 5120 MiB: 1024 MiB free" in armed.told(
+    assert (episode.remedy, episode.condition, episode.job_id) == ("recycle_container", "vram", None)
+    assert armed.lifecycle("arena") == ["start", "die", "stop", "start"]
+    assert "decided stop: " + full_name(
         "arena"
-    )
-    assert "8192 MiB free on GPU-sim-crowded, the floor is 1536 MiB" in armed.told("arena")
+    ) + " is most over its budget, by 5120 MiB: 1024 MiB free" in armed.journal_text("arena")
+    assert "8192 MiB free on GPU-sim-crowded, the floor is 1536 MiB" in armed.journal_text("arena")
     assert armed.card("largest").free_bytes == 8 * GIB
 
 
 @pytest.mark.behaviour("C4")
-def test_of_two_that_are_level_one_goes_and_the_other_stays(armed: Scene) -> None:
-    """The first by name goes. While the driver still counts its memory, the cool-down holds the other one."""
-    stays, goes = sorted(TIED, key=lambda name: len(armed.happened(name)))
+def test_one_of_two_equal_tenants_is_recycled(armed: Scene) -> None:
+    """The first by name is recycled. The cool-down holds the other while the driver still counts the memory."""
+    kept, recycled = sorted(TIED, key=lambda name: len(armed.lifecycle(name)))
 
-    assert (armed.happened(stays), armed.happened(goes)) == (["start"], ["start", "die", "stop", "start"])
+    assert (armed.lifecycle(kept), armed.lifecycle(recycled)) == (["start"], ["start", "die", "stop", "start"])
     assert armed.card("tie-1").free_bytes == int(8.5 * GIB)
-    assert goes == min(TIED)
-    assert outcomes(armed, goes) == ["mended"]
-    assert "mended" not in outcomes(armed, stays)
+    assert recycled == min(TIED)
+    assert outcomes(armed, recycled) == ["mended"]
+    assert "mended" not in outcomes(armed, kept)
 
 
-@pytest.mark.parametrize("name", LEFT_ALONE)
-def test_a_tenant_is_left_alone_that_is(armed: Scene, name: str) -> None:
-    assert armed.happened(name) == ["start"]
-    assert armed.fleet.incarnation(named(name)) == armed.first[name]
-    assert armed.stories(name) == []
+@pytest.mark.parametrize("name", NOT_RECYCLED)
+def test_tenant_is_not_recycled(armed: Scene, name: str) -> None:
+    assert armed.lifecycle(name) == ["start"]
+    assert armed.fleet.incarnation(full_name(name)) == armed.first[name]
+    assert armed.episodes(name) == []
 
 
 @pytest.mark.behaviour("C2")
-def test_why_each_of_them_is_left_alone(armed: Scene) -> None:
-    def over(name: str) -> dict[str, int]:
+def test_evidence_of_tenants_that_are_not_recycled(armed: Scene) -> None:
+    def excess_gib(name: str) -> dict[str, int]:
         return {
             each.container.removeprefix("gpuwarden-tenant-"): ((each.used_bytes or 0) - each.budget_bytes) // GIB
             for each in armed.card(name).tenants
             if each.budget_bytes is not None
         }
 
-    assert over("burst") == {"burst": 7}
+    assert excess_gib("burst") == {"burst": 7}
     assert (armed.card("burst").free_bytes or 0) > armed.card("burst").floor_bytes
-    assert over("modest") == {"modest": -1}
+    assert excess_gib("modest") == {"modest": -1}
     assert (armed.card("modest").free_bytes or 0) < armed.card("modest").floor_bytes
-    assert over("protected") == {"protected": 7, "not-ours": 4}
+    assert excess_gib("protected") == {"protected": 7, "not-ours": 4}
     assert (armed.card("protected").free_bytes or 0) < armed.card("protected").floor_bytes
     assert [each.recyclable for each in armed.card("protected").tenants] == [False, False]
-    short = {"GPU-sim-nobody", "GPU-sim-kept"}
-    armed.until(lambda: armed.firing("GpuwardenVramLow", "gpu") == short, "a person is told of the two that are short")
+    short = {"GPU-sim-blameless", "GPU-sim-kept"}
+    armed.until(
+        lambda: armed.firing("GpuwardenVramLow", "gpu") == short, "an alert fires for the two GPUs that are short"
+    )
 
 
-def test_once_its_slack_is_taken_the_one_that_burst_into_it_goes_too(armed: Scene) -> None:
-    """The control of the burst: the same container with the same memory, and only its neighbour's is new."""
-    pid = armed.fleet.pid(named("largest"))
+def test_burst_tenant_is_recycled_once_its_neighbour_needs_the_memory(armed: Scene) -> None:
+    """Control of `burst`: only the memory of its neighbour changes."""
+    pid = armed.fleet.pid(full_name("largest"))
     slack = {**armed.stage.gpus.held["GPU-sim-slack"], pid: 6 * GIB}
 
     armed.stage.gpus.held = {**armed.stage.gpus.held, "GPU-sim-slack": slack}
 
-    armed.until(lambda: mended(armed, "burst"), "it is recycled")
-    assert armed.happened("burst") == ["start", "die", "stop", "start"]
+    armed.until(lambda: is_fixed(armed, "burst"), "the tenant is recycled")
+    assert armed.lifecycle("burst") == ["start", "die", "stop", "start"]
 
 
-# --- one grows, and then the next
+# --- tenants that grow
 
 
 @pytest.fixture(scope="module")
 def grown(armed: Scene) -> Scene:
-    """A tenant grows past its budget while there is room, and on until there is none."""
-    over = f'gpuwarden_container_gpu_memory_bytes{{container="{named("grower")}"}} == {4 * GIB}'
+    """A tenant grows past its budget, first while memory is free and then until the GPU is short."""
+    over = f'gpuwarden_container_gpu_memory_bytes{{container="{full_name("grower")}"}} == {4 * GIB}'
     armed.hold("grower", 4.0)
-    armed.until(lambda: armed.stage.chain.query(over), "the whole chain has seen that it is over its budget")
-    assert [armed.happened(name) for name in ("grower", "second", "neighbour")] == [["start"]] * 3
+    armed.until(lambda: armed.stage.chain.query(over), "Prometheus has the memory over the budget")
+    assert [armed.lifecycle(name) for name in ("grower", "second", "neighbour")] == [["start"]] * 3
     armed.hold("grower", 7.0)
-    armed.until(lambda: mended(armed, "grower"), "it is recycled")
+    armed.until(lambda: is_fixed(armed, "grower"), "the tenant is recycled")
     return armed
 
 
 @pytest.mark.behaviour("C3")
-def test_who_grows_past_its_budget_until_its_gpu_is_short_is_the_only_one_that_goes(grown: Scene) -> None:
+def test_only_the_tenant_that_grows_until_the_gpu_is_short_is_recycled(grown: Scene) -> None:
     ranking = (
-        f"{named('grower')} 7168 MiB of 2048 MiB (+5120), {named('second')} 5120 MiB of 2048 MiB (+3072), "
-        f"{named('neighbour')} 3072 MiB of 7168 MiB (-4096)"
+        f"{full_name('grower')} 7168 MiB of 2048 MiB (+5120), {full_name('second')} 5120 MiB of 2048 MiB (+3072), "
+        f"{full_name('neighbour')} 3072 MiB of 7168 MiB (-4096)"
     )
 
-    assert grown.happened("grower") == ["start", "die", "stop", "start"]
-    assert f"by 5120 MiB: 1024 MiB free on GPU-sim-turns, the floor is 1536 MiB; {ranking}" in grown.told("grower")
-    assert "; 8192 MiB free on GPU-sim-turns, the floor is 1536 MiB" in grown.told("grower")
+    assert grown.lifecycle("grower") == ["start", "die", "stop", "start"]
+    assert f"by 5120 MiB: 1024 MiB free on GPU-sim-turns, the floor is 1536 MiB; {ranking}" in grown.journal_text(
+        "grower"
+    )
+    assert "; 8192 MiB free on GPU-sim-turns, the floor is 1536 MiB" in grown.journal_text("grower")
     assert grown.card("second").free_bytes == 8 * GIB
-    assert [grown.happened(name) for name in ("second", "neighbour")] == [["start"]] * 2
+    assert [grown.lifecycle(name) for name in ("second", "neighbour")] == [["start"]] * 2
 
 
 @pytest.mark.behaviour("C3")
-def test_the_next_one_waits_for_the_cool_down_and_goes_by_what_is_measured_then(grown: Scene) -> None:
-    """Prometheus stands still meanwhile, as one that lags: what it knows, and its alert, is of before."""
+def test_next_tenant_waits_for_the_cooldown_and_is_measured_again(grown: Scene) -> None:
+    """Prometheus is suspended during the cool-down, so that its samples and its alert are old."""
     chain = grown.stage.chain
     grown.hold("second", 12.0)
-    grown.until(lambda: "decided wait: gpu_cooldown" in grown.told("second"), "it is to go, and waits")
-    freed_at = grown.at("grower", "saw free: done")
-    # Not sooner: Alertmanager ends an alert of which it hears no more.
-    grown.until(lambda: time.time() > freed_at + COOLDOWN_S - STANDS_STILL_S, "the cool-down is over soon")
+    grown.until(
+        lambda: "decided wait: gpu_cooldown" in grown.journal_text("second"), "the tenant waits for the cool-down"
+    )
+    freed_at = grown.entered_at("grower", "saw free: done")
+    # Not earlier: Alertmanager resolves an alert that it no longer receives.
+    grown.until(lambda: time.time() > freed_at + COOLDOWN_S - SUSPENDED_S, "the cool-down ends soon")
     chain.signal("prometheus", signal.SIGSTOP)
-    stopped_at = time.time()
+    suspended_at = time.time()
     try:
         grown.hold("second", 5.0)
-        grown.until(lambda: grown.at("second", "decided wait: unconfirmed") > stopped_at, "it is measured anew")
-        assert "this host: enough memory is free: 8192 MiB free on GPU-sim-turns" in grown.told("second")
+        grown.until(
+            lambda: grown.entered_at("second", "decided wait: unconfirmed") > suspended_at,
+            "the memory is measured again",
+        )
+        assert "this host: enough memory is free: 8192 MiB free on GPU-sim-turns" in grown.journal_text("second")
         grown.until(lambda: time.time() > freed_at + COOLDOWN_S + 2, "the cool-down is over")
-        assert grown.happened("second") == ["start"]
+        assert grown.lifecycle("second") == ["start"]
         grown.hold("second", 12.0)
-        grown.until(lambda: "mended" in outcomes(grown, "second"), "where there is no room it goes, by the same alert")
+        grown.until(lambda: "mended" in outcomes(grown, "second"), "the same alert recycles it when the GPU is short")
     finally:
         chain.signal("prometheus", signal.SIGCONT)
 
-    assert grown.happened("second") == ["start", "die", "stop", "start"]
-    assert grown.at("second", "decided begin") >= freed_at + COOLDOWN_S
-    assert [grown.happened(name) for name in ("grower", "neighbour")] == [["start", "die", "stop", "start"], ["start"]]
+    assert grown.lifecycle("second") == ["start", "die", "stop", "start"]
+    assert grown.entered_at("second", "decided begin") >= freed_at + COOLDOWN_S
+    assert [grown.lifecycle(name) for name in ("grower", "neighbour")] == [["start", "die", "stop", "start"], ["start"]]
 
 
-# --- one ends by itself, and the driver counts its memory still
+# --- tenants that end while the driver still counts their memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """On two GPUs alike one has grown and ended, and has left a neighbour that is over its budget."""
+class AfterEnds:
+    """On each of two GPUs a tenant has ended. Its neighbour is over its budget."""
 
     scene: Scene
     at: float
 
 
 @pytest.fixture(scope="module")
-def ended(grown: Scene) -> Ended:
-    """Of one GPU the memory is back after half the bound, of the other it never is."""
+def after_ends(grown: Scene) -> AfterEnds:
+    """One GPU gets the memory back after half of `vram_return_s`, the other never."""
     at = time.time()
     for name in ("quits", "crashes"):
-        grown.end(name, 9.0)
+        grown.kill(name, 9.0)
     low = 'gpuwarden_gpu_memory_free_bytes{gpu=~"GPU-sim-(returned|leaked)"} == 1073741824'
-    grown.until(lambda: len(grown.stage.chain.query(low)) == 2, "the whole chain has seen that they are short")
-    grown.until(lambda: time.time() > at + Thresholds.vram_return_s / 2, "half the bound is over")
+    grown.until(lambda: len(grown.stage.chain.query(low)) == 2, "Prometheus has two GPUs that are short")
+    grown.until(lambda: time.time() > at + Thresholds.vram_return_s / 2, "half of the time is over")
     grown.relay.kept = {pid: kept for pid, kept in grown.relay.kept.items() if kept[0] == "GPU-sim-leaked"}
-    grown.until(lambda: mended(grown, "pays"), "where it never is back the neighbour is recycled")
-    return Ended(scene=grown, at=at)
+    grown.until(lambda: is_fixed(grown, "pays"), "the neighbour is recycled where the memory is not returned")
+    return AfterEnds(scene=grown, at=at)
 
 
 @pytest.mark.behaviour("C3")
-def test_nobody_goes_for_the_memory_of_one_that_has_ended_by_itself_while_it_is_on_its_way_back(ended: Ended) -> None:
-    scene, alerts = ended.scene, 'ALERTS{alertname="GpuwardenVramRecycleDue", gpu=~"GPU-sim-(returned|leaked)"}'
+def test_no_tenant_is_recycled_while_memory_of_an_ended_one_returns(after_ends: AfterEnds) -> None:
+    scene, alerts = after_ends.scene, 'ALERTS{alertname="GpuwardenVramRecycleDue", gpu=~"GPU-sim-(returned|leaked)"}'
     ever = scene.stage.chain.query(f"group by (container) (last_over_time({alerts}[1h]))")
 
-    assert scene.happened("quits") == ["start", "die"]
-    assert (scene.happened("borrows"), scene.stories("borrows")) == (["start"], [])
-    assert [each["metric"]["container"] for each in ever] == [named("pays")]
+    assert scene.lifecycle("quits") == ["start", "die"]
+    assert (scene.lifecycle("borrows"), scene.episodes("borrows")) == (["start"], [])
+    assert [each["metric"]["container"] for each in ever] == [full_name("pays")]
 
 
-def test_what_is_not_back_within_the_bound_is_taken_to_stay_and_who_is_over_its_budget_goes(ended: Ended) -> None:
-    (story,) = with_action(ended.scene.stories("pays"))
+def test_tenant_over_budget_is_recycled_when_memory_does_not_return_in_time(after_ends: AfterEnds) -> None:
+    (episode,) = with_action(after_ends.scene.episodes("pays"))
 
-    assert story.outcome == "mended"
-    assert ended.scene.happened("pays") == ["start", "die", "stop", "start"]
-    assert ended.scene.at("pays", "decided begin") >= ended.at + Thresholds.vram_return_s
+    assert episode.outcome == "mended"
+    assert after_ends.scene.lifecycle("pays") == ["start", "die", "stop", "start"]
+    assert after_ends.scene.entered_at("pays", "decided begin") >= after_ends.at + Thresholds.vram_return_s

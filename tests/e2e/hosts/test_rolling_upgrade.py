@@ -1,8 +1,8 @@
-"""Two hosts on one PostgreSQL are upgraded one after the other while alerts come: nothing is lost, nothing done twice.
+"""Two hosts on one PostgreSQL are upgraded one after the other while alerts arrive. None is lost or acted on twice.
 
-The newer version is a copy of this tree with a number of its own and a revision more for each schema, as the next
-release will have. Each host has a chain of its own; besides its Alertmanager, somebody posts to each webhook without a
-pause, as Alertmanager does: what is answered with 202 is not sent again.
+The newer version is a copy of this tree with another version number and one more revision for each schema. Each host
+has a separate pipeline. A poster also sends alerts to each webhook all the time, and like Alertmanager sends an alert
+again until the answer is 202.
 """
 
 import json
@@ -45,13 +45,14 @@ pytestmark = [pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.n
 
 SILENCE_S: Final = 3.0
 GRACE_S: Final = 4.0
-"""Between SIGTERM and SIGKILL: a wedge that holds Python's lock heeds only the second, and is being stopped so long."""
-BOUND_S: Final = 600.0
-"""No host settles for the other meanwhile: each finishes what is its own."""
+"""Between SIGTERM and SIGKILL. A worker that stalls with the GIL ends only at SIGKILL, so its stop lasts this long."""
+
+TIMEOUT_S: Final = 600.0
+"""So long that no host settles a job of the other."""
 
 NEWER: Final = "99.0.0"
 NEWER_REVISIONS: Final = {schema.name: f"{int(newest_revision(schema)) + 1:04}" for schema in (LEDGER, QUEUE_TABLES)}
-REVISION: Final = '''"""What the next release adds."""
+REVISION: Final = '''"""The change of the next release."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -66,47 +67,47 @@ def upgrade() -> None:
 
 HOSTS: Final = ("left", "right")
 BEFORE, MEANWHILE, MIDST, BEHIND, STEADY = "before", "meanwhile", "midst", "behind", "steady"
-"""Workers, each of one host: wedged while all is old; while its host is upgraded; while the upgrade of the other host
-comes in the middle of its stop; while its own host is behind. And one of each host that is accused without reason."""
+"""Workers. They stall before the upgrade, during the upgrade of their host, during their stop while the other host is
+upgraded, and while their host is older. `steady` runs on each host and gets alerts without a reason."""
 
 PLACES: Final = {BEFORE: "left", MEANWHILE: "left", MIDST: "right", BEHIND: "right"}
-WEDGE: Final = Script(
+STALL: Final = Script(
     picture="wedge", load_s=0.2, load_mib=2, steps=3, step_s=0.1, wedge_attempts=1, wedge_after_step=1
 )
 AGAIN: Final = {
-    "its executor": ("remediator", "execute"),
-    "its webhook": ("remediator", "serve"),
+    "executor": ("remediator", "execute"),
+    "webhook": ("remediator", "serve"),
 }
-"""What is tried with the older version on the host that is behind."""
+"""Programs of the older version that are started on the host that is not upgraded yet."""
 
 GONE: Final = {"incarnation": "gone-long-ago", "job_id": "999999", "attempt": "1"}
 
 
 @dataclass(eq=False, kw_only=True)
 class Poster:
-    """Posts to one host's webhook, again and again, alerts that are new to it; each until it was accepted."""
+    """Posts new alerts to the webhook of one host, each until it is accepted."""
 
     place: Stage
     host: str
     phase: str = "both older"
     answers: dict[str, set[object]] = field(default_factory=dict)
-    """What was answered in each phase: status codes, or the name of what kept it from being answered."""
+    """The answers in each phase: status codes, or the names of HTTP errors."""
 
     accepted: list[str] = field(default_factory=list)
-    ending: threading.Event = field(default_factory=threading.Event)
-    asking: threading.Lock = field(default_factory=threading.Lock)
-    """Held from a question to its answer, so that no phase ends between the two."""
+    stop_event: threading.Event = field(default_factory=threading.Event)
+    request_lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held from a request to its answer, so that the phase cannot change between them."""
 
-    def go_on(self) -> None:
+    def run(self) -> None:
         number = 0
-        while not self.ending.wait(0.5) or len(self.accepted) < number:
+        while not self.stop_event.wait(0.5) or len(self.accepted) < number:
             number = max(number, len(self.accepted) + 1)
             labels = {"host": self.host, "worker": worker(self.host, STEADY), **GONE}
             if self._post(payload(sent(f"{self.host}-{number}", **labels))) == httpx.codes.ACCEPTED:
                 self.accepted.append(f"{self.host}-{number}")
 
     def enter(self, phase: str) -> None:
-        with self.asking:
+        with self.request_lock:
             self.phase = phase
 
     def _post(self, body: Mapping[str, Any]) -> object:
@@ -114,7 +115,7 @@ class Poster:
         token = chain.token_file.read_text(encoding="ascii")
         url, headers = f"{chain.remediator_url}/api/v1/alerts", {"Authorization": f"Bearer {token}"}
         answer: object
-        with self.asking:
+        with self.request_lock:
             try:
                 answer = httpx.post(
                     url, json=body, headers=headers, trust_env=False, verify=PLAIN, timeout=LATE_S
@@ -126,8 +127,8 @@ class Poster:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
-    """How a program that was not to go on has ended, and what it said last."""
+class Exit:
+    """The exit code and the last output line of a program that must end."""
 
     code: int
     last: str
@@ -135,37 +136,37 @@ class Said:
 
 @dataclass(kw_only=True)
 class Upgrade:
-    """What was seen on the way, and the two hosts as they are afterwards."""
+    """Observations during the upgrade, and the two hosts afterwards."""
 
     places: Mapping[str, Stage]
     database: Database
     posters: Mapping[str, Poster]
     jobs: dict[str, JobId] = field(default_factory=dict)
-    lives: dict[str, str] = field(default_factory=dict)
-    """What ran of each worker when it had wedged."""
+    incarnations: dict[str, str] = field(default_factory=dict)
+    """The incarnation of each worker when it stalled."""
 
-    mended_before: bool = False
-    ahead: Said | None = None
-    """A command of the newer version that asks, before the first of its programs has run."""
+    fixed_before: bool = False
+    newer_command: Exit | None = None
+    """A command of the newer version, before its first program has run."""
 
-    behind: Said | None = None
-    """The right host's older executor, once the left one had been upgraded."""
+    older_executor: Exit | None = None
+    """The older executor of the right host, after the upgrade of the left host."""
 
-    again: dict[str, Said] = field(default_factory=dict)
-    """The older programs, started on the right host once more."""
+    restarted_programs: dict[str, Exit] = field(default_factory=dict)
+    """Older programs that were started again on the right host."""
 
     untouched: bool = False
-    """Whether nothing was begun for what had wedged behind it, when it had ended and been started again."""
+    """Whether the older programs began nothing for the worker `behind`."""
 
-    mended_beside: bool = False
-    """Whether the left host's newer executor mended while the right host was behind."""
+    fixed_by_newer: bool = False
+    """Whether the newer executor of the left host fixed a worker while the right host was older."""
 
-    def story(self, name: str) -> EpisodeHistory:
-        """How it was mended. An alert that comes again right afterwards opens another, which finds nothing to do."""
-        stories = self.places["left"].ledger.reports.newest(last=10_000)
-        its = [each for each in stories if each.worker == worker(PLACES[name], name)]
-        assert {each.outcome for each in its} <= {"mended", "superseded", "unconfirmed"}
-        (found,) = [each for each in its if each.outcome == "mended"]
+    def episode(self, name: str) -> EpisodeHistory:
+        """The episode that fixed the worker. An alert that is sent again may open another one, without an action."""
+        episodes = self.places["left"].ledger.reports.newest(last=10_000)
+        mine = [each for each in episodes if each.worker == worker(PLACES[name], name)]
+        assert {each.outcome for each in mine} <= {"mended", "superseded", "unconfirmed"}
+        (found,) = [each for each in mine if each.outcome == "mended"]
         return found
 
     def done(self, name: str) -> bool:
@@ -184,17 +185,17 @@ class Upgrade:
 
         eventually(holds, what, within_s=within_s, log=log)
 
-    def wedge(self, name: str) -> None:
-        """Give a worker the job that it will wedge with."""
+    def stall(self, name: str) -> None:
+        """Submit a job that stalls a worker."""
         place = self.places[PLACES[name]]
-        job_id = place.submit(WEDGE, now=place.store.now(), stall_timeout_s=SILENCE_S, queue=worker(PLACES[name], name))
+        job_id = place.submit(STALL, now=place.store.now(), stall_timeout_s=SILENCE_S, queue=worker(PLACES[name], name))
         self.jobs[name] = job_id
-        self.lives[name] = place.fleet.incarnation(worker(PLACES[name], name))
+        self.incarnations[name] = place.fleet.incarnation(worker(PLACES[name], name))
 
-    def says(self, host: str, *arguments: str) -> Said:
-        """How a program on this host ends by itself."""
+    def run_program(self, host: str, *arguments: str) -> Exit:
+        """Run a program on this host until it ends."""
         chain = self.places[host].chain
-        told = {
+        variables = {
             "GPUWARDEN_RUNTIME_DIR": str(chain.directory),
             "GPUWARDEN_REMEDIATOR_LEDGER": chain.ledger_url,
             "GPUWARDEN_QUEUE_DB": chain.queue_url,
@@ -204,13 +205,13 @@ class Upgrade:
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "gpuwarden", *arguments],
             cwd=chain.plan.work,
-            env={**os.environ, **told},
+            env={**os.environ, **variables},
             capture_output=True,
             text=True,
             timeout=180,
             check=False,
         )
-        return Said(code=ended.returncode, last=ended.stderr.strip().rpartition("\n")[2])
+        return Exit(code=ended.returncode, last=ended.stderr.strip().rpartition("\n")[2])
 
 
 def worker(host: str, name: str) -> str:
@@ -218,7 +219,7 @@ def worker(host: str, name: str) -> str:
 
 
 def next_release(folder: Path) -> Path:
-    """This tree as its next release may be: another number, and a column more in a table of each."""
+    """Copy this tree as the next release: another version number, and one more column in a table of each schema."""
     for package in ("gpuwarden", "exporter", "remediator"):
         shutil.copytree(CHECKOUT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     about = folder / "gpuwarden" / "__init__.py"
@@ -234,41 +235,41 @@ def next_release(folder: Path) -> Path:
 
 @contextmanager
 def version(tree: Path) -> Iterator[None]:
-    """What is started meanwhile is of this tree."""
+    """Start programs from this tree."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("PYTHONPATH", str(tree))
         yield
 
 
 def upgrade_host(place: Stage, tree: Path, upgrade: Upgrade) -> None:
-    """As docs/postgresql.md has it: end the host's programs, install the newer version, start them."""
+    """Upgrade as in docs/postgresql.md: stop the programs of the host, install the newer version, start them."""
     for part in ("execute", "serve", "exporter"):
         place.chain.stop(part)
     commands = place.chain.plan.processes
     assert commands is not None
-    mine, its = (f'PYTHONPATH = "{folder}"' for folder in (CHECKOUT, tree))
-    before = commands.read_text()
-    assert mine in before
-    commands.write_text(before.replace(mine, its))
+    before, after = (f'PYTHONPATH = "{folder}"' for folder in (CHECKOUT, tree))
+    text = commands.read_text()
+    assert before in text
+    commands.write_text(text.replace(before, after))
     with version(tree):
         for part in ("exporter", "execute", "serve"):
             place.chain.start(part)
     for part in ("execute", "serve"):
-        upgrade.until(partial(is_newer, place, part), f"its {part} is the newer one")
+        upgrade.until(partial(is_newer, place, part), f"{part} is the newer version")
 
 
-def runs(place: Stage, part: str) -> str:
-    """Of which version the program is that was started last, as it says itself; "" until it has."""
+def read_version(place: Stage, part: str) -> str:
+    """The version that the last started program logged; "" before that."""
     lines = [line for line in place.chain.log(part).splitlines() if ' ready"' in line]
     return "" if not lines else str(json.loads(lines[-1])["version"])
 
 
 def is_newer(place: Stage, part: str) -> bool:
-    return runs(place, part) == NEWER
+    return read_version(place, part) == NEWER
 
 
-def suspend_in_peace(upgrade: Upgrade, place: Stage) -> None:
-    """Suspend a host's executor while it has no transaction open, for whose locks the newer version would wait."""
+def suspend_executor(upgrade: Upgrade, place: Stage) -> None:
+    """Suspend an executor outside of a transaction: the newer version would wait for the locks of one."""
     pid = place.chain.pid("execute")
     at_work = "SELECT 1 FROM pg_stat_activity WHERE application_name = %s AND state <> 'idle'"
 
@@ -279,74 +280,77 @@ def suspend_in_peace(upgrade: Upgrade, place: Stage) -> None:
         place.chain.signal("execute", signal.SIGCONT)
         return False
 
-    upgrade.until(suspended, "it is suspended between two transactions")
+    upgrade.until(suspended, "the executor is suspended between two transactions")
 
 
 @pytest.fixture(scope="module")
 def upgraded(work: Path, postgres: Postgres) -> Iterator[Upgrade]:
-    """Everything that happens, in order; the tests judge what was seen."""
+    """Run the whole upgrade in order. The tests check the observations."""
     postgres.create("rolling")
     database = Database(server=postgres, name="rolling")
     newer = next_release(work / "newer")
     with ExitStack() as stack:
-        places = {host: stack.enter_context(a_host(work, host, database)) for host in HOSTS}
+        places = {host: stack.enter_context(start_host(work, host, database)) for host in HOSTS}
         posters = {host: Poster(place=place, host=host) for host, place in places.items()}
         upgrade = Upgrade(places=places, database=database, posters=posters)
         for place in places.values():
             place.start_workers()
         with posting(posters):
-            all_are_old(upgrade)
-            the_left_is_upgraded(upgrade, newer)
-            the_right_is_behind(upgrade)
+            run_older_hosts(upgrade)
+            upgrade_left_host(upgrade, newer)
+            run_right_host_behind(upgrade)
             upgrade_host(places["right"], newer, upgrade)
-            phase(upgrade, "both newer")
-            upgrade.until(lambda: all(upgrade.done(name) for name in PLACES), "all are mended", within_s=90)
-        upgrade.until(lambda: not places["left"].ledger.episodes.list_open() and not waiting(upgrade), "all is over")
+            enter_phase(upgrade, "both newer")
+            upgrade.until(lambda: all(upgrade.done(name) for name in PLACES), "every job is fixed", within_s=90)
+        upgrade.until(
+            lambda: not places["left"].ledger.episodes.list_open() and not list_new_alerts(upgrade),
+            "every episode is closed",
+        )
         yield upgrade
     postgres.drop(database.name)
 
 
-def all_are_old(upgrade: Upgrade) -> None:
-    """The control: wedged before any upgrade, it is mended. Then the next one is stopped, which takes its time."""
+def run_older_hosts(upgrade: Upgrade) -> None:
+    """Control: a stalled worker is fixed before any upgrade. Then the stop of the next one begins, which takes long."""
     right = upgrade.places["right"]
-    upgrade.wedge(BEFORE)
-    upgrade.until(lambda: upgrade.done(BEFORE), "the first is mended")
-    upgrade.mended_before = {runs(place, "execute") for place in upgrade.places.values()} == {__version__}
-    upgrade.wedge(MIDST)
-    its = "SELECT 1 FROM intents WHERE kind = 'free' AND stage = 'stopping'"
-    upgrade.until(lambda: upgrade.ask(its), "it is being stopped")
-    suspend_in_peace(upgrade, right)
+    upgrade.stall(BEFORE)
+    upgrade.until(lambda: upgrade.done(BEFORE), "the first worker is fixed")
+    upgrade.fixed_before = {read_version(place, "execute") for place in upgrade.places.values()} == {__version__}
+    upgrade.stall(MIDST)
+    stopping = "SELECT 1 FROM intents WHERE kind = 'free' AND stage = 'stopping'"
+    upgrade.until(lambda: upgrade.ask(stopping), "the stop has begun")
+    suspend_executor(upgrade, right)
 
 
-def the_left_is_upgraded(upgrade: Upgrade, newer: Path) -> None:
+def upgrade_left_host(upgrade: Upgrade, newer: Path) -> None:
     left = upgrade.places["left"]
-    upgrade.wedge(MEANWHILE)
-    phase(upgrade, "left is upgraded")
+    upgrade.stall(MEANWHILE)
+    enter_phase(upgrade, "left is upgraded")
     with version(newer):
-        upgrade.ahead = upgrade.says("left", "ledger", "list")
+        upgrade.newer_command = upgrade.run_program("left", "ledger", "list")
     upgrade_host(left, newer, upgrade)
 
 
-def the_right_is_behind(upgrade: Upgrade) -> None:
-    """Its executor goes on only now, with a wedge in its inbox that it has not looked at."""
+def run_right_host_behind(upgrade: Upgrade) -> None:
+    """Resume the older executor, which has an unprocessed alert in its inbox."""
     right = upgrade.places["right"]
-    phase(upgrade, "right is behind")
-    upgrade.wedge(BEHIND)
-    accepted, its = "SELECT 1 FROM alerts WHERE labels ->> 'worker' = %s", worker("right", BEHIND)
-    upgrade.until(lambda: upgrade.ask(accepted, its), "the older webhook has accepted what wedges behind it")
+    enter_phase(upgrade, "right is behind")
+    upgrade.stall(BEHIND)
+    accepted, behind_worker = "SELECT 1 FROM alerts WHERE labels ->> 'worker' = %s", worker("right", BEHIND)
+    upgrade.until(lambda: upgrade.ask(accepted, behind_worker), "the older webhook has accepted the alert")
     right.chain.signal("execute", signal.SIGCONT)
     upgrade.until(lambda: "execute" in right.chain.ended(), "the older executor has ended")
-    upgrade.behind = Said(code=right.chain.ended()["execute"], last=right.chain.log_tail("execute", lines=1))
-    upgrade.again = {name: upgrade.says("right", *arguments) for name, arguments in AGAIN.items()}
-    upgrade.until(lambda: upgrade.done(MEANWHILE), "the left one's newer executor mends")
-    upgrade.mended_beside = True
-    begun = upgrade.ask("SELECT 1 FROM intents JOIN episodes USING (episode_id) WHERE worker = %s", its)
-    upgrade.untouched = not begun and right.fleet.incarnation(its) == upgrade.lives[BEHIND]
-    phase(upgrade, "right is upgraded")
+    upgrade.older_executor = Exit(code=right.chain.ended()["execute"], last=right.chain.log_tail("execute", lines=1))
+    upgrade.restarted_programs = {name: upgrade.run_program("right", *arguments) for name, arguments in AGAIN.items()}
+    upgrade.until(lambda: upgrade.done(MEANWHILE), "the newer executor of the left host fixes its worker")
+    upgrade.fixed_by_newer = True
+    begun = upgrade.ask("SELECT 1 FROM intents JOIN episodes USING (episode_id) WHERE worker = %s", behind_worker)
+    upgrade.untouched = not begun and right.fleet.incarnation(behind_worker) == upgrade.incarnations[BEHIND]
+    enter_phase(upgrade, "right is upgraded")
 
 
-def a_host(work: Path, host: str, database: Database) -> AbstractContextManager[Stage]:
-    workers = [worker(host, name) for name, its in PLACES.items() if its == host] + [worker(host, STEADY)]
+def start_host(work: Path, host: str, database: Database) -> AbstractContextManager[Stage]:
+    workers = [worker(host, name) for name, its_host in PLACES.items() if its_host == host] + [worker(host, STEADY)]
     return stage(
         work / host,
         NoEngine(because="supervised processes are of the version that starts them"),
@@ -356,8 +360,8 @@ def a_host(work: Path, host: str, database: Database) -> AbstractContextManager[
         data=work / "data",
         armed=True,
         stop_grace_s=GRACE_S,
-        settle_timeout_s=BOUND_S,
-        restart_timeout_s=BOUND_S,
+        settle_timeout_s=TIMEOUT_S,
+        restart_timeout_s=TIMEOUT_S,
         sweep_interval_s=1.0,
         capture_s=0.0,
         queues={each: each for each in workers},
@@ -366,44 +370,44 @@ def a_host(work: Path, host: str, database: Database) -> AbstractContextManager[
 
 @contextmanager
 def posting(posters: Mapping[str, Poster]) -> Iterator[None]:
-    threads = [threading.Thread(target=poster.go_on) for poster in posters.values()]
+    threads = [threading.Thread(target=poster.run) for poster in posters.values()]
     for thread in threads:
         thread.start()
     try:
         yield
     finally:
         for poster in posters.values():
-            poster.ending.set()
+            poster.stop_event.set()
         for thread in threads:
             thread.join(60)
 
 
-def phase(upgrade: Upgrade, name: str) -> None:
+def enter_phase(upgrade: Upgrade, name: str) -> None:
     for poster in upgrade.posters.values():
         poster.enter(name)
 
 
-def waiting(upgrade: Upgrade) -> list[tuple[Any, ...]]:
+def list_new_alerts(upgrade: Upgrade) -> list[tuple[Any, ...]]:
     return upgrade.ask("SELECT alert_id FROM alerts WHERE state = 'new'")
 
 
 # --- the upgraded host
 
 
-def test_before_it_a_wedge_is_mended_by_the_older_programs(upgraded: Upgrade) -> None:
-    assert upgraded.mended_before
-    assert upgraded.story(BEFORE).outcome == "mended"
+def test_stalled_worker_is_fixed_before_the_upgrade(upgraded: Upgrade) -> None:
+    assert upgraded.fixed_before
+    assert upgraded.episode(BEFORE).outcome == "mended"
 
 
-def test_a_command_of_the_newer_version_changes_no_tables_and_says_what_to_do_first(upgraded: Upgrade) -> None:
-    assert upgraded.ahead is not None
-    assert upgraded.ahead.code == 1
+def test_newer_command_changes_no_tables_and_says_what_to_start_first(upgraded: Upgrade) -> None:
+    assert upgraded.newer_command is not None
+    assert upgraded.newer_command.code == 1
     known, found = NEWER_REVISIONS["ledger"], newest_revision(LEDGER)
-    assert f"tables of another version (revision {found}; this one knows {known})" in upgraded.ahead.last
-    assert "start this version's programs first" in upgraded.ahead.last
+    assert f"tables of another version (revision {found}; this one knows {known})" in upgraded.newer_command.last
+    assert "start this version's programs first" in upgraded.newer_command.last
 
 
-def test_the_first_program_of_the_newer_version_brings_the_tables_up(upgraded: Upgrade) -> None:
+def test_first_newer_program_upgrades_the_tables(upgraded: Upgrade) -> None:
     found = {
         "ledger": upgraded.ask("SELECT version_num FROM gpuwarden_ledger_version"),
         "queue": upgraded.ask("SELECT version_num FROM gpuwarden_queue_version"),
@@ -413,65 +417,67 @@ def test_the_first_program_of_the_newer_version_brings_the_tables_up(upgraded: U
     assert upgraded.ask("SELECT of_the_next_release FROM episodes LIMIT 1") == [(None,)]
 
 
-# --- the host that is behind
+# --- the host that is not upgraded yet
 
 
-def test_the_older_webhook_goes_on_accepting_while_its_host_is_behind(upgraded: Upgrade) -> None:
+def test_older_webhook_accepts_alerts_on_newer_tables(upgraded: Upgrade) -> None:
     answers = upgraded.posters["right"].answers
 
     assert answers["left is upgraded"] == answers["right is behind"] == {202}
 
 
-def test_the_older_executor_ends_with_1_says_what_to_do_and_has_begun_nothing(upgraded: Upgrade) -> None:
-    assert upgraded.behind is not None
-    assert upgraded.behind.code == 1
+def test_older_executor_exits_with_1_and_begins_nothing(upgraded: Upgrade) -> None:
+    assert upgraded.older_executor is not None
+    assert upgraded.older_executor.code == 1
     newer, known = NEWER_REVISIONS["ledger"], newest_revision(LEDGER)
-    assert f"are of a newer gpuwarden (revision {newer}; this one knows {known}): upgrade" in upgraded.behind.last
+    assert (
+        f"are of a newer gpuwarden (revision {newer}; this one knows {known}): upgrade" in upgraded.older_executor.last
+    )
     assert upgraded.untouched
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_no_program_of_the_older_version_starts_on_the_newer_tables(upgraded: Upgrade, name: str) -> None:
-    said = upgraded.again[name]
+def test_older_program_does_not_start_on_newer_tables(upgraded: Upgrade, name: str) -> None:
+    ended = upgraded.restarted_programs[name]
 
-    assert said.code == 1
-    assert "newer gpuwarden" in said.last
-    assert "upgrade this program" in said.last
-
-
-def test_the_newer_executor_of_the_other_host_mends_meanwhile(upgraded: Upgrade) -> None:
-    assert upgraded.mended_beside
+    assert ended.code == 1
+    assert "newer gpuwarden" in ended.last
+    assert "upgrade this program" in ended.last
 
 
-# --- what comes of all of it
+def test_newer_executor_fixes_a_worker_while_the_other_host_is_older(upgraded: Upgrade) -> None:
+    assert upgraded.fixed_by_newer
+
+
+# --- the result
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_each_wedge_is_mended_once(upgraded: Upgrade, name: str) -> None:
+def test_each_stalled_worker_is_fixed_once(upgraded: Upgrade, name: str) -> None:
     place, job = upgraded.places[PLACES[name]], upgraded.places["left"].store.job(upgraded.jobs[name])
 
-    assert upgraded.story(name).outcome == "mended"
+    assert upgraded.episode(name).outcome == "mended"
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 1, 0)
     log = (place.data / f"{worker(PLACES[name], name)}.log").read_text()
-    assert log.count('"worker ready"') == 2, "started by us, and started again once"
+    assert log.count('"worker ready"') == 2, "started by the test, and restarted once"
 
 
-def test_what_was_being_stopped_as_the_tables_became_newer_is_stopped_once(upgraded: Upgrade) -> None:
-    story = upgraded.places["left"].ledger.reports.get(upgraded.story(MIDST).episode_id)
-    assert story is not None
+def test_stop_that_runs_during_the_upgrade_happens_once(upgraded: Upgrade) -> None:
+    episode = upgraded.places["left"].ledger.reports.get(upgraded.episode(MIDST).episode_id)
+    assert episode is not None
 
-    told = [f"{entry.act} {entry.what}" for entry in story.entries]
+    entries = [f"{entry.act} {entry.what}" for entry in episode.entries]
 
-    assert [told.count(step) for step in ("decided begin", "decided stop", "did stop", "did start")] == [1, 1, 1, 1]
+    assert [entries.count(step) for step in ("decided begin", "decided stop", "did stop", "did start")] == [1, 1, 1, 1]
 
 
-def test_a_worker_that_was_accused_without_reason_was_never_touched(upgraded: Upgrade) -> None:
+def test_worker_with_unconfirmed_alerts_is_not_touched(upgraded: Upgrade) -> None:
     for host, place in upgraded.places.items():
         log = (place.data / f"{worker(host, STEADY)}.log").read_text()
         assert log.count('"worker ready"') == 1
 
 
-def test_whatever_was_accepted_in_any_phase_came_to_its_end(upgraded: Upgrade) -> None:
+def test_every_accepted_alert_belongs_to_a_closed_episode(upgraded: Upgrade) -> None:
     found = dict(
         upgraded.ask(
             "SELECT a.fingerprint, count(*) FROM alerts a JOIN episodes e USING (episode_id) "
@@ -487,13 +493,13 @@ def test_whatever_was_accepted_in_any_phase_came_to_its_end(upgraded: Upgrade) -
         assert {each: found.get(each) for each in poster.accepted} == dict.fromkeys(poster.accepted, 1)
 
 
-def test_nothing_is_owed_and_no_target_was_promised_anything_twice(upgraded: Upgrade) -> None:
+def test_every_intent_has_ended_and_none_is_doubled(upgraded: Upgrade) -> None:
     intents = upgraded.ask("SELECT kind, key, stage FROM intents")
 
     assert {stage for _, _, stage in intents} <= set(OVER)
     assert len({(kind, key) for kind, key, _ in intents}) == len(intents)
-    frees = upgraded.ask(
+    restarts = upgraded.ask(
         "SELECT e.worker, count(*) FROM intents i JOIN episodes e USING (episode_id) "
         "WHERE i.kind = 'free' AND i.stage = 'done' GROUP BY e.worker"
     )
-    assert dict(frees) == {worker(host, name): 1 for name, host in PLACES.items()}
+    assert dict(restarts) == {worker(host, name): 1 for name, host in PLACES.items()}

@@ -1,7 +1,6 @@
-"""Two hosts with one queue and one ledger in PostgreSQL, and the remediator of one of them down.
+"""Two hosts with one queue and one ledger in PostgreSQL, and the remediator of one host is down.
 
-Each host is a stage of its own, with a key, a state folder, an exporter and an executor; the database is what they
-share.
+Each host is a separate stage with its key, runtime folder, exporter and executor. They share only the database.
 """
 
 import os
@@ -29,12 +28,12 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.needs_postgres, pytest.mark.slow]
 
 SILENCE_S = 5.0
-FOR_EVER_S = 3600.0
-BOUND_S = 16.0
-WEDGED, RESCUER = "gpuwarden-two-wedged", "gpuwarden-two-rescuer"
+NEVER_S = 3600.0
+TIMEOUT_S = 16.0
+STALLED, RESCUER = "gpuwarden-two-stalled", "gpuwarden-two-rescuer"
 SLEEPER, HEIR = "gpuwarden-two-sleeper", "gpuwarden-two-heir"
 
-WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+STALL = Script(picture="stall", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 STEADY = Script(picture="steady", load_s=0.5, load_mib=8, steps=20, step_s=0.25)
 FINE = Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1)
 
@@ -46,25 +45,25 @@ class Host:
     stage: Stage
     fleet: DockerFleet
 
-    def happened(self, worker: str) -> list[str]:
+    def lifecycle(self, worker: str) -> list[str]:
         return [what for what in self.fleet.history(worker) if what in ("start", "stop", "die")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
-    """Both hosts, the job that wedged on the left one, and the job whose worker sleeps on the right one."""
+    """Both hosts, the job that stalled on the left one, and the job of the suspended worker on the right one."""
 
     left: Host
     right: Host
-    wedged: JobId
-    left_behind: JobId
+    stalled: JobId
+    orphaned: JobId
     fenced_at: float
 
     def until(self, holds: Callable[[], bool], what: str, within_s: float = 120) -> None:
         until(holds, what, self.right, within_s=within_s)
 
     def entries(self) -> list[Entry]:
-        return self.left.stage.journal(WEDGED)
+        return self.left.stage.journal(STALLED)
 
 
 def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 120) -> None:
@@ -77,29 +76,29 @@ def until(holds: Callable[[], bool], what: str, place: Host, within_s: float = 1
 
 @pytest.fixture(scope="module")
 def hosts(work: Path, engine: Engine, postgres: Postgres) -> Iterator[Hosts]:
-    """The left executor is killed when it has fenced and not yet said so; a worker of the right host sleeps then."""
+    """The left executor is killed between a fence and its record. A worker of the right host is suspended then."""
     postgres.create("two_hosts")
     database = Database(server=postgres, name="two_hosts")
     with (
-        host(work / "left", engine, database, [WEDGED]) as left,
+        host(work / "left", engine, database, [STALLED]) as left,
         host(work / "right", engine, database, [RESCUER, SLEEPER, HEIR]) as right,
     ):
-        wedged = left.stage.submit(WEDGE, now=time.time(), stall_timeout_s=SILENCE_S)
-        left_behind = right.stage.submit(STEADY, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="sleepy")
-        left.fleet.start(WEDGED)
+        stalled = left.stage.submit(STALL, now=time.time(), stall_timeout_s=SILENCE_S)
+        orphaned = right.stage.submit(STEADY, now=time.time(), stall_timeout_s=NEVER_S, queue="sleepy")
+        left.fleet.start(STALLED)
         right.fleet.start(SLEEPER)
-        until(lambda: left.stage.armed(WEDGED) and right.stage.armed(SLEEPER), "both jobs are armed", right)
+        until(lambda: left.stage.armed(STALLED) and right.stage.armed(SLEEPER), "both jobs are monitored", right)
         os.kill(right.fleet.pid(SLEEPER), signal.SIGSTOP)
         right.fleet.start(RESCUER)
         right.fleet.start(HEIR)
         with ExitStack() as ledger:
-            with locked(database, "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE", wedged):
-                until(lambda: waits_for_a_lock(database), "it is about to fence", left)
-                ledger.enter_context(locked(database, "SELECT 1 FROM episodes WHERE worker = %s FOR UPDATE", WEDGED))
-            until(lambda: left.stage.store.job(wedged).state is State.FENCING, "the job is fenced", left)
+            with locked(database, "SELECT 1 FROM jobs WHERE job_id = %s FOR UPDATE", stalled):
+                until(lambda: waits_for_a_lock(database), "the executor is about to fence", left)
+                ledger.enter_context(locked(database, "SELECT 1 FROM episodes WHERE worker = %s FOR UPDATE", STALLED))
+            until(lambda: left.stage.store.job(stalled).state is State.FENCING, "the job is fenced", left)
             fenced_at = left.stage.store.now()
             left.stage.chain.kill("execute")
-        yield Hosts(left=left, right=right, wedged=wedged, left_behind=left_behind, fenced_at=fenced_at)
+        yield Hosts(left=left, right=right, stalled=stalled, orphaned=orphaned, fenced_at=fenced_at)
     postgres.drop(database.name)
 
 
@@ -113,9 +112,9 @@ def host(work: Path, engine: Engine, database: Database, workers: list[str]) -> 
         database=database,
         data=work.parent / "data",
         armed=True,
-        dead_after_s=FOR_EVER_S,
+        dead_after_s=NEVER_S,
         stop_grace_s=1.0,
-        settle_timeout_s=BOUND_S,
+        settle_timeout_s=TIMEOUT_S,
         sweep_interval_s=1.0,
         queues=dict.fromkeys((SLEEPER, HEIR), "sleepy"),
         options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
@@ -126,7 +125,7 @@ def host(work: Path, engine: Engine, database: Database, workers: list[str]) -> 
 
 @contextmanager
 def locked(database: Database, rows: LiteralString, which: int | str) -> Iterator[None]:
-    """Keep whoever wants to change these rows waiting."""
+    """Lock these rows."""
     with closing(psycopg.connect(database.url.replace("+psycopg", ""))) as connection:
         connection.execute(rows, [which])
         yield
@@ -141,13 +140,13 @@ def waits_for_a_lock(database: Database) -> bool:
         return waiting is not None and waiting[0] > 0
 
 
-def test_the_other_hosts_sweep_queues_a_job_whose_executor_died_after_the_fence(hosts: Hosts) -> None:
+def test_other_host_requeues_a_fenced_job_of_a_dead_executor(hosts: Hosts) -> None:
     store = hosts.left.stage.store
-    assert store.job(hosts.wedged).state is State.FENCING
+    assert store.job(hosts.stalled).state is State.FENCING
 
-    hosts.until(lambda: store.job(hosts.wedged).state is State.COMPLETED, "the job was run to its end", within_s=180)
+    hosts.until(lambda: store.job(hosts.stalled).state is State.COMPLETED, "the job completes", within_s=180)
 
-    job = store.job(hosts.wedged)
+    job = store.job(hosts.stalled)
     assert (job.attempt, job.watchdog_retries, job.reclaims) == (2, 0, 1)
     assert '"attempt": 2' in hosts.right.fleet.logs(RESCUER)
     assert job.claimed_at is not None
@@ -156,33 +155,33 @@ def test_the_other_hosts_sweep_queues_a_job_whose_executor_died_after_the_fence(
 
 
 @pytest.mark.behaviour("A15")
-def test_back_again_the_remediator_finishes_the_free_of_its_own_container(hosts: Hosts) -> None:
+def test_restarted_executor_finishes_the_restart_of_its_container(hosts: Hosts) -> None:
     hosts.left.stage.chain.start_executor()
 
-    hosts.until(lambda: not hosts.left.stage.ledger.episodes.list_open(), "the episode is over")
-    assert [story.outcome for story in with_action(hosts.left.stage.ledger.reports.newest())] == ["mended"]
-    assert hosts.left.happened(WEDGED) == ["start", "die", "stop", "start"]
+    hosts.until(lambda: not hosts.left.stage.ledger.episodes.list_open(), "the episode is closed")
+    assert [each.outcome for each in with_action(hosts.left.stage.ledger.reports.newest())] == ["mended"]
+    assert hosts.left.lifecycle(STALLED) == ["start", "die", "stop", "start"]
     assert {entry.host for entry in hosts.entries()} == {"left"}
     hosts.right.fleet.container(RESCUER).stop(timeout=1)
-    again = hosts.left.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S)
-    hosts.until(lambda: hosts.left.stage.store.job(again).state is State.COMPLETED, "its worker works again")
+    again = hosts.left.stage.submit(FINE, now=time.time(), stall_timeout_s=NEVER_S)
+    hosts.until(lambda: hosts.left.stage.store.job(again).state is State.COMPLETED, "its worker completes another job")
 
 
 @pytest.mark.behaviour("A11")
 @pytest.mark.behaviour("A13")
-def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes_nothing(hosts: Hosts) -> None:
+def test_worker_that_resumes_without_its_claim_exits_and_writes_nothing(hosts: Hosts) -> None:
     scene, fleet = hosts.right.stage, hosts.right.fleet
-    hosts.until(lambda: scene.store.job(hosts.left_behind).state is State.COMPLETED, "the job was given away and done")
-    record, output = scene.store.job(hosts.left_behind), scene.data / f"{STEADY.picture}.clean.pgm"
+    hosts.until(lambda: scene.store.job(hosts.orphaned).state is State.COMPLETED, "another worker completes the job")
+    record, output = scene.store.job(hosts.orphaned), scene.data / f"{STEADY.picture}.clean.pgm"
     written = output.stat()
 
     os.kill(fleet.pid(SLEEPER), signal.SIGCONT)
 
-    hosts.until(lambda: not fleet.pid(SLEEPER), "it stopped itself")
+    hosts.until(lambda: not fleet.pid(SLEEPER), "the worker has exited")
     assert fleet.container(SLEEPER).attrs["State"]["ExitCode"] == EXIT_DISOWNED
     assert "stopping at once" in fleet.logs(SLEEPER)
     assert (record.attempt, record.reclaims, record.watchdog_retries) == (2, 1, 0)
     assert record.priority == REQUEUE_PRIORITY
-    assert scene.store.job(hosts.left_behind) == record
+    assert scene.store.job(hosts.orphaned) == record
     assert output.stat() == written
-    assert not [story for story in scene.ledger.reports.newest() if story.worker == SLEEPER]
+    assert not [each for each in scene.ledger.reports.newest() if each.worker == SLEEPER]

@@ -1,7 +1,7 @@
-"""A machine that was suspended, and clocks that were set: neither is a worker's fault, and nobody is accused.
+"""A suspended machine, and clocks that were set: no worker is restarted for either.
 
-Everything is suspended as a hypervisor does it, all at once and for longer than every threshold. Beside it run jobs
-whose own wall clock is set by ten minutes, ahead and back, after their first step.
+Everything is suspended at once, as by a hypervisor, for longer than every threshold. Other jobs have a wall clock that
+is set ahead or back by ten minutes after their first step.
 """
 
 import os
@@ -26,13 +26,13 @@ pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slo
 
 DEAD_AFTER_S = 6.0
 SILENCE_S = 8.0
-"""Longer than a busy machine keeps one from its work, or us from waking all of them."""
+"""Longer than a busy machine delays a process, or delays the test that resumes all of them."""
 
 SUSPENDED_S = 14.0
 STEP_S = 600.0
 
 HEALTHY = Script(picture="steady", load_s=0.5, load_mib=8, steps=80, step_s=0.25)
-WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+STALL = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 SCRIPTS = {
     "steady": HEALTHY,
     "ahead": replace(HEALTHY, picture="ahead", clock_step_s=STEP_S),
@@ -42,7 +42,7 @@ SCRIPTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The stage after a suspend, once the jobs that ran meanwhile have ended."""
+    """The stage after a suspend, once the jobs that ran during it have ended."""
 
     stage: Stage
     fleet: DockerFleet
@@ -51,15 +51,15 @@ class Resumed:
     clocks_off_s: dict[str, float]
     slept_s: float
 
-    def accused(self, name: str) -> list[str]:
-        """The episodes and alerts about a worker, and what became of its container and its job's attempt.
+    def list_suspicions(self, name: str) -> list[str]:
+        """Everything that shows that a worker was suspected: episodes, alerts, a restart or another attempt.
 
-        What has a remedy counts as soon as it is pending; what people are told, once they are.
+        An alert with a remedy counts as soon as it is pending, and a notification once it fires.
         """
         found = [
-            f"episode {story.outcome}"
-            for story in self.stage.ledger.reports.newest()
-            if story.worker == worker_of(name)
+            f"episode {episode.outcome}"
+            for episode in self.stage.ledger.reports.newest()
+            if episode.worker == worker_of(name)
         ]
         for counts in ('remedy!=""', 'remedy="", alertstate="firing"'):
             query = f'last_over_time(ALERTS{{worker="{worker_of(name)}", {counts}}}[10m])'
@@ -84,7 +84,7 @@ def resumed(work: Path, engine: Engine) -> Iterator[Resumed]:
         dead_after_s=DEAD_AFTER_S,
         stop_grace_s=1.0,
         queues={worker_of(name): name for name in SCRIPTS},
-        # Long leases: with a queue in SQLite they go by the clock that is set back.
+        # Long leases: with SQLite a lease depends on the clock that is set back.
         options=WorkerOptions(heartbeat_s=1.0, lease_s=10 * STEP_S),
     ) as scene:
         fleet = scene.fleet
@@ -94,18 +94,20 @@ def resumed(work: Path, engine: Engine) -> Iterator[Resumed]:
             for name, script in SCRIPTS.items()
         }
         before = scene.start_workers()
-        until(scene, lambda: all(scene.armed(worker_of(name)) for name in SCRIPTS), "every job is armed")
-        until(scene, lambda: all(clock_off_s(scene, name) for name in ("ahead", "back")), "both clocks were set")
+        until(scene, lambda: all(scene.armed(worker_of(name)) for name in SCRIPTS), "every job is monitored")
+        until(scene, lambda: all(clock_off_s(scene, name) for name in ("ahead", "back")), "both clocks are set")
         clocks_off_s = {name: clock_off_s(scene, name) for name in SCRIPTS}
         slept_s = suspend(scene, fleet)
         until(
-            scene, lambda: all(scene.store.job(job_id).state is State.COMPLETED for job_id in jobs.values()), "all ran"
+            scene,
+            lambda: all(scene.store.job(job_id).state is State.COMPLETED for job_id in jobs.values()),
+            "all jobs are done",
         )
         yield Resumed(stage=scene, fleet=fleet, before=before, jobs=jobs, clocks_off_s=clocks_off_s, slept_s=slept_s)
 
 
 def suspend(scene: Stage, fleet: DockerFleet) -> float:
-    """Stop everything for a while, and let it go on; for how long nobody ran, seconds."""
+    """Suspend every process and resume it; return the length of the suspend, seconds."""
     pids = [fleet.pid(slot.worker) for slot in scene.slots]
     for part in PARTS:
         scene.chain.signal(part, signal.SIGSTOP)
@@ -114,7 +116,7 @@ def suspend(scene: Stage, fleet: DockerFleet) -> float:
     began_s = time.monotonic()
     eventually(lambda: time.monotonic() - began_s > SUSPENDED_S, "the suspend is over", within_s=2 * SUSPENDED_S)
     slept_s = time.monotonic() - began_s
-    # What observes and decides wakes first, and finds everybody silent.
+    # The monitoring resumes first and finds every worker silent.
     for part in reversed(PARTS):
         scene.chain.signal(part, signal.SIGCONT)
     for pid in pids:
@@ -123,7 +125,7 @@ def suspend(scene: Stage, fleet: DockerFleet) -> float:
 
 
 def clock_off_s(scene: Stage, name: str) -> float:
-    """How far a worker's clock is ahead of ours by its heartbeats, in whole minutes, seconds."""
+    """How far a worker's clock is ahead, from its heartbeats, in seconds, rounded to minutes."""
     found = scene.chain.query(f'gpuwarden_worker_heartbeat_timestamp_seconds{{worker="{worker_of(name)}"}}')
     return 60.0 * round((float(found[0]["value"][1]) - time.time()) / 60) if found else 0.0
 
@@ -132,22 +134,22 @@ def until(scene: Stage, holds: Callable[[], bool], what: str) -> None:
     eventually(holds, what, within_s=120, log=lambda: scene.chain.log_tail("execute"))
 
 
-def test_after_a_suspend_nobody_is_accused_and_what_ran_runs_on_to_its_end(resumed: Resumed) -> None:
+def test_job_completes_after_a_suspend_without_a_restart(resumed: Resumed) -> None:
     assert resumed.slept_s > max(SILENCE_S, DEAD_AFTER_S)
-    assert resumed.accused("steady") == []
+    assert resumed.list_suspicions("steady") == []
 
 
 @pytest.mark.parametrize(("name", "off_s"), [("ahead", STEP_S), ("back", -STEP_S)])
-def test_a_clock_that_was_set_by_ten_minutes_accuses_nobody(resumed: Resumed, name: str, off_s: float) -> None:
+def test_job_with_a_changed_clock_is_not_restarted(resumed: Resumed, name: str, off_s: float) -> None:
     assert resumed.clocks_off_s[name] == off_s
-    assert resumed.accused(name) == []
+    assert resumed.list_suspicions(name) == []
 
 
-def test_wedges_in_the_same_set_up_are_mended(resumed: Resumed) -> None:  # the positive control
+def test_stalled_jobs_in_the_same_setup_are_fixed(resumed: Resumed) -> None:  # the control
     scene = resumed.stage
-    wedges = {
+    stalling_jobs = {
         name: scene.submit(
-            replace(WEDGE, picture=f"wedge-{name}", clock_step_s=script.clock_step_s),
+            replace(STALL, picture=f"wedge-{name}", clock_step_s=script.clock_step_s),
             now=time.time(),
             stall_timeout_s=SILENCE_S,
             queue=name,
@@ -155,6 +157,10 @@ def test_wedges_in_the_same_set_up_are_mended(resumed: Resumed) -> None:  # the 
         for name, script in SCRIPTS.items()
     }
 
-    until(scene, lambda: all(scene.store.job(each).state is State.COMPLETED for each in wedges.values()), "mended")
-    assert {name: scene.store.job(each).attempt for name, each in wedges.items()} == dict.fromkeys(SCRIPTS, 2)
+    until(
+        scene,
+        lambda: all(scene.store.job(each).state is State.COMPLETED for each in stalling_jobs.values()),
+        "the stalled jobs are fixed",
+    )
+    assert {name: scene.store.job(each).attempt for name, each in stalling_jobs.items()} == dict.fromkeys(SCRIPTS, 2)
     assert all(resumed.fleet.incarnation(worker) != before for worker, before in resumed.before.items())

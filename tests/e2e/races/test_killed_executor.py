@@ -1,7 +1,7 @@
 """kill -9 of a real executor at every commit and around every act: one stop, one start and one requeue each time.
 
-Each mend is of a worker of its own, in a real container. One executor after another dies at its point, then a last one
-is started and left alone. Many mends go on at once.
+Each case has a separate worker in a real container. One executor after another dies at its point. Then a last one runs
+undisturbed. Many cases run at the same time.
 """
 
 import random
@@ -17,45 +17,47 @@ from typing import Final
 import pytest
 
 from gpuwarden.job import State
+from remediator.plan import Outcome
 from testbed.docker_engine import Engine
 from tests.e2e import crashing
-from tests.e2e.wedges import Ending, Room, Wedge, room, wedge
+from tests.e2e.stalled_workers import FinalState, SharedParts, StalledWorker, shared_parts, stalled_worker
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.slow]
 
 AT_ONCE: Final = 6
-PATIENCE_S: Final = 0.6
-"""How long an executor works before it is killed at random, at most, seconds."""
+CLOSE: Final = f"ledger: decided close: {Outcome.FIXED}"
+KILL_WITHIN_S: Final = 0.6
+"""Longest time until an executor is killed at random, seconds."""
 
 KILLS_AT_RANDOM: Final = 12
-"""After that many the next one is left alone: a start is believed only once it was seen to last."""
+"""After this many the next executor is not killed: a start counts only once it has lasted."""
 
-KILLS_WHILE_LOOKING: Final = 4
-"""So many of them die before they can have kept what the worker was doing; the others die at what comes after it."""
+KILLS_BEFORE_CAPTURE: Final = 4
+"""So many die before the capture can be saved; the others die after it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mend:
-    """The points at which executors die; without any they die at random moments, until it is done."""
+class Case:
+    """The points at which the executors die. Without points they die at random moments."""
 
     kills: tuple[str, ...]
     retries_max: int = 3
 
     def __str__(self) -> str:
-        return ", ".join(self.kills) or "at random"
+        return self.kills[0] if self.kills else "at random"
 
     @property
     def is_timed(self) -> bool:
-        """Whether time decides what is told: the engine goes on with what it was asked, while nobody looks."""
+        """Whether timing changes the journal: the engine may finish a request while no executor runs."""
         return not self.kills or any(kill.startswith("asked") for kill in self.kills)
 
 
-def twice(*doings: str) -> tuple[str, ...]:
-    """One executor dies before it has done this, and the next one right after it has."""
-    return tuple(f"{when} {doing}" for doing in doings for when in ("before", "after"))
+def twice(*points: str) -> tuple[str, ...]:
+    """One executor dies before each of these, and the next one right after it."""
+    return tuple(f"{when} {point}" for point in points for when in ("before", "after"))
 
 
-# The points are named by `tests.e2e.crashing`.
+# `tests.e2e.crashing` names the points.
 KILLS: Final = (
     twice("ledger: standing_orders", "ledger: saw alert: firing", "ledger: decided begin"),
     twice("ledger: saw capture", "queue: jobs fencing, workers"),
@@ -65,11 +67,11 @@ KILLS: Final = (
     twice("ledger: decided start", "ledger: saw free: done"),
     twice("docker stop", "docker start"),
     ("asked docker stop", "asked docker start"),
-    # What comes after an act and is no part of it is not done again by the next one, which finds the act done.
+    # The next executor does not repeat the commit that follows an act: it finds the act done.
     ("before queue: workers", "before ledger: did requeue", "before ledger: did start"),
     ("after queue: workers", "after ledger: did requeue", "after ledger: did start"),
-    ("before ledger: did stop", "before ledger: decided close: mended"),
-    ("after ledger: did stop", "after ledger: decided close: mended"),
+    ("before ledger: did stop", f"before {CLOSE}"),
+    ("after ledger: did stop", f"after {CLOSE}"),
 )
 KILLS_AT_THE_CAP: Final = (
     twice("queue: jobs failed, dispatch_events", "queue: runs failed, dispatch_events, jobs cancelled"),
@@ -77,71 +79,71 @@ KILLS_AT_THE_CAP: Final = (
     ("after ledger: did fail",),
 )
 
-UNDISTURBED: Final = Mend(kills=(crashing.NEVER,))
-AT_RANDOM: Final = Mend(kills=())
-REQUEUED: Final = (UNDISTURBED, *(Mend(kills=kills) for kills in KILLS), AT_RANDOM)
-FAILED: Final = tuple(Mend(kills=kills, retries_max=0) for kills in KILLS_AT_THE_CAP)
-WORKERS: Final = {mend: f"gpuwarden-killed-{number}" for number, mend in enumerate((*REQUEUED, *FAILED))}
+UNDISTURBED: Final = Case(kills=(crashing.NEVER,))
+AT_RANDOM: Final = Case(kills=())
+REQUEUED: Final = (UNDISTURBED, *(Case(kills=kills) for kills in KILLS), AT_RANDOM)
+FAILED: Final = tuple(Case(kills=kills, retries_max=0) for kills in KILLS_AT_THE_CAP)
+WORKERS: Final = {case: f"gpuwarden-killed-{number}" for number, case in enumerate((*REQUEUED, *FAILED))}
 DAILY: Final = {
-    Mend(kills=twice("docker stop", "docker start")),
-    Mend(kills=twice("queue: jobs queued, avoided", "ledger: saw settle: done")),
-    *(Mend(kills=(f"{when} ledger: did fail",), retries_max=0) for when in ("before", "after")),
+    Case(kills=twice("docker stop", "docker start")),
+    Case(kills=twice("queue: jobs queued, avoided", "ledger: saw settle: done")),
+    *(Case(kills=(f"{when} ledger: did fail",), retries_max=0) for when in ("before", "after")),
 }
-"""Ten points, around each act and each end of a job. All of them are for the night."""
+"""Ten points, around each act and each end of a job. The nightly run has all points."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mended:
-    """How the executors ended that were killed, the points that each of them had reached, and what is found."""
+class CaseResult:
+    """Exit codes of the killed executors, the points that each reached, and the final state."""
 
     exits: Sequence[int]
     reached: Sequence[Sequence[str]]
-    found: Ending
+    found: FinalState
 
 
-Endings = dict[Mend, Future[Mended]]
+Results = dict[Case, Future[CaseResult]]
 
 
 @pytest.fixture(scope="module")
-def endings(request: pytest.FixtureRequest, work: Path, engine: Engine) -> Iterator[Endings]:
-    """Every mend of this run, some of them at a time; all are over before the first is judged.
+def results(request: pytest.FixtureRequest, work: Path, engine: Engine) -> Iterator[Results]:
+    """Run the cases in threads. All end before the first test.
 
-    Between two tests pytest changes the environment, which those that start programs read meanwhile.
+    Between two tests pytest changes the environment, which a thread may read to start a program.
     """
     nightly = any(each.get_closest_marker("nightly") for each in request.session.items if each.path == request.path)
-    mends = [mend for mend in WORKERS if nightly or mend in DAILY]
-    with room(work, engine, [WORKERS[mend] for mend in mends]) as shared, ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {mend: pool.submit(_play, shared, mend) for mend in mends}
+    cases = [case for case in WORKERS if nightly or case in DAILY]
+    with shared_parts(work, engine, [WORKERS[case] for case in cases]) as shared, ThreadPoolExecutor(AT_ONCE) as pool:
+        started = {case: pool.submit(_run_case, shared, case) for case in cases}
         wait(started.values())
         yield started
 
 
-def each_of(mends: Collection[Mend]) -> pytest.MarkDecorator:
-    """One test for each mend, of the others at night."""
-    marked = [mend if mend in DAILY else pytest.param(mend, marks=pytest.mark.nightly) for mend in mends]
-    return pytest.mark.parametrize("mend", marked, ids=[str(mend) for mend in mends])
+def parametrize_cases(cases: Collection[Case]) -> pytest.MarkDecorator:
+    """Parametrize over cases; those that are not daily run at night."""
+    marked = [case if case in DAILY else pytest.param(case, marks=pytest.mark.nightly) for case in cases]
+    return pytest.mark.parametrize("case", marked, ids=[str(case) for case in cases])
 
 
-every_mend = each_of(WORKERS)
+every_case = parametrize_cases(WORKERS)
 
 
-@every_mend
-def test_the_container_is_stopped_once_and_started_once(endings: Endings, mend: Mend) -> None:
-    found = endings[mend].result().found
+@every_case
+def test_container_is_stopped_once_and_started_once(results: Results, case: Case) -> None:
+    found = results[case].result().found
 
-    if mend.is_timed:  # two executors may ask for one stop, and each then sends its signals
+    if case.is_timed:  # two executors may each ask for the stop, which sends signals twice
         assert [event for event in found.history if event in ("start", "die", "restart")] == ["start", "die", "start"]
     else:
         assert found.history == ["create", "start", "kill 15", "kill 9", "die", "stop", "start"]
-    first, last = (life.partition("@") for life in found.lives)
+    first, last = (each.partition("@") for each in found.incarnations)
     assert first[0] == last[0]
     assert first[2] != last[2]
     assert found.restarts == 0
 
 
-@each_of(REQUEUED)
-def test_the_job_is_requeued_once_and_finished_by_its_second_attempt(endings: Endings, mend: Mend) -> None:
-    found = endings[mend].result().found
+@parametrize_cases(REQUEUED)
+def test_job_is_requeued_once_and_finished(results: Results, case: Case) -> None:
+    found = results[case].result().found
 
     job = found.job
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.COMPLETED, 2, 1, 0)
@@ -149,9 +151,9 @@ def test_the_job_is_requeued_once_and_finished_by_its_second_attempt(endings: En
     assert (found.sibling.state, found.run_state) == (State.QUEUED, "running")
 
 
-@each_of(FAILED)
-def test_a_job_without_a_retry_left_fails_once_with_one_event_that_is_heeded(endings: Endings, mend: Mend) -> None:
-    found = endings[mend].result().found
+@parametrize_cases(FAILED)
+def test_job_without_retries_fails_once_with_one_event(results: Results, case: Case) -> None:
+    found = results[case].result().found
 
     job = found.job
     assert (job.state, job.attempt, job.watchdog_retries, job.reclaims) == (State.FAILED, 1, 0, 0)
@@ -159,27 +161,27 @@ def test_a_job_without_a_retry_left_fails_once_with_one_event_that_is_heeded(end
     assert (found.sibling.state, found.run_state) == (State.CANCELLED, "failed")
 
 
-@every_mend
-def test_both_intents_are_kept_and_the_one_episode_is_closed_as_mended(endings: Endings, mend: Mend) -> None:
-    found = endings[mend].result().found
+@every_case
+def test_intents_are_done_and_episode_fixed(results: Results, case: Case) -> None:
+    found = results[case].result().found
 
     assert found.intents == [("free", "done"), ("settle", "done")]
-    assert [story.outcome for story in found.stories] == ["mended"]
+    assert [episode.outcome for episode in found.episodes] == ["mended"]
 
 
-@every_mend
-def test_the_account_tells_each_step_once_but_for_what_the_deaths_explain(endings: Endings, mend: Mend) -> None:
-    told = endings[mend].result().found.told
+@every_case
+def test_journal_matches_the_deaths(results: Results, case: Case) -> None:
+    journal = results[case].result().found.journal
 
-    expected = account(mend)
-    if mend.is_timed:
-        told, expected = _without_acts(told), _without_acts(expected)
-    assert told == expected
+    expected = expected_journal(case)
+    if case.is_timed:
+        journal, expected = _without_acts(journal), _without_acts(expected)
+    assert journal == expected
 
 
-@every_mend
-def test_what_the_worker_was_doing_is_kept_once(endings: Endings, mend: Mend) -> None:
-    found = endings[mend].result().found
+@every_case
+def test_capture_is_saved_once(results: Results, case: Case) -> None:
+    found = results[case].result().found
 
     (capture,) = found.captures
     (process,) = capture.document["processes"]
@@ -189,107 +191,107 @@ def test_what_the_worker_was_doing_is_kept_once(endings: Endings, mend: Mend) ->
     assert main["python"]["frames"][0]["function"] == "wedge"
 
 
-@every_mend
-def test_the_executors_did_die_where_they_were_to(endings: Endings, mend: Mend) -> None:
-    mended = endings[mend].result()
+@every_case
+def test_executors_die_at_their_points(results: Results, case: Case) -> None:
+    result = results[case].result()
 
-    if mend is AT_RANDOM:
-        assert len(mended.exits) >= 2
-    elif mend is not UNDISTURBED:
-        assert tuple(points[-1] for points in mended.reached) == mend.kills
-    assert set(mended.exits) <= {-SIGKILL}
+    if case is AT_RANDOM:
+        assert len(result.exits) >= 2
+    elif case is not UNDISTURBED:
+        assert tuple(points[-1] for points in result.reached) == case.kills
+    assert set(result.exits) <= {-SIGKILL}
 
 
 @pytest.mark.nightly
-def test_executors_are_killed_at_every_point_that_any_of_them_reaches(endings: Endings) -> None:
-    reached = {point for mend in WORKERS for points in endings[mend].result().reached for point in points}
+def test_every_point_that_an_executor_reaches_has_a_case(results: Results) -> None:
+    reached = {point for case in WORKERS for points in results[case].result().reached for point in points}
 
-    killed_at = {kill for mend in WORKERS for kill in mend.kills}
+    killed_at = {kill for case in WORKERS for kill in case.kills}
     assert reached == killed_at - {crashing.NEVER}
 
 
-ACCOUNT: Final = (
+JOURNAL: Final = (
     *("saw alert: firing", "decided begin", "saw capture", "did fence", "decided stop", "did stop", "saw free: dead"),
     *("did requeue", "decided start", "did start", "saw free: done", "decided close: mended"),
 )
-"""What the ledger tells of a mend, without what was waited for."""
+"""The journal of a restart, without waits."""
 
-AGAIN: Final = {
+REPEATED: Final = {
     "decided stop": {"after ledger: decided stop", "before docker stop"},
     "decided start": {"after ledger: decided start", "before docker start"},
 }
-"""Decided anew by the next executor, because it died between the decision and the act."""
+"""Decided again by the next executor, because the first died between the decision and the act."""
 
-UNTOLD: Final = {
+UNRECORDED: Final = {
     "did stop": {"after docker stop", *twice("queue: workers"), "before ledger: did stop"},
     "did start": {"after docker start", "before ledger: did start"},
 }
-"""Done and not told, because it died between the act and its record; the next executor sees that it is done."""
+"""Done but not recorded, because the executor died after the act. The next one sees that it is done."""
 
-FOUND: Final = {
+ALREADY_SETTLED: Final = {
     *("after queue: jobs queued, avoided", "before ledger: did requeue"),
     *("after queue: jobs failed, dispatch_events", "before ledger: did fail"),
 }
-"""The job was settled and the ledger did not know: the next executor finds it settled."""
+"""The job was settled, but the ledger has no record: the next executor finds it settled."""
 
 
-def account(mend: Mend) -> list[str]:
-    """What the ledger has to tell of one mend."""
+def expected_journal(case: Case) -> list[str]:
+    """The expected journal of a case."""
     lines: list[str] = []
-    for line in ACCOUNT:
+    for line in JOURNAL:
         if line == "did requeue":
-            done = line if mend.retries_max else "did fail"
-            lines.append("saw settle: done" if FOUND & set(mend.kills) else done)
-        elif not UNTOLD.get(line, set()) & set(mend.kills):
-            lines += [line] * (1 + len(AGAIN.get(line, set()) & set(mend.kills)))
+            done = line if case.retries_max else "did fail"
+            lines.append("saw settle: done" if ALREADY_SETTLED & set(case.kills) else done)
+        elif not UNRECORDED.get(line, set()) & set(case.kills):
+            lines += [line] * (1 + len(REPEATED.get(line, set()) & set(case.kills)))
     return lines
 
 
-def _without_acts(told: Sequence[str]) -> list[str]:
-    """What is told once whenever an executor dies; by whom the job was found settled is of no matter."""
+def _without_acts(lines: Sequence[str]) -> list[str]:
+    """Drop the entries that depend on timing. Which executor settled the job does not matter."""
     acts = {"decided stop", "did stop", "decided start", "did start"}
-    return ["settled" if line in ("did requeue", "saw settle: done") else line for line in told if line not in acts]
+    return ["settled" if line in ("did requeue", "saw settle: done") else line for line in lines if line not in acts]
 
 
-def _play(shared: Room, mend: Mend) -> Mended:
-    with wedge(shared, WORKERS[mend], retries_max=mend.retries_max) as patient:
-        patient.accuse()
-        first_life = patient.life()
-        if mend.kills:
-            exits, reached = _kill_at_points(patient, mend.kills)
+def _run_case(shared: SharedParts, case: Case) -> CaseResult:
+    with stalled_worker(shared, WORKERS[case], retries_max=case.retries_max) as worker:
+        worker.post_alert()
+        first_incarnation = worker.incarnation()
+        if case.kills:
+            exits, reached = _kill_at_points(worker, case.kills)
         else:
-            exits, reached = _kill_at_random(patient, random.Random(0)), []  # noqa: S311 - moments, no secret
-        return Mended(exits=exits, reached=reached, found=patient.ending(first_life))
+            exits, reached = _kill_at_random(worker, random.Random(0)), []  # noqa: S311 - moments, no secret
+        return CaseResult(exits=exits, reached=reached, found=worker.read_final_state(first_incarnation))
 
 
-def _kill_at_points(patient: Wedge, points: Sequence[str]) -> tuple[list[int], list[list[str]]]:
+def _kill_at_points(worker: StalledWorker, points: Sequence[str]) -> tuple[list[int], list[list[str]]]:
     exits, reached = [], []
     for number, point in enumerate(points):
-        with patient.doomed(point, number=number) as executor:
+        with worker.crashing_executor(point, number=number) as executor:
             if point == crashing.NEVER:
-                patient.await_end()
+                worker.await_fixed()
             else:
-                exits.append(patient.await_death(executor))
-        reached.append(patient.reached(number))
+                exits.append(worker.await_death(executor))
+        reached.append(worker.reached(number))
     if exits:
-        with patient.executor():
-            patient.await_end()
+        with worker.executor():
+            worker.await_fixed()
     return exits, reached
 
 
-def _kill_at_random(patient: Wedge, draw: random.Random) -> list[int]:
+def _kill_at_random(worker: StalledWorker, draw: random.Random) -> list[int]:
     exits: list[int] = []
     for _ in range(KILLS_AT_RANDOM):
-        if patient.is_over():
+        if worker.is_over():
             break
-        with patient.executor() as executor:
-            patient.await_ready(len(exits) + 1)
-            if len(exits) >= KILLS_WHILE_LOOKING:
-                patient.await_capture()
+        with worker.executor() as executor:
+            worker.await_ready(len(exits) + 1)
+            if len(exits) >= KILLS_BEFORE_CAPTURE:
+                worker.await_capture()
             with suppress(subprocess.TimeoutExpired):
-                executor.wait(draw.uniform(0, PATIENCE_S))
+                executor.wait(draw.uniform(0, KILL_WITHIN_S))
             executor.kill()
             exits.append(executor.wait())
-    with patient.executor():
-        patient.await_end()
+    with worker.executor():
+        worker.await_fixed()
     return exits

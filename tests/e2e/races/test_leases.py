@@ -1,6 +1,6 @@
-"""Races between a lease and everything else: an alert that comes late, a worker that wakes late, a GPU that stays held.
+"""Races with a lease: a late alert, a worker that resumes late, and a GPU that is still held.
 
-The waits for leases and bounds are the longest there are, so all three races begin at once on one stage.
+Leases and timeouts take long, so all three races begin together on one stage.
 """
 
 import json
@@ -29,18 +29,18 @@ from tests.waiting import eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 SILENCE_S = 5.0
-FOR_EVER_S = 3600.0
-BOUND_S = 16.0
+NEVER_S = 3600.0
+TIMEOUT_S = 16.0
 RACES = ("late-alert", "late-worker", "unkillable")
 
 STEADY = Script(picture="steady", load_s=0.5, load_mib=8, steps=20, step_s=0.25)
-WEDGE = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
+STALL = Script(picture="wedge", load_s=0.5, load_mib=8, steps=4, step_s=0.2, wedge_attempts=1, wedge_after_step=2)
 FINE = Script(picture="fine", load_s=0.2, load_mib=4, steps=2, step_s=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """The stage, its containers, and the job of each race, held by that race's first worker."""
+    """The stage, its containers, and the job that the first worker of each race holds."""
 
     stage: Stage
     fleet: DockerFleet
@@ -52,7 +52,7 @@ class Scene:
     def completed(self, job_id: JobId) -> None:
         self.until(lambda: self.stage.store.job(job_id).state is State.COMPLETED, f"job {job_id} completed")
 
-    def happened(self, worker: str) -> list[str]:
+    def lifecycle(self, worker: str) -> list[str]:
         return [what for what in self.fleet.history(worker) if what in ("start", "stop", "die")]
 
     def acts(self, worker: str) -> list[str]:
@@ -79,10 +79,10 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
         engine,
         [Slot(worker=worker, gpus=(gpu(worker),)) for worker in workers],
         armed=True,
-        dead_after_s=FOR_EVER_S,
+        dead_after_s=NEVER_S,
         stop_grace_s=1.0,
-        settle_timeout_s=BOUND_S,
-        restart_timeout_s=BOUND_S,
+        settle_timeout_s=TIMEOUT_S,
+        restart_timeout_s=TIMEOUT_S,
         sweep_interval_s=1.0,
         queues={worker(race): race for race in RACES for worker in (first, second)},
         options=WorkerOptions(heartbeat_s=1.0, lease_s=5.0),
@@ -95,17 +95,17 @@ def scene(work: Path, engine: Engine) -> Iterator[Scene]:
 
 
 def begin(scene: Scene) -> None:
-    """Let the first worker of each race take its job and fall silent; only then is there a second one."""
+    """Let the first worker of each race claim its job and stall. The second worker starts only then."""
     silence(scene, first("late-alert"))
-    silences = {"late-alert": SILENCE_S, "late-worker": FOR_EVER_S, "unkillable": SILENCE_S}
-    scripts = {"late-alert": STEADY, "late-worker": STEADY, "unkillable": WEDGE}
+    silences = {"late-alert": SILENCE_S, "late-worker": NEVER_S, "unkillable": SILENCE_S}
+    scripts = {"late-alert": STEADY, "late-worker": STEADY, "unkillable": STALL}
     for race in RACES:
         scene.jobs[race] = scene.stage.submit(
             replace(scripts[race], picture=race), now=time.time(), stall_timeout_s=silences[race], queue=race
         )
         scene.fleet.start(first(race))
-    scene.until(lambda: all(scene.stage.armed(first(race)) for race in RACES), "every job is armed")
-    # Or they might be suspended while they write, and keep everybody from the queue.
+    scene.until(lambda: all(scene.stage.armed(first(race)) for race in RACES), "every job is monitored")
+    # Otherwise a worker could be suspended while it holds the write lock of the queue.
     with busy(scene.stage.chain.plan.work / "queue" / "queue.db"):
         for race in ("late-alert", "late-worker"):
             os.kill(scene.fleet.pid(first(race)), signal.SIGSTOP)
@@ -114,16 +114,16 @@ def begin(scene: Scene) -> None:
         scene.fleet.start(second(race))
 
 
-def test_an_alert_after_the_lease_was_reclaimed_restarts_the_container_alone(scene: Scene) -> None:
+def test_late_alert_restarts_the_container_and_leaves_the_job(scene: Scene) -> None:
     job_id, worker = scene.jobs["late-alert"], first("late-alert")
     scene.completed(job_id)
     before, other = scene.fleet.incarnation(worker), scene.fleet.incarnation(second("late-alert"))
     assert scene.acts(worker) == []
 
-    speak(scene, worker)
+    remove_silence(scene, worker)
 
-    scene.until(lambda: "decided close: mended" in scene.acts(worker), "the episode is over")
-    assert scene.happened(worker) == ["start", "die", "stop", "start"]
+    scene.until(lambda: "decided close: mended" in scene.acts(worker), "the episode is closed")
+    assert scene.lifecycle(worker) == ["start", "die", "stop", "start"]
     assert scene.fleet.incarnation(worker) != before
     assert not [act for act in scene.acts(worker) if act in ("did fence", "did requeue", "did fail")]
     job = scene.stage.store.job(job_id)
@@ -135,7 +135,7 @@ def test_an_alert_after_the_lease_was_reclaimed_restarts_the_container_alone(sce
 
 @pytest.mark.behaviour("A11")
 @pytest.mark.behaviour("A13")
-def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes_nothing(scene: Scene) -> None:
+def test_worker_that_resumes_without_its_claim_exits_and_writes_nothing(scene: Scene) -> None:
     job_id, worker = scene.jobs["late-worker"], first("late-worker")
     scene.completed(job_id)
     record, output = scene.stage.store.job(job_id), scene.stage.data / "late-worker.clean.pgm"
@@ -143,7 +143,7 @@ def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes
 
     os.kill(scene.fleet.pid(worker), signal.SIGCONT)
 
-    scene.until(lambda: not scene.fleet.pid(worker), "it stopped itself")
+    scene.until(lambda: not scene.fleet.pid(worker), "the worker has exited")
     assert scene.fleet.container(worker).attrs["State"]["ExitCode"] == EXIT_DISOWNED
     assert "this worker no longer owns its job" in scene.fleet.logs(worker)
     assert (record.attempt, record.reclaims, record.watchdog_retries) == (2, 1, 0)
@@ -153,36 +153,37 @@ def test_a_worker_that_wakes_when_its_job_was_given_away_stops_itself_and_writes
     assert scene.acts(worker) == []
 
 
-def test_a_gpu_whose_process_cannot_be_killed_is_in_quarantine_until_a_person_releases_it(scene: Scene) -> None:
+def test_gpu_of_an_unkillable_process_is_quarantined_until_released(scene: Scene) -> None:
     job_id, worker, other = scene.jobs["unkillable"], first("unkillable"), second("unkillable")
     scene.completed(job_id)
     scene.until(lambda: "did quarantine" in scene.acts(worker), "the GPU is in quarantine")
-    scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode is over")
-    assert [found["gpu"] for found in listed(scene)] == [gpu(worker)]
+    scene.until(lambda: not scene.stage.ledger.episodes.list_open(), "the episode is closed")
+    assert [found["gpu"] for found in list_gpus(scene)] == [gpu(worker)]
     assert [entry.message for entry in scene.stage.journal(worker) if entry.step == "requeue"] == [
-        f"stall: retry 1 of 3 (not seen dead within {BOUND_S:.0f} s)"
+        f"stall: retry 1 of 3 (not seen dead within {TIMEOUT_S:.0f} s)"
     ]
-    assert scene.happened(worker) == ["start", "die", "stop"]
+    assert scene.lifecycle(worker) == ["start", "die", "stop"]
 
     scene.stage.gpus.stuck = {}
-    busy = scene.stage.submit(
-        replace(STEADY, steps=400), now=time.time(), stall_timeout_s=FOR_EVER_S, queue="unkillable"
-    )
+    busy = scene.stage.submit(replace(STEADY, steps=400), now=time.time(), stall_timeout_s=NEVER_S, queue="unkillable")
     scene.until(lambda: scene.stage.store.job(busy).worker == other, "the other worker has a job")
     scene.fleet.start(worker)
-    waits = scene.stage.submit(FINE, now=time.time(), stall_timeout_s=FOR_EVER_S, queue="unkillable")
-    scene.until(lambda: "is in quarantine: it claims nothing" in scene.fleet.logs(worker), "it claims nothing")
-    assert scene.stage.store.job(waits).state is State.QUEUED
+    waiting = scene.stage.submit(FINE, now=time.time(), stall_timeout_s=NEVER_S, queue="unkillable")
+    scene.until(
+        lambda: "is in quarantine: it claims nothing" in scene.fleet.logs(worker),
+        "the quarantined worker claims nothing",
+    )
+    assert scene.stage.store.job(waiting).state is State.QUEUED
 
     assert gpuwarden("gpu", "release", gpu(worker), "--queue-db", scene.stage.chain.queue_url).returncode == 0
-    assert listed(scene) == []
-    scene.completed(waits)
-    assert f'"job_id": {waits},' in scene.fleet.logs(worker)
+    assert list_gpus(scene) == []
+    scene.completed(waiting)
+    assert f'"job_id": {waiting},' in scene.fleet.logs(worker)
     assert scene.stage.store.job(busy).worker == other
 
 
-def listed(scene: Scene) -> list[dict[str, Any]]:
-    """What `gpuwarden gpu list` lists."""
+def list_gpus(scene: Scene) -> list[dict[str, Any]]:
+    """The rows of `gpuwarden gpu list`."""
     found = gpuwarden("gpu", "list", "--json", "--queue-db", scene.stage.chain.queue_url)
     assert found.returncode == 0, found.stderr
     return [json.loads(line) for line in found.stdout.splitlines()]
@@ -195,7 +196,7 @@ def gpuwarden(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def silence(scene: Scene, worker: str) -> None:
-    """Let Alertmanager keep every alert about a worker to itself."""
+    """Silence every alert about a worker in Alertmanager."""
     now = datetime.now(tz=UTC)
     scene.stage.chain.http.post(
         f"{scene.stage.chain.alertmanager_url}/api/v2/silences",
@@ -203,20 +204,22 @@ def silence(scene: Scene, worker: str) -> None:
             "matchers": [{"name": "worker", "value": worker, "isRegex": False, "isEqual": True}],
             "startsAt": now.isoformat(),
             "endsAt": (now + timedelta(hours=1)).isoformat(),
-            "createdBy": "a person",
+            "createdBy": "an operator",
             "comment": "not now",
         },
     ).raise_for_status()
 
 
-def speak(scene: Scene, worker: str) -> None:
-    """End the silence, while the alert is there."""
+def remove_silence(scene: Scene, worker: str) -> None:
+    """Remove the silence while the alert is active."""
     chain = scene.stage.chain
 
-    def is_held() -> bool:
-        held = chain.http.get(f"{chain.alertmanager_url}/api/v2/alerts", params={"filter": f'worker="{worker}"'}).json()
-        return [alert["status"]["state"] for alert in held] == ["suppressed"]
+    def is_suppressed() -> bool:
+        alerts = chain.http.get(
+            f"{chain.alertmanager_url}/api/v2/alerts", params={"filter": f'worker="{worker}"'}
+        ).json()
+        return [alert["status"]["state"] for alert in alerts] == ["suppressed"]
 
-    scene.until(is_held, "Alertmanager keeps it to itself")
+    scene.until(is_suppressed, "Alertmanager suppresses the alert")
     for found in chain.http.get(f"{chain.alertmanager_url}/api/v2/silences").json():
         chain.http.delete(f"{chain.alertmanager_url}/api/v2/silence/{found['id']}").raise_for_status()

@@ -1,4 +1,4 @@
-"""Bad input at every door of the running chain: a clear error or a recorded refusal, a metric, and nothing lost."""
+"""Bad input of every kind to the running pipeline: it is refused or recorded, counted in a metric, and does no harm."""
 
 import json
 import time
@@ -25,8 +25,8 @@ from tests.waiting import answered, eventually
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts, pytest.mark.slow]
 
 MANAGED, UNMANAGED = "gpuwarden-bad-managed", "gpuwarden-bad-unmanaged"
-# Without Python's lock: one that held it might hold the queue's as well, and nobody ends the one that did not opt in.
-WEDGE = Script(
+# Without the GIL: a worker that stalls with it might also hold the lock of the queue.
+STALL = Script(
     picture="wedge",
     load_s=0.5,
     load_mib=8,
@@ -47,47 +47,47 @@ def scene(work: Path, engine: Engine) -> Iterator[Stage]:
         yield scene
 
 
-def test_a_wedge_in_a_container_that_did_not_opt_in_is_refused_on_record_and_not_touched(scene: Stage) -> None:
+def test_stalled_worker_in_an_unmanaged_container_is_refused(scene: Stage) -> None:
     before = scene.fleet.incarnation(UNMANAGED)
-    job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=4, queue="unmanaged")
+    job_id = scene.submit(STALL, now=time.time(), stall_timeout_s=4, queue="unmanaged")
 
     eventually(
         lambda: any(
-            story.worker == UNMANAGED and story.closed_at for story in with_action(scene.ledger.reports.newest())
+            episode.worker == UNMANAGED and episode.closed_at for episode in with_action(scene.ledger.reports.newest())
         ),
         within_s=90,
-        what="the episode was closed",
+        what="the episode is closed",
         log=lambda: scene.chain.log_tail("execute"),
     )
-    story = next(story for story in with_action(scene.ledger.reports.newest()) if story.worker == UNMANAGED)
-    assert story.outcome == "refused"
-    assert "is not managed" in (story.message or "")
+    episode = next(episode for episode in with_action(scene.ledger.reports.newest()) if episode.worker == UNMANAGED)
+    assert episode.outcome == "refused"
+    assert "is not managed" in (episode.message or "")
     assert scene.fleet.incarnation(UNMANAGED) == before
     assert scene.store.job(job_id).state is State.RUNNING
     eventually(
         lambda: bool(scene.chain.query('gpuwarden_remediator_episodes_total{outcome="refused"} > 0')),
         within_s=30,
-        what="the refusal is a metric",
+        what="the refusal is counted in a metric",
     )
 
 
-def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_written_state_file(  # the positive control
+def test_stalled_worker_in_a_managed_container_is_fixed_next_to_a_torn_state_file(  # the control
     scene: Stage,
 ) -> None:
     folder = scene.chain.directory / "torn"
     folder.mkdir()
     (folder / "torn.worker.json").write_text('{"format": 1, "worker": "torn", "incarn', encoding="utf-8")
-    job_id = scene.submit(WEDGE, now=time.time(), stall_timeout_s=4, queue="managed")
+    job_id = scene.submit(STALL, now=time.time(), stall_timeout_s=4, queue="managed")
 
     eventually(
         lambda: bool(scene.chain.query('gpuwarden_statefiles_invalid{reason="not_json"} == 1')),
         within_s=30,
-        what="the torn file is a metric",
+        what="the torn file is counted in a metric",
     )
     eventually(
         lambda: scene.store.job(job_id).state is State.COMPLETED,
         within_s=90,
-        what="the job was mended",
+        what="the job is fixed",
         log=lambda: scene.chain.log_tail("execute"),
     )
     assert "invalid state files" in scene.chain.log("exporter")
@@ -96,20 +96,20 @@ def test_the_same_wedge_in_a_container_that_opted_in_is_mended_beside_a_half_wri
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        pytest.param({"remedy": "restart_worker", "condition": "stall", "worker": MANAGED}, "no_host", id="no host"),
+        pytest.param({"remedy": "restart_worker", "condition": "stall", "worker": MANAGED}, "no_host", id="no-host"),
         pytest.param(
             {"remedy": "restart_worker", "condition": "stall", "worker": MANAGED, "host": "elsewhere"},
             "other_host",
-            id="another host",
+            id="other-host",
         ),
         pytest.param(
             {"remedy": "reboot_everything", "condition": "stall", "worker": MANAGED, "host": HOST},
             "unknown_remedy",
-            id="an unknown remedy",
+            id="unknown-remedy",
         ),
     ],
 )
-def test_a_bad_alert_is_refused_through_alertmanager(scene: Stage, labels: dict[str, str], reason: str) -> None:
+def test_bad_alert_from_alertmanager_is_refused(scene: Stage, labels: dict[str, str], reason: str) -> None:
     before = scene.fleet.incarnation(MANAGED)
     answer = scene.chain.http.post(
         f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": {"alertname": f"Bad_{reason}", **labels}}]
@@ -117,28 +117,30 @@ def test_a_bad_alert_is_refused_through_alertmanager(scene: Stage, labels: dict[
     assert answer.status_code == 200
 
     eventually(
-        lambda: reason in {found[1] for found in scene.ledger.inbox.refused()}, within_s=30, what="it was recorded"
+        lambda: reason in {found[1] for found in scene.ledger.inbox.refused()},
+        within_s=30,
+        what="the refusal is recorded",
     )
     eventually(
         lambda: bool(
             scene.chain.query(f'gpuwarden_remediator_alerts_total{{outcome="refused",reason="{reason}"}} > 0')
         ),
         within_s=30,
-        what="it is a metric",
+        what="the refusal is counted in a metric",
     )
     assert scene.fleet.incarnation(MANAGED) == before
 
 
-def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothing(scene: Stage) -> None:
-    """Anyone who reaches Alertmanager can post an alert; the exporter of the host is the real gate."""
+def test_alert_without_local_evidence_has_no_effect(scene: Stage) -> None:
+    """Any client can post an alert to Alertmanager. Only the evidence of the exporter decides."""
     before = scene.fleet.incarnation(MANAGED)
     job_id = scene.submit(
-        Script(picture="healthy", load_s=0.5, load_mib=8, steps=120, step_s=0.2),  # for as long as that takes
+        Script(picture="healthy", load_s=0.5, load_mib=8, steps=120, step_s=0.2),  # runs longer than the check
         now=time.time(),
         stall_timeout_s=60,
         queue="managed",
     )
-    eventually(lambda: scene.armed(MANAGED), within_s=30, what="it is armed")
+    eventually(lambda: scene.armed(MANAGED), within_s=30, what="the job is monitored")
     facts = answered(lambda: scene.witness.worker_evidence(MANAGED, host=HOST))
     forged = {
         "alertname": "Forged", "remedy": "restart_worker", "condition": "stall", "host": HOST, "worker": MANAGED,
@@ -147,53 +149,58 @@ def test_an_alert_that_local_evidence_contradicts_is_waited_on_and_touches_nothi
     scene.chain.http.post(f"{scene.chain.alertmanager_url}/api/v2/alerts", json=[{"labels": forged}])
 
     eventually(
-        lambda: any("not confirmed on this host" in text for text in _account(scene, job_id)),
+        lambda: any("not confirmed on this host" in text for text in _messages(scene, job_id)),
         within_s=30,
-        what="the doubt is on record",
+        what="the missing confirmation is recorded",
     )
-    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="the job ran to its end")
+    eventually(lambda: scene.store.job(job_id).state is State.COMPLETED, within_s=90, what="the job completes")
     assert scene.store.job(job_id).attempt == 1
     assert scene.fleet.incarnation(MANAGED) == before
-    eventually(lambda: not scene.ledger.episodes.list_open(), within_s=60, what="the episode was let go")
+    eventually(lambda: not scene.ledger.episodes.list_open(), within_s=60, what="the episode is closed")
 
 
-def _account(scene: Stage, job_id: int) -> list[str]:
-    stories = [
-        scene.ledger.reports.get(story.episode_id) for story in scene.ledger.reports.newest() if story.job_id == job_id
+def _messages(scene: Stage, job_id: int) -> list[str]:
+    episodes = [
+        scene.ledger.reports.get(episode.episode_id)
+        for episode in scene.ledger.reports.newest()
+        if episode.job_id == job_id
     ]
-    return [entry.message for story in stories if story for entry in story.entries]
+    return [entry.message for episode in episodes if episode for entry in episode.entries]
 
 
-def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, tmp_path: Path) -> None:
-    """Through the webhook to an armed executor, which looks at every episode that they open."""
+def test_hostile_labels_are_refused_or_recorded_without_effect(scene: Stage, tmp_path: Path) -> None:
+    """Through the webhook to an armed executor, which processes every episode that they open."""
     canary = tmp_path / "owned"
-    before = _lives(scene)
-    seen_before = {story.episode_id for story in scene.ledger.reports.newest(last=1000)}
-    payloads = [*hostile.alerts(HOST, canary), _accusations_of_others(scene)]
+    before = _incarnations(scene)
+    seen_before = {episode.episode_id for episode in scene.ledger.reports.newest(last=1000)}
+    payloads = [*hostile.alerts(HOST, canary), _alerts_with_wrong_containers(scene)]
 
-    told = [(json.dumps({"alerts": each}).encode(), len(each)) for each in payloads]
-    told += [(body, 1) for body in hostile.bodies(HOST).values()]
-    for body, alerts in told:
-        answer = _called(scene, body)
+    calls = [(json.dumps({"alerts": each}).encode(), len(each)) for each in payloads]
+    calls += [(body, 1) for body in hostile.bodies(HOST).values()]
+    for body, alerts in calls:
+        answer = _call_webhook(scene, body)
         assert answer.status_code == 202, answer.text
         counts = answer.json()
         assert counts["accepted"] + counts["refused"] == alerts
     for each in payloads:
-        over = [{**alert, "status": "resolved"} if isinstance(alert, dict) else alert for alert in each]
-        assert _called(scene, json.dumps({"alerts": over}).encode()).status_code == 202
+        resolved = [{**alert, "status": "resolved"} if isinstance(alert, dict) else alert for alert in each]
+        assert _call_webhook(scene, json.dumps({"alerts": resolved}).encode()).status_code == 202
     for body in hostile.bodies(HOST).values():
-        assert _called(scene, body.replace(b'"status": "firing"', b'"status": "resolved"')).status_code == 202
+        assert _call_webhook(scene, body.replace(b'"status": "firing"', b'"status": "resolved"')).status_code == 202
 
     eventually(
-        lambda: not _waiting(scene), within_s=60, what="all was looked at", log=lambda: scene.chain.log_tail("execute")
+        lambda: not _is_pending(scene),
+        within_s=60,
+        what="every alert is processed",
+        log=lambda: scene.chain.log_tail("execute"),
     )
     new = [each for each in scene.ledger.reports.newest(last=1000) if each.episode_id not in seen_before]
-    stories = [story for each in new if (story := scene.ledger.reports.get(each.episode_id)) is not None]
-    assert len(stories) > 10
-    assert {entry.act for story in stories for entry in story.entries} <= {"saw", "decided"}
-    assert not {entry.step for story in stories for entry in story.entries} & {"begin", "stop", "start"}
+    episodes = [episode for each in new if (episode := scene.ledger.reports.get(each.episode_id)) is not None]
+    assert len(episodes) > 10
+    assert {entry.act for episode in episodes for entry in episode.entries} <= {"saw", "decided"}
+    assert not {entry.step for episode in episodes for entry in episode.entries} & {"begin", "stop", "start"}
     assert not canary.exists()
-    assert _lives(scene) == before
+    assert _incarnations(scene) == before
     assert scene.chain.ended() == {}
     for part in ("serve", "execute"):
         lines = scene.chain.log(part).splitlines()
@@ -201,13 +208,13 @@ def test_hostile_labels_are_refused_or_recorded_and_reach_nothing(scene: Stage, 
         assert max(map(len, lines)) < 16_000
 
 
-def _lives(scene: Stage) -> list[tuple[str, list[str]]]:
+def _incarnations(scene: Stage) -> list[tuple[str, list[str]]]:
     assert isinstance(scene.fleet, DockerFleet)
     return [(scene.fleet.incarnation(worker), scene.fleet.history(worker)) for worker in (MANAGED, UNMANAGED)]
 
 
-def _accusations_of_others(scene: Stage) -> list[dict[str, Any]]:
-    """Containers that are there, and not the accuser's to name: one beside the worker's, and one as another host's."""
+def _alerts_with_wrong_containers(scene: Stage) -> list[dict[str, Any]]:
+    """Alerts with an existing container that does not belong to the worker or to the host."""
     assert isinstance(scene.fleet, DockerFleet)
     handles = [str(scene.fleet.container(worker).id) for worker in (MANAGED, UNMANAGED)]
     return [
@@ -218,13 +225,13 @@ def _accusations_of_others(scene: Stage) -> list[dict[str, Any]]:
     ]
 
 
-def _called(scene: Stage, body: bytes) -> httpx.Response:
+def _call_webhook(scene: Stage, body: bytes) -> httpx.Response:
     token = scene.chain.token_file.read_text(encoding="ascii").strip()
     headers = {"Authorization": f"Bearer {token}"}
     return scene.chain.http.post(f"{scene.chain.remediator_url}/api/v1/alerts", content=body, headers=headers)
 
 
-def _waiting(scene: Stage) -> bool:
+def _is_pending(scene: Stage) -> bool:
     with reading(scene.ledger._engine) as connection:
         new = connection.scalar(select(func.count()).where(ALERTS.c.state == "new"))
     return bool(new) or bool(scene.ledger.episodes.list_open())

@@ -1,4 +1,4 @@
-"""`gpuwarden init`: the chain works from the files it writes, started as its units say."""
+"""The pipeline runs from the files that `gpuwarden init` writes, started as in its units."""
 
 import os
 import shlex
@@ -13,7 +13,7 @@ import pytest
 
 from deploy.standalone import debian_packages, init
 from tests.asking import PLAIN
-from tests.e2e.running import WEDGE, ask, free_ports, runbooks_that_do_not_open
+from tests.e2e.running import ALERT_LABELS, find_broken_runbooks, free_ports, run_gpuwarden
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
@@ -21,15 +21,15 @@ pytestmark = [pytest.mark.needs_parts, pytest.mark.slow]
 SCRAPED = ["gpuwarden-exporter", "gpuwarden-remediator", "prometheus"]
 
 
-def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
+def test_pipeline_runs_from_the_written_files(tmp_path: Path) -> None:
     ports, folder = free_ports(), tmp_path / "files"
     options = [word for part, port in ports.items() for word in (f"--{part}-port", str(port))]
-    lies = [word for name in ("data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))]
-    lies += ["--config-dir", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
-    assert init.command([str(folder), "--host", "box1", *options, *lies]) == 0
+    locations = [word for name in ("data-dir", "runtime-dir") for word in (f"--{name}", str(tmp_path / name))]
+    locations += ["--config-dir", str(folder / "gpuwarden"), "--docker", "none", "--command", sys.executable]
+    assert init.command([str(folder), "--host", "box1", *options, *locations]) == 0
     make(folder / "tmpfiles.d" / "gpuwarden.conf")
 
-    def asks(part: str, path: str, **query: str) -> httpx.Response | None:
+    def query_part(part: str, path: str, **query: str) -> httpx.Response | None:
         try:
             answer = httpx.get(
                 f"http://127.0.0.1:{ports[part]}{path}", params=query, trust_env=False, verify=PLAIN, timeout=2
@@ -38,31 +38,33 @@ def test_the_chain_runs_from_the_written_files(tmp_path: Path) -> None:
             return None
         return answer if answer.is_success else None
 
-    def wedge_arrives() -> bool:
-        alert = {"labels": WEDGE, "annotations": {"summary": "wedged", "description": "d", "runbook": "r"}}
+    def alert_arrives() -> bool:
+        alert = {"labels": ALERT_LABELS, "annotations": {"summary": "stalled", "description": "d", "runbook": "r"}}
         httpx.post(
             f"http://127.0.0.1:{ports['alertmanager']}/api/v2/alerts", json=[alert], trust_env=False, verify=PLAIN
         )
-        return '"w1"' in ask("ledger", "--ledger", f"sqlite:///{tmp_path}/state/ledger/ledger.db", "list", "--json")
+        return '"w1"' in run_gpuwarden(
+            "ledger", "--ledger", f"sqlite:///{tmp_path}/data-dir/ledger/ledger.db", "list", "--json"
+        )
 
     def all_are_scraped() -> bool:
-        answer = asks("prometheus", "/api/v1/query", query='up{host="box1"} == 1')
+        answer = query_part("prometheus", "/api/v1/query", query='up{host="box1"} == 1')
         found = answer.json()["data"]["result"] if answer is not None else []
         return sorted(row["metric"]["job"] for row in found) == SCRAPED
 
     with running(folder, tmp_path, ports) as logs:
         eventually(all_are_scraped, "Prometheus scrapes exporter, remediator and itself", within_s=60, log=logs)
-        rules = asks("prometheus", "/api/v1/rules")
+        rules = query_part("prometheus", "/api/v1/rules")
         assert rules is not None
         loaded = {Path(group["file"]).name for group in rules.json()["data"]["groups"]}
         assert loaded == {each.name for each in (folder / "gpuwarden" / "rules").iterdir()}
-        assert runbooks_that_do_not_open(rules.json()["data"]["groups"]) == []
-        eventually(lambda: asks("alertmanager", "/-/ready"), "Alertmanager answers", log=logs)
-        eventually(wedge_arrives, "an alert reaches the ledger", log=logs)
+        assert find_broken_runbooks(rules.json()["data"]["groups"]) == []
+        eventually(lambda: query_part("alertmanager", "/-/ready"), "Alertmanager answers", log=logs)
+        eventually(alert_arrives, "an alert reaches the ledger", log=logs)
 
 
 def make(tmpfiles: Path) -> None:
-    """What systemd-tmpfiles would make, as whoever runs the test."""
+    """Create the files as systemd-tmpfiles does, but owned by the current user."""
     for line in tmpfiles.read_text().splitlines():
         if line and not line.startswith("#"):
             kind, path, mode, _user, _group, _age, *argument = line.split()
@@ -73,16 +75,16 @@ def make(tmpfiles: Path) -> None:
             Path(path).chmod(int(mode, 8))
 
 
-def started_by(unit: Path) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment of a unit. Its command is this interpreter, which runs the package."""
+def read_unit(unit: Path) -> tuple[list[str], dict[str, str]]:
+    """Read the command and the environment of a unit. The command is this interpreter, which runs the package."""
     lines = [line.partition("=") for line in unit.read_text().splitlines()]
     env, credentials = dict(os.environ), ""
     for name, _, value in lines:
         if name == "EnvironmentFile":
-            given = [line.partition("=") for line in Path(value).read_text().splitlines() if line[:1].isalpha()]
-            env |= {key: text for key, _, text in given}
+            variables = [line.partition("=") for line in Path(value).read_text().splitlines() if line[:1].isalpha()]
+            env |= {key: text for key, _, text in variables}
         if name == "LoadCredential":
-            credentials = str(Path(value.partition(":")[2]).parent)  # systemd makes one folder of them
+            credentials = str(Path(value.partition(":")[2]).parent)  # systemd puts them into one folder
     ((program, *arguments),) = [
         shlex.split(value.replace("${CREDENTIALS_DIRECTORY}", credentials))
         for name, _, value in lines
@@ -94,18 +96,18 @@ def started_by(unit: Path) -> tuple[list[str], dict[str, str]]:
 @contextmanager
 def running(folder: Path, work: Path, ports: dict[str, int]) -> Iterator["Logs"]:
     logs = Logs(work / "log")
-    plain = debian_packages.env_for_parts()
-    commands = {unit: started_by(folder / "systemd" / f"{unit}.service") for unit in init.UNITS}
+    env_for_parts = debian_packages.env_for_parts()
+    commands = {unit: read_unit(folder / "systemd" / f"{unit}.service") for unit in init.UNITS}
     commands["alertmanager"] = (
         [str(debian_packages.find("alertmanager")), f"--config.file={folder / 'alertmanager.yml'}",
          f"--storage.path={work / 'am'}", f"--web.listen-address=127.0.0.1:{ports['alertmanager']}",
          "--cluster.listen-address="],
-        plain,
+        env_for_parts,
     )  # fmt: skip
     commands["prometheus"] = (
         [str(debian_packages.find("prometheus")), f"--config.file={folder / 'prometheus.yml'}",
          f"--storage.tsdb.path={work / 'tsdb'}", f"--web.listen-address=127.0.0.1:{ports['prometheus']}"],
-        plain,
+        env_for_parts,
     )  # fmt: skip
     processes = []
     try:
@@ -121,7 +123,7 @@ def running(folder: Path, work: Path, ports: dict[str, int]) -> Iterator["Logs"]
 
 
 class Logs:
-    """What the processes say, for a test that fails."""
+    """The output of the processes, for a test that fails."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

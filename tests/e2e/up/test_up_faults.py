@@ -1,7 +1,7 @@
-"""`gpuwarden up` with what fails beneath it: killed in the middle, without Docker, ledger, disk, or one of its parts.
+"""`gpuwarden up` with faults: killed, or without Docker, the ledger, its disk, or one of its parts.
 
-Nothing is done meanwhile, `gpuwarden status` says what is wrong and what to do, and what wedged meanwhile is mended
-afterwards, once. Each worker has one wedge, so that its container's history is that wedge's.
+During a fault no action is taken, and `gpuwarden status` says what is wrong and what to do. A worker that stalls during
+the fault is restarted afterwards, once. Each worker stalls once, so its container's history belongs to that stall.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.waiting import eventually
 pytestmark = [
     pytest.mark.needs_docker,
     pytest.mark.needs_parts,
-    pytest.mark.skipif(os.geteuid() != 0, reason="mounts, and an engine of one's own, are root's"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a disk and start an engine"),
     pytest.mark.nightly,
 ]
 
@@ -32,191 +32,191 @@ WORKERS = tuple(f"gpuwarden-faults-{name}" for name in ("ledger", "disk", "froze
 LEDGER, DISK, FROZEN, KILLED, HEALTHY = WORKERS
 HEALTHY_JOB = Script(picture=PICTURE, load_s=0.2, load_mib=1, steps=2000, step_s=0.5)
 HEALTHY_SILENCE_S = 10.0
-"""Shorter than any fault here, and longer than a machine keeps a process that works from going on."""
+"""Shorter than any fault here, and longer than a busy machine delays a healthy process."""
 
 LOCKED_S = 15.0
 DISK_MIB = 160
-"""Of the ledger's disk: over what `gpuwarden status` finds too little."""
+"""Size of the ledger's disk: `gpuwarden status` accepts it as large enough."""
 
 
 @pytest.fixture(scope="module")
-def ground(work: Path, engine: Engine) -> Iterator[tuple[Host, Disk]]:
+def workers_and_disk(work: Path, engine: Engine) -> Iterator[tuple[Host, Disk]]:
     """Workers, and a small disk for the ledger."""
     with (
         small_disk(work / "data" / "ledger", size=f"{DISK_MIB}m") as disk,
-        host(work, engine.base_url, WORKERS) as its,
+        host(work, engine.base_url, WORKERS) as site,
     ):
-        yield its, disk
+        yield site, disk
 
 
 @pytest.fixture(scope="module")
-def running(ground: tuple[Host, Disk]) -> Iterator[tuple[Host, Disk, Run]]:
-    """The same with `up`, and with a job that is healthy all the while."""
-    its, disk = ground
-    with its.up() as run:
-        healthy = its.submit(HEALTHY, HEALTHY_JOB, stall_timeout_s=HEALTHY_SILENCE_S)
-        life = its.fleet.incarnation(HEALTHY)
-        its.needs_nobody()
-        yield its, disk, run
-        job_state, accused = its.state(healthy), its.accused()
-        assert (job_state, its.fleet.incarnation(HEALTHY)) == (State.RUNNING, life)
-        assert HEALTHY not in accused
+def running(workers_and_disk: tuple[Host, Disk]) -> Iterator[tuple[Host, Disk, Run]]:
+    """The same with `up`, and with a job that stays healthy during all tests."""
+    site, disk = workers_and_disk
+    with site.up() as run:
+        healthy = site.submit(HEALTHY, HEALTHY_JOB, stall_timeout_s=HEALTHY_SILENCE_S)
+        incarnation = site.fleet.incarnation(HEALTHY)
+        site.await_no_needs()
+        yield site, disk, run
+        job_state, reported_workers = site.state(healthy), site.reported_workers()
+        assert (job_state, site.fleet.incarnation(HEALTHY)) == (State.RUNNING, incarnation)
+        assert HEALTHY not in reported_workers
         assert run.stop() == 0
 
 
-def test_a_stack_that_is_killed_at_any_moment_acts_once(tmp_path: Path, engine: Engine) -> None:
-    worker = "gpuwarden-faults-mend"
-    with host(tmp_path, engine.base_url, [worker]) as its:
-        with its.starting() as run:
-            eventually((run.data / "parts.json").exists, "it has begun to start", log=run.said)
-        eventually(lambda: not its.processes(), "what it had started ends too")
-        with its.up() as run:
-            all_of_it_dies(its, run)  # idle
-        job_id = its.submit(worker)
-        with its.up() as run:
-            eventually(lambda: "decided stop" in its.acts(worker), "a stop was begun", within_s=90, log=run.said)
-            all_of_it_dies(its, run)
-        assert "decided start" not in its.acts(worker)
-        with its.up() as run:
-            eventually(lambda: "did requeue" in its.acts(worker), "the job was requeued", within_s=90, log=run.said)
-        with its.up() as run:
-            its.is_mended(worker, job_id, run, stops_asked=2)  # the executor that was killed, and the next one
-            its.needs_nobody()
+def test_up_that_is_killed_at_any_moment_restarts_a_worker_once(tmp_path: Path, engine: Engine) -> None:
+    worker = "gpuwarden-faults-kill"
+    with host(tmp_path, engine.base_url, [worker]) as site:
+        with site.starting() as run:
+            eventually((run.data / "parts.json").exists, "up has begun to start", log=run.output)
+        eventually(lambda: not site.processes(), "the parts that it had started end too")
+        with site.up() as run:
+            kill_everything(site, run)  # idle
+        job_id = site.submit(worker)
+        with site.up() as run:
+            eventually(lambda: "decided stop" in site.acts(worker), "a stop has begun", within_s=90, log=run.output)
+            kill_everything(site, run)
+        assert "decided start" not in site.acts(worker)
+        with site.up() as run:
+            eventually(lambda: "did requeue" in site.acts(worker), "the job is requeued", within_s=90, log=run.output)
+        with site.up() as run:
+            site.check_fixed(worker, job_id, run, stops_asked=2)  # by the killed executor and by the next one
+            site.await_no_needs()
             assert run.stop() == 0
 
 
-def test_while_docker_is_stopped_nothing_is_done_and_a_wedge_of_that_time_is_mended_afterwards(tmp_path: Path) -> None:
-    wedged, healthy = "gpuwarden-faults-docker", "gpuwarden-faults-docker-healthy"
+def test_worker_that_stalls_while_docker_is_stopped_is_restarted_later(tmp_path: Path) -> None:
+    stalled, healthy = "gpuwarden-faults-docker", "gpuwarden-faults-docker-healthy"
     with (
         StoppableEngine(tmp_path / "engine") as engine,
-        host(tmp_path, engine.url, [wedged, healthy]) as its,
-        its.up() as run,
+        host(tmp_path, engine.url, [stalled, healthy]) as site,
+        site.up() as run,
     ):
-        going_on = its.submit(healthy, HEALTHY_JOB, stall_timeout_s=HEALTHY_SILENCE_S)
-        its.needs_nobody()
-        lives = {worker: its.fleet.incarnation(worker) for worker in (wedged, healthy)}
+        healthy_job = site.submit(healthy, HEALTHY_JOB, stall_timeout_s=HEALTHY_SILENCE_S)
+        site.await_no_needs()
+        incarnations = {worker: site.fleet.incarnation(worker) for worker in (stalled, healthy)}
 
         engine.stop()
-        job_id = its.submit(wedged)
-        eventually(lambda: its.silent_s(wedged) > 2 * SILENCE_S, "it wedges", within_s=90)
-        its.needs_a_person("source_docker", "check that Docker runs")
-        assert its.state(job_id) is State.RUNNING
-        assert not {"decided begin", "did fence"} & set(its.acts(wedged))
+        job_id = site.submit(stalled)
+        eventually(lambda: site.silent_s(stalled) > 2 * SILENCE_S, "the job stalls", within_s=90)
+        site.await_needs("source_docker", "check that Docker runs")
+        assert site.state(job_id) is State.RUNNING
+        assert not {"decided begin", "did fence"} & set(site.acts(stalled))
 
         engine.start()
-        its.is_mended(wedged, job_id, run, known_starts=1)
-        its.needs_nobody()
-        assert its.fleet.incarnation(wedged) != lives[wedged]
-        assert its.fleet.incarnation(healthy) == lives[healthy]
-        assert its.state(going_on) is State.RUNNING
-        assert its.accused() <= {wedged}
+        site.check_fixed(stalled, job_id, run, known_starts=1)
+        site.await_no_needs()
+        assert site.fleet.incarnation(stalled) != incarnations[stalled]
+        assert site.fleet.incarnation(healthy) == incarnations[healthy]
+        assert site.state(healthy_job) is State.RUNNING
+        assert site.reported_workers() <= {stalled}
         assert run.stop() == 0
 
 
-def test_while_ledger_and_queue_are_locked_it_says_so_and_afterwards_mends(running: tuple[Host, Disk, Run]) -> None:
-    its, _, run = running
+def test_locked_ledger_and_queue_are_reported_and_the_worker_restarted_later(running: tuple[Host, Disk, Run]) -> None:
+    site, _, run = running
     with ExitStack() as locks:
-        locks.enter_context(locked(its.database("ledger")))  # before it can be accused, however late the next comes
-        job_id = its.submit(LEDGER)
-        eventually(lambda: its.state(job_id) is State.RUNNING, "it is claimed")
-        locks.enter_context(locked(its.database("queue")))
+        locks.enter_context(locked(site.database("ledger")))  # before an alert can be accepted
+        job_id = site.submit(LEDGER)
+        eventually(lambda: site.state(job_id) is State.RUNNING, "the job is claimed")
+        locks.enter_context(locked(site.database("queue")))
         began_s = time.monotonic()
-        its.needs_a_person(
+        site.await_needs(
             "ledger: another process holds its write lock",
-            f"find it (`fuser {its.data}/ledger/ledger.db`)",
+            f"find it (`fuser {site.data}/ledger/ledger.db`)",
             "queue: another process holds its write lock",
-            f"find it (`fuser {its.data}/queue/queue.db`)",
+            f"find it (`fuser {site.data}/queue/queue.db`)",
         )
-        eventually(lambda: not_accepted(run) > 0, "the webhook answers 503", within_s=90, log=run.said)
-        eventually(lambda: time.monotonic() - began_s > LOCKED_S, "it was locked for long", within_s=2 * LOCKED_S)
-        assert LEDGER not in its.accused()
+        eventually(lambda: count_503(run) > 0, "the webhook answers 503", within_s=90, log=run.output)
+        eventually(
+            lambda: time.monotonic() - began_s > LOCKED_S, "the lock was held long enough", within_s=2 * LOCKED_S
+        )
+        assert LEDGER not in site.reported_workers()
 
-    its.is_mended(LEDGER, job_id, run)
-    its.needs_nobody()
+    site.check_fixed(LEDGER, job_id, run)
+    site.await_no_needs()
 
 
-def test_alerts_on_a_full_ledger_disk_are_sent_again_and_acted_on(running: tuple[Host, Disk, Run]) -> None:
-    its, disk, run = running
-    refused = not_accepted(run)
+def test_alerts_are_sent_again_after_a_full_ledger_disk(running: tuple[Host, Disk, Run]) -> None:
+    site, disk, run = running
+    refused = count_503(run)
     disk.fill()
-    job_id = its.submit(DISK)
-    eventually(lambda: not_accepted(run) >= refused + 2, "the webhook answers 503, and is called again", within_s=90)
-    its.needs_a_person("ledger: only 0 MiB free on the disk of", "make room")
-    assert its.state(job_id) is State.RUNNING
-    assert DISK not in its.accused()
+    job_id = site.submit(DISK)
+    eventually(lambda: count_503(run) >= refused + 2, "the webhook answers 503, and is called again", within_s=90)
+    site.await_needs("ledger: only 0 MiB free on the disk of", "make room")
+    assert site.state(job_id) is State.RUNNING
+    assert DISK not in site.reported_workers()
 
     disk.free()
-    its.is_mended(DISK, job_id, run)
-    its.needs_nobody()
+    site.check_fixed(DISK, job_id, run)
+    site.await_no_needs()
 
 
-def test_a_hung_prometheus_or_alertmanager_is_named(running: tuple[Host, Disk, Run]) -> None:
-    its, _, run = running
+def test_hung_prometheus_and_alertmanager_are_reported(running: tuple[Host, Disk, Run]) -> None:
+    site, _, run = running
     before = run.pids()
-    with hung(before["alertmanager"]):
-        job_id = its.submit(FROZEN)
-        eventually(lambda: FROZEN in run.get("prometheus", "/api/v1/alerts"), "Prometheus accuses it", within_s=90)
-        with hung(before["prometheus"]):
-            its.needs_a_person(
-                "prometheus: Prometheus is unreachable at", "alertmanager: Alertmanager is unreachable at"
-            )
-            assert FROZEN not in its.accused()
+    with suspended(before["alertmanager"]):
+        job_id = site.submit(FROZEN)
+        eventually(lambda: FROZEN in run.get("prometheus", "/api/v1/alerts"), "Prometheus has the alert", within_s=90)
+        with suspended(before["prometheus"]):
+            site.await_needs("prometheus: Prometheus is unreachable at", "alertmanager: Alertmanager is unreachable at")
+            assert FROZEN not in site.reported_workers()
 
-    its.is_mended(FROZEN, job_id, run)
-    its.needs_nobody()
+    site.check_fixed(FROZEN, job_id, run)
+    site.await_no_needs()
     assert run.pids() == before
 
 
-def test_a_wedge_while_prometheus_and_alertmanager_are_down_is_freed(running: tuple[Host, Disk, Run]) -> None:
-    its, _, run = running
-    gone = {part: run.pids()[part] for part in ("prometheus", "alertmanager")}
-    job_id = its.submit(KILLED)
-    with hung(run.process.pid):  # before it starts them again
-        for pid in gone.values():
+def test_worker_that_stalls_while_prometheus_is_down_is_restarted(running: tuple[Host, Disk, Run]) -> None:
+    site, _, run = running
+    killed = {part: run.pids()[part] for part in ("prometheus", "alertmanager")}
+    job_id = site.submit(KILLED)
+    with suspended(run.process.pid):  # before `up` can start them again
+        for pid in killed.values():
             os.kill(pid, signal.SIGKILL)
-        needs = its.needs()
+        needs = site.needs()
 
-    for part in gone:
+    for part in killed:
         assert any(need.startswith(f"{part}: ") and "start it" in need for need in needs), needs
-        run.says(f"up: {part} restarted")
-    its.is_mended(KILLED, job_id, run)
-    its.needs_nobody()
-    assert not set(gone.values()) & set(run.pids().values())
+        run.await_output(f"up: {part} restarted")
+    site.check_fixed(KILLED, job_id, run)
+    site.await_no_needs()
+    assert not set(killed.values()) & set(run.pids().values())
 
 
-def test_with_everything_it_keeps_on_a_full_disk_it_lives_and_afterwards_goes_on(tmp_path: Path) -> None:
+def test_up_survives_a_full_data_disk(tmp_path: Path) -> None:
     data, ports = tmp_path / "data", free_ports()
     with (
         small_disk(data, size=f"{DISK_MIB}m") as disk,
         up(tmp_path, ports, "--host", HOST, data=data) as run,
     ):
-        its = Site(folder=tmp_path, docker="none", ports=ports)
+        site = Site(folder=tmp_path, docker="none", ports=ports)
         run.ready()
-        its.needs_nobody()
-        assert run.accuse("w1")
-        eventually(lambda: its.accused() == {"w1"}, "an alert is delivered", log=run.said)
+        site.await_no_needs()
+        assert run.post_alert("w1")
+        eventually(lambda: site.reported_workers() == {"w1"}, "an alert is delivered", log=run.output)
 
         before = run.pids()
         disk.fill()
-        its.needs_a_person(
-            "ledger: only 0 MiB free on the disk of", "queue: only 0 MiB free on the disk of", "make room"
-        )
-        run.accuse("w2")
-        eventually(lambda: not_accepted(run) >= 2, "the webhook answers 503, and is called again", within_s=90)
-        assert its.accused() == {"w1"}
+        site.await_needs("ledger: only 0 MiB free on the disk of", "queue: only 0 MiB free on the disk of", "make room")
+        run.post_alert("w2")
+        eventually(lambda: count_503(run) >= 2, "the webhook answers 503, and is called again", within_s=90)
+        assert site.reported_workers() == {"w1"}
 
         disk.free()
         free_at = time.time()
-        eventually(lambda: its.accused() == {"w1", "w2"}, "the alert is delivered", within_s=90, log=run.said)
+        eventually(
+            lambda: site.reported_workers() == {"w1", "w2"}, "the alert is delivered", within_s=90, log=run.output
+        )
         eventually(lambda: (run.sample(time.time()) or 0) > free_at, "Prometheus stores scrapes again", within_s=90)
-        its.needs_nobody()
+        site.await_no_needs()
         assert run.pids() == before
         assert run.stop() == 0
 
 
 @contextmanager
-def hung(pid: int) -> Iterator[None]:
-    """A part that neither answers nor ends."""
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process, so that it neither answers nor ends."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -224,15 +224,15 @@ def hung(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def all_of_it_dies(its: Host, run: Run) -> None:
-    """As when the power goes: `up` and its parts end at once, without a last word."""
-    for pid in (run.process.pid, *its.processes()):
+def kill_everything(site: Host, run: Run) -> None:
+    """Kill `up` and its parts at once, as in a power failure."""
+    for pid in (run.process.pid, *site.processes()):
         os.kill(pid, signal.SIGKILL)
     run.process.wait()
-    eventually(lambda: not its.processes(), "all of it is dead")
+    eventually(lambda: not site.processes(), "all processes are dead")
 
 
-def not_accepted(run: Run) -> float:
-    """How many calls of the webhook were answered with 503, for want of the ledger."""
+def count_503(run: Run) -> float:
+    """Webhook calls that were answered with 503 because the ledger did not accept them."""
     found = re.search(r'webhook_rejected_total\{reason="ledger"\} (\S+)', run.get("remediator", "/metrics"))
     return float(found[1]) if found else 0.0

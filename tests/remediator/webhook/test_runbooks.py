@@ -68,7 +68,7 @@ def test_what_does_not_ship_is_named_and_not_linked(read: dict[str, Read], serve
     assert "](../tests/" in pages()["behaviours.md"].read_text()
 
     assert not [link for link in read[page].links if "tests/" in link]
-    assert "test_stories.py" in served.get(page).text
+    assert "test_demo_jobs.py" in served.get(page).text
 
 
 def test_a_runbook_is_headed_by_its_alert_and_loads_nothing(served: httpx.Client) -> None:

@@ -1,7 +1,6 @@
-"""Workers that wedge in real containers, each with a job, a queue and a ledger of its own, and executors to mend them.
+"""Workers that stall in real containers, each with its job, queue and ledger, and executors that restart them.
 
-One exporter sees all of them. In the end each part that must know is asked: the engine's own events, the queue, the
-ledger.
+One exporter samples all of them. The result is read from the engine's events, the queue and the ledger.
 """
 
 import shutil
@@ -37,69 +36,78 @@ from testbed.demo.job_body import Script, write_picture
 from testbed.docker_engine import Engine
 from testbed.gpu_simulator import SimulatedGpus, Slot
 from testbed.workers import QUEUE, STAGE_LABEL, DockerFleet, HostPaths, WorkerOptions
-from tests.e2e.crashing import Doomed
+from tests.e2e.crashing import CrashingProcess
 from tests.waiting import eventually
 
 HOST: Final = "killed"
 RUN: Final = "run"
 JOB: Final = JobId(1)
 SIBLING: Final = JobId(2)
-"""Of the same run, in a queue that nobody serves."""
+"""A job of the same run, in a queue without a worker."""
 
 SILENCE_S: Final = 2.0
 SCRIPT: Final = Script(
     picture="small", load_s=0.0, load_mib=1, steps=2, step_s=0.1, wedge_attempts=1, wedge_after_step=1
 )
-"""Wedges at its first attempt, and is done in no time at its second."""
+"""Stalls at its first attempt. The second completes at once."""
 
-LOOK_S: Final = 0.2
-"""Between two looks at one worker, seconds: many are waited for at once, and looking must not be what takes time."""
+CHECK_INTERVAL_S: Final = 0.2
+"""Pause between two checks of one worker, seconds. Many tests wait at once, and checks must not use up the CPU."""
 
-DEATH_S: Final = 20.0
-"""How long an executor may take to die that has done all there is to do, seconds."""
+DEATH_TIMEOUT_S: Final = 20.0
+"""How long an executor may run after the last action before it dies, seconds."""
 
-TETHER: Final = ("setpriv", "--pdeathsig", "TERM", "--")
-"""What makes an executor end when its test does, however that ends."""
+DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "TERM", "--")
+"""Ends an executor together with its test."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
-    """What is found in the end. `lives` are container id and StartedAt when it had wedged, and now.
+class FinalState:
+    """The state after the last executor.
 
-    `history` is what the engine says has happened to the container, a signal with its number; `restarts` how often the
-    engine started it of its own accord. `told` is the ledger's account of the first episode, without what was waited
-    for.
+    Args:
+        history: the engine's events of the container; a signal has its number.
+        incarnations: container id and StartedAt, when it had stalled and now.
+        restarts: how often the engine restarted the container by its policy.
+        job: the job that stalled.
+        sibling: the other job of its run.
+        run_state: state of the run.
+        events: dispatch events of the job.
+        intents: kind and stage of each intent.
+        episodes: all episodes, newest first.
+        journal: entries of the first episode, without waits.
+        captures: captures of the first episode.
     """
 
     history: Sequence[str]
-    lives: Sequence[str]
+    incarnations: Sequence[str]
     restarts: int
     job: Job
     sibling: Job
     run_state: str | None
     events: Sequence[str]
     intents: Sequence[tuple[str, str]]
-    stories: Sequence[EpisodeHistory]
-    told: Sequence[str]
+    episodes: Sequence[EpisodeHistory]
+    journal: Sequence[str]
     captures: Sequence[SavedCapture]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
-    """What all the workers share: an engine and what it says has happened, an exporter, a folder."""
+class SharedParts:
+    """What all the workers share: an engine and its events, an exporter, a folder."""
 
     engine: Engine
     chain: Chain
     events: list[dict[str, Any]]
     work: Path
     one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
-    """To open databases, which threads cannot at once, and to make containers, for which those there are are listed."""
+    """To open databases, which threads cannot do at the same time, and to create containers, which lists the others."""
 
 
 @contextmanager
-def room(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[Room]:
-    """Start what the workers share; none of them is made yet."""
-    _first_state(work / "new", SCRIPT)
+def shared_parts(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[SharedParts]:
+    """Start what the workers share. The workers themselves are created later."""
+    _create_initial_state(work / "new", SCRIPT)
     (work / "data").mkdir()
     write_picture(work / "data" / f"{SCRIPT.picture}.pgm", [[100.0] * 4] * 4)
     simulation = work / "gpus.json"
@@ -109,25 +117,25 @@ def room(work: Path, engine: Engine, workers: Sequence[str]) -> Iterator[Room]:
         slots = [_slot(worker) for worker in workers]
         stack.enter_context(SimulatedGpus(simulation, directory=chain.directory, slots=slots))
         chain.start_exporter()
-        yield Room(engine=engine, chain=chain, events=stack.enter_context(container_events(engine)), work=work)
+        yield SharedParts(engine=engine, chain=chain, events=stack.enter_context(container_events(engine)), work=work)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wedge:
-    """One worker that wedges, with its job, its queue and its ledger."""
+class StalledWorker:
+    """One worker that stalls, with its job, its queue and its ledger."""
 
-    room: Room
+    shared_parts: SharedParts
     worker: str
     folder: Path
     fleet: DockerFleet
     store: JobStore
     ledger: Ledger
-    witness: ExporterClient
+    exporter: ExporterClient
     retries_max: int
 
-    def accuse(self) -> None:
-        """Once its host's own exporter confirms that it is wedged, put the real rule's alert into the inbox."""
-        facts = eventually(self._wedged, f"{self.worker} is wedged", within_s=60)
+    def post_alert(self) -> None:
+        """Wait until the exporter confirms the stall, then put the alert of the real rule into the inbox."""
+        facts = eventually(self._read_stalled, f"{self.worker} is stalled", within_s=60)
         rule = _rule("stall", Condition.STALL)
         labels = rule["labels"] | {
             "alertname": rule["alert"],
@@ -143,8 +151,8 @@ class Wedge:
 
     @contextmanager
     def executor(self, *, options: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
-        """An armed executor, told to end afterwards."""
-        argv = [*TETHER, sys.executable, "-m", "gpuwarden", *self._arguments(options)]
+        """Run an armed executor; SIGTERM at the end of the block."""
+        argv = [*DIE_WITH_PARENT, sys.executable, "-m", "gpuwarden", *self._arguments(options)]
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 argv,
@@ -161,9 +169,9 @@ class Wedge:
             process.wait()
 
     @contextmanager
-    def doomed(self, at: str, *, number: int, options: Sequence[str] = ()) -> Iterator[Doomed]:
-        """An armed executor that dies at a point, or never, told to end afterwards; what it reached is in `reached`."""
-        process = Doomed(
+    def crashing_executor(self, at: str, *, number: int, options: Sequence[str] = ()) -> Iterator[CrashingProcess]:
+        """Run an armed executor that dies at a point, or never; SIGTERM at the end of the block."""
+        process = CrashingProcess(
             at, self._notes(number), self._arguments(options), env=debian_packages.env_for_parts(), log=self._log
         )
         try:
@@ -173,76 +181,81 @@ class Wedge:
             process.wait()
 
     def reached(self, number: int) -> list[str]:
-        """The points that the doomed executor of this number came to."""
+        """The points that the crashing executor of this number reached."""
         return self._notes(number).read_text(encoding="ascii").splitlines()
 
-    def await_death(self, executor: Doomed) -> int:
-        """Wait until an executor has ended by itself, or never will because it has nothing left to do; how it ended."""
+    def await_death(self, executor: CrashingProcess) -> int:
+        """Wait until an executor has died, and return its exit code. Fails when it has nothing left to do."""
         eventually(
-            lambda: self._looked() and (executor.poll() is not None or self.is_over()),
-            "it dies",
+            lambda: self._rest() and (executor.poll() is not None or self.is_over()),
+            "the executor dies",
             within_s=120,
             log=self.log,
         )
         try:
-            return executor.wait(DEATH_S)
+            return executor.wait(DEATH_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"it did all there is to do and did not die\n{self.log()}")
+            pytest.fail(f"the executor has nothing left to do and did not die\n{self.log()}")
 
     def await_ready(self, executors: int) -> None:
-        """Wait until so many executors in all have begun to work."""
-        eventually(lambda: self.log().count("executor ready") >= executors, "it is ready", within_s=60, log=self.log)
-
-    def await_capture(self) -> None:
-        """Wait until what the worker was doing is kept."""
+        """Wait until so many executors in all are ready."""
         eventually(
-            lambda: bool(self.ledger.captures.of_episode(1)), "what it was doing is kept", within_s=60, log=self.log
+            lambda: self.log().count("executor ready") >= executors, "the executor is ready", within_s=60, log=self.log
         )
 
-    def await_end(self) -> None:
-        """Wait until it is over."""
-        eventually(lambda: self._looked() and self.is_over(), f"{self.worker} is mended", within_s=90, log=self.log)
+    def await_capture(self) -> None:
+        """Wait until the capture of the worker is saved."""
+        eventually(lambda: bool(self.ledger.captures.of_episode(1)), "the capture is saved", within_s=60, log=self.log)
+
+    def await_fixed(self) -> None:
+        """Wait until the episode is closed and the jobs have ended."""
+        eventually(lambda: self._rest() and self.is_over(), f"{self.worker} is fixed", within_s=90, log=self.log)
 
     def is_over(self) -> bool:
-        """Whether the episode is closed, and the job and what hangs on it have come to their end."""
+        """Whether the episode is closed, and the jobs that depend on it have ended."""
         if not self.ledger.reports.newest() or self.ledger.episodes.list_open():
             return False
         return self.store.job(JOB).state in FINAL and (self.retries_max > 0 or self.store.job(SIBLING).state in FINAL)
 
     def log(self) -> str:
-        """What its executors have logged."""
+        """The log of its executors."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def life(self) -> str:
+    def incarnation(self) -> str:
         """Container id and StartedAt."""
         return self.fleet.incarnation(self.worker)
 
-    def ending(self, first_life: str) -> Ending:
-        """What is found now."""
+    def read_final_state(self, first_incarnation: str) -> FinalState:
+        """Read the state now."""
         with reading(self.ledger._engine) as connection:
             intents = connection.execute(select(INTENTS.c.kind, INTENTS.c.stage).order_by(INTENTS.c.kind)).all()
-        story = self.ledger.reports.get(1)
-        told = [f"{entry.act} {entry.what}" for entry in story.entries] if story else []
-        return Ending(
+        episode = self.ledger.reports.get(1)
+        lines = [f"{entry.act} {entry.what}" for entry in episode.entries] if episode else []
+        return FinalState(
             history=self._history(),
-            lives=(first_life, self.life()),
+            incarnations=(first_incarnation, self.incarnation()),
             restarts=self.fleet.container(self.worker).attrs["RestartCount"],
             job=self.store.job(JOB),
             sibling=self.store.job(SIBLING),
             run_state=self.store.runs.state(RUN),
             events=self.store.outbox.dispatch_events(JOB),
             intents=[(kind, stage) for kind, stage in intents],
-            stories=self.ledger.reports.newest(),
+            episodes=self.ledger.reports.newest(),
             captures=self.ledger.captures.of_episode(1),
-            told=[line for line in told if not line.startswith("decided wait")],
+            journal=[line for line in lines if not line.startswith("decided wait")],
         )
 
     def _arguments(self, options: Sequence[str]) -> list[str]:
         return [
             *("remediator", "execute", "--armed"),
-            *("--runtime-dir", str(self.room.chain.directory), "--exporter", self.room.chain.exporter_url),
+            *(
+                "--runtime-dir",
+                str(self.shared_parts.chain.directory),
+                "--exporter",
+                self.shared_parts.chain.exporter_url,
+            ),
             *("--ledger", _url(self.folder, "ledger"), "--queue-db", _url(self.folder, "queue")),
-            *("--docker", self.room.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
+            *("--docker", self.shared_parts.engine.base_url, "--stop-grace-s", "1", "--capture-s", "20"),
             *("--retries-max", str(self.retries_max)),
             *options,
         ]
@@ -254,94 +267,96 @@ class Wedge:
     def _log(self) -> Path:
         return self.folder / "execute.log"
 
-    def _wedged(self) -> WorkerFacts | None:
-        self._looked()
+    def _read_stalled(self) -> WorkerFacts | None:
+        self._rest()
         with suppress(ExporterError):
-            facts = self.witness.worker_evidence(self.worker, host=HOST)
+            facts = self.exporter.worker_evidence(self.worker, host=HOST)
             return facts if confirm(facts, Condition.STALL).confirmed else None
         return None
 
-    def _looked(self) -> bool:
-        """Let the others look."""
-        return not threading.Event().wait(LOOK_S)
+    def _rest(self) -> bool:
+        """Rest, so that other threads can run."""
+        return not threading.Event().wait(CHECK_INTERVAL_S)
 
     def _history(self) -> list[str]:
-        """What the engine says has happened to the container, up to an update that we ask for to see the end of it."""
+        """The engine's events of the container, up to an update that marks the end."""
         container = self.fleet.container(self.worker)
         container.update(cpu_shares=1024)
 
-        def so_far() -> list[str]:
-            its = [event for event in list(self.room.events) if event["Actor"]["ID"] == container.id]
-            return [f"{event['Action']} {event['Actor']['Attributes'].get('signal', '')}".rstrip() for event in its]
+        def list_events() -> list[str]:
+            found = [event for event in list(self.shared_parts.events) if event["Actor"]["ID"] == container.id]
+            return [f"{event['Action']} {event['Actor']['Attributes'].get('signal', '')}".rstrip() for event in found]
 
-        eventually(lambda: "update" in so_far(), "the engine's events have come")
-        return so_far()[: so_far().index("update")]
+        eventually(lambda: "update" in list_events(), "the engine has sent its events")
+        return list_events()[: list_events().index("update")]
 
 
 @contextmanager
-def wedge(room: Room, worker: str, *, retries_max: int, script: Script = SCRIPT) -> Iterator[Wedge]:
-    """Start one worker, which takes its job and wedges."""
-    folder = room.work / worker
+def stalled_worker(
+    shared_parts: SharedParts, worker: str, *, retries_max: int, script: Script = SCRIPT
+) -> Iterator[StalledWorker]:
+    """Start one worker, which claims its job and stalls."""
+    folder = shared_parts.work / worker
     if script is SCRIPT:
-        shutil.copytree(room.work / "new", folder)
+        shutil.copytree(shared_parts.work / "new", folder)
     else:
-        _first_state(folder, script)
+        _create_initial_state(folder, script)
     (folder / "execute.log").touch()
-    paths = HostPaths(directory=room.chain.directory, queue=folder / "queue", data=room.work / "data")
+    paths = HostPaths(directory=shared_parts.chain.directory, queue=folder / "queue", data=shared_parts.work / "data")
     with ExitStack() as stack:
-        with room.one_at_a_time:  # and no look for a proxy, which threads do at one another's expense
-            client = stack.enter_context(closing(docker.DockerClient(base_url=room.engine.base_url)))
+        with shared_parts.one_at_a_time:  # the lookup of a proxy is not safe in threads either
+            client = stack.enter_context(closing(docker.DockerClient(base_url=shared_parts.engine.base_url)))
             client.api.trust_env = False
         fleet = DockerFleet(client, [_slot(worker)], paths, unmanaged=(), queues={}, options=WorkerOptions())
-        with room.one_at_a_time:
+        with shared_parts.one_at_a_time:
             store = stack.enter_context(closing(JobStore.open(_url(folder, "queue"))))
             ledger = stack.enter_context(closing(Ledger.open(_url(folder, "ledger"))))
             fleet.__enter__()
         try:
             fleet.start(worker)
-            witness = stack.enter_context(closing(ExporterClient(room.chain.exporter_url)))
-            yield Wedge(
-                room=room,
+            exporter = stack.enter_context(closing(ExporterClient(shared_parts.chain.exporter_url)))
+            yield StalledWorker(
+                shared_parts=shared_parts,
                 worker=worker,
                 folder=folder,
                 fleet=fleet,
                 store=store,
                 ledger=ledger,
-                witness=witness,
+                exporter=exporter,
                 retries_max=retries_max,
             )
         finally:
-            with room.one_at_a_time:
+            with shared_parts.one_at_a_time:
                 fleet.__exit__(None, None, None)
 
 
 @contextmanager
 def container_events(engine: Engine) -> Iterator[list[dict[str, Any]]]:
-    """What the engine says happens to containers, as it happens: it remembers the last 256 events only."""
+    """Collect the engine's container events as they come. The engine remembers only the last 256."""
     seen: list[dict[str, Any]] = []
     with closing(docker.APIClient(base_url=engine.base_url)) as client:
-        told = client.events(decode=True, filters={"type": "container", "label": STAGE_LABEL})
+        stream = client.events(decode=True, filters={"type": "container", "label": STAGE_LABEL})
 
         def listen() -> None:
-            for event in told:
-                seen.append(event)  # noqa: PERF402 - each is to be seen when it comes
+            for event in stream:
+                seen.append(event)  # noqa: PERF402 - each event must be visible when it comes
 
         listener = threading.Thread(target=listen, name="engine-events", daemon=True)
         listener.start()
         try:
             yield seen
         finally:
-            told.close()
+            stream.close()
             listener.join(timeout=5)
 
 
-def _first_state(folder: Path, script: Script) -> None:
-    """A queue with the jobs and a ledger without anything, to be copied: to make them takes longer."""
+def _create_initial_state(folder: Path, script: Script) -> None:
+    """Create a queue with the jobs and an empty ledger. Copying them is faster than creating more."""
     for name in ("queue", "ledger"):
         (folder / name).mkdir(parents=True)
     Ledger.open(_url(folder, "ledger")).close()
     with closing(JobStore.open(_url(folder, "queue"))) as store:
-        for queue in (QUEUE, "served-by-nobody"):
+        for queue in (QUEUE, "without-worker"):
             job = Submission(queue=queue, payload=script.payload(), stall_timeout_s=SILENCE_S, run_id=RUN)
             store.runs.submit(job, now=store.now())
 

@@ -1,4 +1,4 @@
-"""The demonstration's three stories, through real Prometheus, Alertmanager and Docker, as each part tells them."""
+"""The three jobs of the demo, through real Prometheus, Alertmanager and Docker, as each part reports them."""
 
 import json
 import re
@@ -26,13 +26,13 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.needs_docker, pytest.mark.needs_parts]
 
-CURVES_S = 60.0
-SLOTS = tuple(Slot(worker=f"gpuwarden-story-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
+CAPTURE_RANGE_S = 60.0
+SLOTS = tuple(Slot(worker=f"gpuwarden-demo-job-{name}", gpus=(f"GPU-sim-{name}",)) for name in "abc")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """The stage after the last job ended, still running."""
+    """The stage after the last job has ended. It still runs."""
 
     scene: Stage
     cases: list[Case]
@@ -44,23 +44,23 @@ class Played:
 
 @pytest.fixture(scope="module")
 def played(work: Path, engine: Engine) -> Iterator[Played]:
-    with stage(work, engine, SLOTS, armed=True, capture_range_s=CURVES_S) as scene:
+    with stage(work, engine, SLOTS, armed=True, capture_range_s=CAPTURE_RANGE_S) as scene:
         before = scene.start_workers()
-        told = "count(count by (container) (gpuwarden_container_gpu_memory_bytes >= 0))"
+        ready = "count(count by (container) (gpuwarden_container_gpu_memory_bytes >= 0))"
         eventually(
-            lambda: [each["value"][1] for each in scene.chain.query(told)] == [str(len(SLOTS))],
+            lambda: [each["value"][1] for each in scene.chain.query(ready)] == [str(len(SLOTS))],
             within_s=60,
-            what="every worker's GPU memory is told before its job loads",
+            what="the GPU memory of every worker is published before its job loads",
         )
         cases = [
             Case(
                 job_id=scene.submit(script, now=time.time(), stall_timeout_s=SILENCE_S, run_id=f"run-{title}"),
                 title=title,
                 script=script,
-                restarted=mended,
+                restarted=is_restarted,
                 stall_timeout_s=SILENCE_S,
             )
-            for title, script, mended in JOBS
+            for title, script, is_restarted in JOBS
         ]
         eventually(
             lambda: all(job.state in FINAL for job in scene.store.jobs()) and not scene.ledger.episodes.list_open(),
@@ -73,23 +73,23 @@ def played(work: Path, engine: Engine) -> Iterator[Played]:
 
 @pytest.mark.behaviour("A2")
 @pytest.mark.behaviour("A16")
-def test_a_job_that_wedges_in_its_loop_is_mended_and_finished_by_its_second_attempt(played: Played) -> None:
+def test_job_that_stalls_in_its_loop_is_fixed_and_finished(played: Played) -> None:
     title = "hangs at step 5"
 
     assert _broken(played, title) == []
 
 
 @pytest.mark.behaviour("A3")
-def test_a_job_that_wedges_after_its_load_and_before_its_first_step_is_mended_too(played: Played) -> None:
+def test_job_that_stalls_before_its_first_step_is_fixed(played: Played) -> None:
     title = "hangs after its load"
 
     assert _broken(played, title) == []
-    figures = [entry.message for entry in _entries(played, title) if entry.step == "begin"]
-    assert "phase step, step 0" in figures[0]
+    messages = [entry.message for entry in _entries(played, title) if entry.step == "begin"]
+    assert "phase step, step 0" in messages[0]
 
 
 @pytest.mark.behaviour("A4")
-def test_a_slow_step_with_a_busy_gpu_is_suspected_in_sight_and_left_alone(played: Played) -> None:
+def test_slow_step_with_a_busy_gpu_is_logged_and_not_restarted(played: Played) -> None:
     title = "slow, GPU busy"
 
     assert _broken(played, title) == []
@@ -103,7 +103,7 @@ def test_a_slow_step_with_a_busy_gpu_is_suspected_in_sight_and_left_alone(played
 
 
 @pytest.mark.behaviour("A9")
-def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played: Played) -> None:
+def test_requeue_raises_the_priority_counts_a_retry_and_writes_no_event(played: Played) -> None:
     job = played.scene.store.job(played.of("hangs at step 5").job_id)
 
     assert (job.priority, job.watchdog_retries, job.attempt) == (10, 1, 2)
@@ -112,7 +112,7 @@ def test_a_requeue_bumps_the_priority_counts_a_retry_and_writes_no_event(played:
 
 
 @pytest.mark.behaviour("A11")
-def test_a_fenced_worker_ends_before_its_job_is_queued_again(played: Played) -> None:
+def test_fenced_worker_ends_before_its_job_is_requeued(played: Played) -> None:
     for title in ("hangs at step 5", "hangs after its load"):
         steps = [f"{entry.act} {entry.what}" for entry in _entries(played, title)]
 
@@ -120,33 +120,33 @@ def test_a_fenced_worker_ends_before_its_job_is_queued_again(played: Played) -> 
         assert steps.count("did requeue") == 1
 
 
-@pytest.mark.parametrize(("title", "holds_the_lock"), [("hangs at step 5", True), ("hangs after its load", False)])
-def test_a_wedged_workers_stacks_and_last_lines_are_kept(played: Played, title: str, holds_the_lock: bool) -> None:
-    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, title).episode_id)
+@pytest.mark.parametrize(("title", "with_gil"), [("hangs at step 5", True), ("hangs after its load", False)])
+def test_stacks_and_log_lines_of_a_stalled_worker_are_captured(played: Played, title: str, with_gil: bool) -> None:
+    (capture,) = played.scene.ledger.captures.of_episode(_episode(played, title).episode_id)
 
-    assert kept.document["cut_short"] is None
-    (process,) = kept.document["processes"]
+    assert capture.document["cut_short"] is None
+    (process,) = capture.document["processes"]
     main = process["seen"][0]
     assert (main["tid"], main["state"], main["python"]["name"]) == (process["pid"], "S", "MainThread")
     assert "futex" in main["wchan"]
     assert main["python"]["frames"][0]["function"] == "wedge"
-    assert main["python"]["owns_gil"] is holds_the_lock
-    assert kept.document["notes"] == []
-    assert kept.document["facts"]["gpu_idle_s"] > 0
-    (log,) = kept.document["logs"]
+    assert main["python"]["owns_gil"] is with_gil
+    assert capture.document["notes"] == []
+    assert capture.document["facts"]["gpu_idle_s"] > 0
+    (log,) = capture.document["logs"]
     assert log["source"] == "the container's log"
     assert log["lines"]
 
 
-def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(played: Played) -> None:
-    (kept,) = played.scene.ledger.captures.of_episode(_episode(played, "hangs at step 5").episode_id)
-    values = {each["metric"]: each["values"] for each in kept.document["curves"]}
+def test_metric_history_shows_the_stall(played: Played) -> None:
+    (capture,) = played.scene.ledger.captures.of_episode(_episode(played, "hangs at step 5").episode_id)
+    values = {each["metric"]: each["values"] for each in capture.document["curves"]}
     beat, gpu, gpu_memory, ram = (
         [value for value in values[f"gpuwarden_{name}"] if value is not None]
         for name in ("job_step_beat_age_seconds", "container_gpu_utilization_ratio", "container_gpu_memory_bytes",
                      "container_memory_bytes")
     )  # fmt: skip
-    last = slice(-3, None)  # points a second apart, half of the silence that was waited for
+    last = slice(-3, None)  # one point a second: half of the stall timeout
 
     assert (values["gpuwarden_job_step_beat_age_seconds"][0], min(beat) < 2.0) == (None, True)
     assert (beat[last], beat[-1] > SILENCE_S - 2.0) == (sorted(beat[last]), True)
@@ -154,17 +154,17 @@ def test_the_curves_around_the_trip_show_what_happened_to_a_worker_that_wedged(p
     assert max(ram[last]) - min(ram[last]) < 4 * 2**20 < max(ram) - min(ram)
 
 
-def test_the_same_container_is_started_again_not_another_one(played: Played) -> None:
+def test_same_container_is_started_again(played: Played) -> None:
     fleet = played.scene.fleet
     assert isinstance(fleet, DockerFleet)
 
-    for story in played.scene.ledger.reports.newest():
-        container = fleet.container(story.worker)
+    for episode in played.scene.ledger.reports.newest():
+        container = fleet.container(episode.worker)
         assert container.attrs["State"]["Running"]
         assert container.attrs["RestartCount"] == 0
 
 
-def test_alertmanager_delivered_every_notification(played: Played) -> None:
+def test_alertmanager_delivers_every_notification(played: Played) -> None:
     page = played.scene.chain.http.get(f"{played.scene.chain.alertmanager_url}/metrics").text
 
     failed = [line for line in page.splitlines() if line.startswith("alertmanager_notifications_failed_total{")]
@@ -175,11 +175,11 @@ def test_alertmanager_delivered_every_notification(played: Played) -> None:
     assert float(sent[0].split()[-1]) >= 2
 
 
-def test_every_query_of_the_overview_dashboard_answers_with_data(played: Played) -> None:
-    """On the demonstration's own Prometheus, while one more job runs and one waits: all panels have something."""
+def test_every_query_of_the_overview_dashboard_has_data(played: Played) -> None:
+    """While one more job runs and one waits, all panels have data."""
     scene = played.scene
-    waits = Script(picture="fifth", load_s=0.5, load_mib=4, steps=2, step_s=0.2)
-    scene.submit(waits, now=time.time(), stall_timeout_s=60, queue="served-by-nobody")
+    waiting = Script(picture="fifth", load_s=0.5, load_mib=4, steps=2, step_s=0.2)
+    scene.submit(waiting, now=time.time(), stall_timeout_s=60, queue="without-worker")
     scene.submit(
         Script(picture="fourth", load_s=0.5, load_mib=4, steps=2000, step_s=0.2), now=time.time(), stall_timeout_s=60
     )
@@ -187,20 +187,19 @@ def test_every_query_of_the_overview_dashboard_answers_with_data(played: Played)
         lambda: bool(scene.chain.query("gpuwarden_job_step_mean_seconds")), within_s=60, what="two steps were done"
     )
     dashboard = json.loads((CHECKOUT / "dashboards" / "overview.json").read_text(encoding="utf-8"))
-    # No server runs here: that panel is asked where some do, in test_servers.py. Nor does an engine of a GPU do more
-    # than its SMs, or a worker share its container, which is told only where it is so: tests/dashboards.
-    asked = [
+    # test_servers.py covers the server panel; tests/dashboards covers GPU engines and shared containers.
+    expected = [
         query
         for query in queries(dashboard, host=HOST, rate_interval="30s")
         if "Server probe" not in query.panel_title and not re.search("busiest_engine|in_shared_container", query.expr)
     ]
-    assert len(asked) > 20
+    assert len(expected) > 20
 
-    def unanswered() -> list[str]:
-        return [f"{query.panel_title}: {query.expr}" for query in asked if not scene.chain.query(query.expr)]
+    def find_unanswered() -> list[str]:
+        return [f"{query.panel_title}: {query.expr}" for query in expected if not scene.chain.query(query.expr)]
 
     deadline_s = time.monotonic() + 60
-    while (left := unanswered()) and time.monotonic() < deadline_s:
+    while (left := find_unanswered()) and time.monotonic() < deadline_s:
         time.sleep(0.5)
     assert left == []
 
@@ -213,10 +212,10 @@ def _broken(played: Played, title: str) -> list[Link]:
 
 def _episode(played: Played, title: str) -> EpisodeHistory:
     job_id = played.of(title).job_id
-    return next(story for story in with_action(played.scene.ledger.reports.newest()) if story.job_id == job_id)
+    return next(episode for episode in with_action(played.scene.ledger.reports.newest()) if episode.job_id == job_id)
 
 
 def _entries(played: Played, title: str) -> tuple[Entry, ...]:
-    story = played.scene.ledger.reports.get(_episode(played, title).episode_id)
-    assert story is not None
-    return story.entries
+    episode = played.scene.ledger.reports.get(_episode(played, title).episode_id)
+    assert episode is not None
+    return episode.entries
