@@ -1,4 +1,4 @@
-"""Measurements of what watching costs and how long mending takes: medians and ratios of one run, and never a verdict.
+"""Measure what gpuwarden costs and how fast it acts: medians and ratios of one run on one machine.
 
-Nothing here fails because something was slow. A figure stands beside another one of the same run, on the same machine.
+A slow result is not a failure. A ratio compares two figures of the same run.
 """

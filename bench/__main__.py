@@ -18,27 +18,24 @@ import httpx
 from bench import chain, corpus, exporter, queue, remediator, rules, scrape, step, webhook
 from bench.chaos import measure as chaos
 from bench.exporter import soak, turns
-from bench.figures import BenchError, Figure, Place, progress, say, table
+from bench.figures import BenchError, Figure, Place, print_text, progress, table
 from deploy.standalone.debian_packages import PartMissing
 from deploy.standalone.stack import CHECKOUT, ChainError
 from gpuwarden import logs
 from gpuwarden.errors import GpuwardenError
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - `mkdtemp` makes a private folder in it
 EPILOG: Final = """\
-host   the exporter on 8 GPUs, 64 containers and 256 processes (root makes their cgroups)
-peers  the same host: the exporter in turns with nvitop-exporter, node-exporter and process-exporter, 16 minutes
-soak   the same host while containers come and go: does anything grow in --scrapes scrapes?
-chaos  workers, sweeper, connections and PostgreSQL that die at random, two minutes
+host   The exporter on 8 GPUs, 64 containers and 256 processes. Needs root for cgroups.
+peers  The same host, also with nvitop-exporter, node-exporter and process-exporter. 16 minutes.
+soak   The same host while containers come and go: does anything grow in --scrapes scrapes?
+chaos  The queue while workers, sweeper, connections and PostgreSQL die at random. Two minutes.
 """
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure and print; 1 when something did not work at all, and never because it was slow.
-
-    What does not work ends its own part, and the others go on.
-    """
-    # What the rules are worth stands first: it needs no root and no machine at rest, and nothing before it can end it.
+    """Measure and print. A part that fails does not stop the others, but the exit code is 1."""
+    # The corpus first: it runs without root and on a busy machine.
     parts: Mapping[str, Callable[[list[Place]], Iterable[Figure]]] = {
         "corpus": lambda _: corpus.measure(),
         "step": step.measure,
@@ -54,22 +51,22 @@ def main(argv: list[str] | None = None) -> int:
         "chaos": lambda places: chaos.measure(places[0]),
         "soak": lambda places: soak.measure(places[0], scrapes=arguments.scrapes),
     }
-    unless_asked = ",".join(name for name in parts if name not in ("chaos", "soak"))
+    default = ",".join(name for name in parts if name not in ("chaos", "soak"))
     parser = argparse.ArgumentParser(
         prog="python -m bench", description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", metavar="PARTS", default=unless_asked, help="of %(default)s; and chaos, soak")
-    parser.add_argument("--rounds", type=int, default=20, help="wedges played through the chain (default: %(default)s)")
-    parser.add_argument("--scrapes", type=int, default=soak.SCRAPES, help="scrapes of the soak (default: %(default)s)")
+    parser.add_argument("--only", metavar="PARTS", default=default, help="any of %(default)s; and chaos, soak")
+    parser.add_argument("--rounds", type=int, default=20, help="stalls to play in `chain` (default: %(default)s)")
+    parser.add_argument("--scrapes", type=int, default=soak.SCRAPES, help="scrapes of `soak` (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to a file")
     arguments = parser.parse_args(argv)
     chosen = arguments.only.split(",")
     if unknown := [name for name in chosen if name not in parts]:
-        parser.error(f"no part is called {unknown[0]!r}: there are {', '.join(parts)}")
+        parser.error(f"invalid part {unknown[0]!r}: choose from {', '.join(parts)}")
     if arguments.rounds < 1:
-        parser.error(f"{arguments.rounds} rounds will not do: 1 or more")
+        parser.error(f"invalid --rounds {arguments.rounds}: use 1 or more")
     if arguments.scrapes < 1:
-        parser.error(f"{arguments.scrapes} scrapes will not do: 1 or more")
+        parser.error(f"invalid --scrapes {arguments.scrapes}: use 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs.configure(level="error")
     conditions = _conditions()
@@ -80,9 +77,9 @@ def main(argv: list[str] | None = None) -> int:
         for name in chosen:
             try:
                 for each in parts[name](places):
-                    figures.append(each)  # noqa: PERF402 - by itself: what a part measured before it fails is told, too
+                    figures.append(each)  # noqa: PERF402 - one by one, to keep those before a failure
             except (BenchError, ChainError, PartMissing, GpuwardenError, httpx.HTTPError) as error:
-                progress(f"{name}: cannot go on: {error}")
+                progress(f"{name} failed: {error}")
                 failed.append(name)
     except KeyboardInterrupt:
         return 130
@@ -90,18 +87,18 @@ def main(argv: list[str] | None = None) -> int:
         for place in places:
             shutil.rmtree(place.folder, ignore_errors=True)
         if figures:
-            say(", ".join(f"{name}: {value}" for name, value in conditions.items()))
-            say(table(figures))
+            print_text(", ".join(f"{name}: {value}" for name, value in conditions.items()))
+            print_text(table(figures))
     if arguments.json is not None:
         found = {"conditions": conditions, "figures": [asdict(each) for each in figures]}
         arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if failed:
-        progress(f"not measured to its end: {', '.join(failed)}")
+        progress(f"incomplete: {', '.join(failed)}")
     return int(bool(failed))
 
 
 def _places() -> list[Place]:
-    """The disk of this checkout first, then memory where there is such a folder."""
+    """The disk of this checkout, then memory if mounted."""
     disk = CHECKOUT / ".work"
     disk.mkdir(exist_ok=True)
     places = [Place(name="disk", folder=Path(tempfile.mkdtemp(prefix="bench-", dir=disk)))]

@@ -1,6 +1,6 @@
-"""A crowd of workers to look at: real processes, state files and locks, a few megabytes each because they are forks.
+"""Many workers with real processes, state files and locks. As forks they take a few megabytes each.
 
-`python -m bench.crowd DIRECTORY GPU COUNT` forks COUNT workers that run a job each, and ends when its stdin does.
+`python -m bench.crowd DIRECTORY GPU COUNT` forks COUNT workers with a job each, and ends with its stdin.
 """
 
 import json
@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from bench.figures import until
+from bench.figures import wait_until
 from exporter.sources import workers
 from gpuwarden.job import JobClass, Phase
 from gpuwarden.reporter import Reporter
@@ -24,7 +24,7 @@ READY_S: Final = 60.0
 
 @contextmanager
 def crowd(directory: Path, simulation: Path, count: int) -> Iterator[None]:
-    """`count` workers on `GPUS` simulated GPUs, each with a job that has armed and stepped."""
+    """Run `count` workers on `GPUS` simulated GPUs, each with a monitored job after its first step."""
     shares = [count // GPUS + (index < count % GPUS) for index in range(GPUS)]
     parents = [
         subprocess.Popen(
@@ -35,25 +35,25 @@ def crowd(directory: Path, simulation: Path, count: int) -> Iterator[None]:
         for index, share in enumerate(shares)
     ]
     try:
-        until(lambda: _running(directory) == count, within_s=READY_S, what=f"{count} workers run")
-        pids = iter([each.pid for each in workers.read(directory).workers])  # by name, and so GPU by GPU
+        wait_until(lambda: _count_running(directory) == count, within_s=READY_S, what=f"{count} workers run")
+        pids = iter([each.pid for each in workers.read(directory).workers])  # in the order of the GPUs
         gpus = [_gpu(index, list(islice(pids, share))) for index, share in enumerate(shares)]
         simulation.write_text(json.dumps({"gpus": gpus}), encoding="ascii")
         yield
     finally:
         for parent in parents:
-            parent.communicate()  # ends their stdin, and so all of them
+            parent.communicate()  # closes stdin
 
 
 def start_job(report: Reporter, *, job_id: int) -> None:
-    """Begin a job and arm it; 3600 s of budget, 120 s of silence, as a GPU job has by default."""
+    """Start a monitored job with the default limits of a GPU job."""
     report.start_job(
         job_id=job_id, attempt=1, job_class=JobClass.GPU, model="model", budget_s=3600.0, stall_timeout_s=120.0
     )
     report.arm()
 
 
-def _running(directory: Path) -> int:
+def _count_running(directory: Path) -> int:
     return sum(1 for each in workers.read(directory).workers if each.alive and each.job and each.job.step)
 
 

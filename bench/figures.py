@@ -1,4 +1,4 @@
-"""A figure, the table of them, and how a measurement waits, times and says how far it is."""
+"""Figures and their table; waiting, timing and progress of a measurement."""
 
 import math
 import os
@@ -13,12 +13,12 @@ POLL_S = 0.05
 
 
 class BenchError(Exception):
-    """Something that is measured did not work at all; the message says what."""
+    """A measurement failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where files are written: a folder of ours on the disk or in memory, and which of the two it is."""
+    """A private folder on the disk or in memory."""
 
     name: str
     folder: Path
@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One line of the table: `count` measurements of one thing, and the median's ratio to another's."""
+    """One row of the table: `count` measurements, and the ratio of their median to `against`."""
 
     part: str
     what: str
@@ -42,7 +42,16 @@ class Figure:
 def figure(
     part: str, what: str, unit: str, found: Sequence[float], *, base: float | None = None, against: str = ""
 ) -> Figure:
-    """Sum up measurements of which more is worse; a p99 is told from 100 of them on. `base` is what 1 would be."""
+    """Summarise measurements; a greater value is worse.
+
+    Args:
+        part: of `python -m bench`.
+        what: is measured.
+        unit: of the values.
+        found: the values; 100 or more have a p99.
+        base: the value with ratio 1.
+        against: its name.
+    """
     ordered, median = sorted(found), statistics.median(found)
     return Figure(
         part=part,
@@ -58,13 +67,13 @@ def figure(
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """Every figure, a line each."""
+    """Format one row per figure."""
     rows = [("part", "what", "median", "p99", "worst", "n", "ratio")]
     for each in figures:
-        p99 = "" if each.p99 is None else _shown(each.p99, each.unit)
+        p99 = "" if each.p99 is None else _format_value(each.p99, each.unit)
         ratio = "" if each.ratio is None else f"{each.ratio:.2f} x {each.against}"
-        worst = _shown(each.worst, each.unit) if each.count > 1 else ""
-        rows.append((each.part, each.what, _shown(each.median, each.unit), p99, worst, str(each.count), ratio))
+        worst = _format_value(each.worst, each.unit) if each.count > 1 else ""
+        rows.append((each.part, each.what, _format_value(each.median, each.unit), p99, worst, str(each.count), ratio))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -75,8 +84,8 @@ def table(figures: Iterable[Figure]) -> str:
     )
 
 
-def took_ms(act: Callable[[], object], *, count: int) -> list[float]:
-    """How long each of `count` calls took, milliseconds."""
+def time_calls_ms(act: Callable[[], object], *, count: int) -> list[float]:
+    """Durations of `count` calls, milliseconds."""
     found = []
     for _ in range(count):
         started_s = time.perf_counter()
@@ -85,33 +94,33 @@ def took_ms(act: Callable[[], object], *, count: int) -> list[float]:
     return found
 
 
-def until(holds: Callable[[], bool], *, within_s: float, what: str) -> None:
+def wait_until(holds: Callable[[], bool], *, within_s: float, what: str) -> None:
     """Wait for a condition.
 
     Raises:
-        BenchError: it did not hold in time.
+        BenchError: it does not hold in time.
     """
     deadline_s = time.monotonic() + within_s
     while not holds():
         if time.monotonic() > deadline_s:
-            raise BenchError(f"not within {within_s:.0f} s: {what}")
+            raise BenchError(f"timeout after {within_s:.0f} s: {what}")
         time.sleep(POLL_S)
 
 
 def progress(text: str) -> None:
-    """Say on stderr how far we are."""
+    """Print progress on stderr."""
     print(f"bench: {text}", file=sys.stderr, flush=True)
 
 
-def say(text: str) -> None:
-    """Print to whoever reads; one that has gone, as `head` does, is told no more, and nothing ends by it."""
+def print_text(text: str) -> None:
+    """Print on stdout; ignore a reader that is gone, such as `head`."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # What could not be written is tried again as the program ends.
+        # Python flushes stdout again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _shown(value: float, unit: str) -> str:
+def _format_value(value: float, unit: str) -> str:
     digits = 0 if value >= 100 or not unit else 2  # a count has no unit
     return f"{value:,.{digits}f} {unit}".rstrip()

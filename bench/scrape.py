@@ -1,4 +1,4 @@
-"""What watching a host costs: one look at it, one scrape, and the exporter's memory and CPU, by number of workers."""
+"""What the exporter costs by number of workers: one sample, one scrape, memory and CPU."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ import httpx
 from prometheus_client import CollectorRegistry
 
 from bench.crowd import crowd
-from bench.figures import Figure, Place, figure, progress, took_ms, until
+from bench.figures import Figure, Place, figure, progress, time_calls_ms, wait_until
 from deploy.standalone.stack import Chain, Plan
 from exporter.collectors.registry import SnapshotCollector
 from exporter.http.exposition import render
@@ -23,14 +23,14 @@ from exporter.sources.gpu import simulated
 COUNTS: Final = (10, 100, 500)
 LOOKS: Final = 15
 ALONE_S: Final = 8.0
-"""How long the exporter only samples, while its CPU time is taken, seconds."""
+"""Duration of the CPU measurement without scrapes, seconds."""
 
 _Found = tuple[str, str, list[float]]
-"""What was measured, its unit, and the measurements."""
+"""Name, unit and values."""
 
 
 def measure(place: Place) -> Iterator[Figure]:
-    """The parts in this process, then the whole through a running `gpuwarden exporter`."""
+    """Measure the parts in this process, then a running `gpuwarden exporter`."""
     base: dict[str, float] = {}
     for count in COUNTS:
         progress(f"exporter, {count} workers")
@@ -38,7 +38,10 @@ def measure(place: Place) -> Iterator[Figure]:
         chain = Chain(Plan(work=work, host="bench", docker=None, simulate_gpu=work / "gpus.json"))
         try:
             with crowd(chain.directory, work / "gpus.json", count):
-                for what, unit, found in (*_parts(chain.directory, work / "gpus.json"), *_whole(chain)):
+                for what, unit, found in (
+                    *_measure_sampler(chain.directory, work / "gpus.json"),
+                    *_measure_exporter(chain),
+                ):
                     first = base.get(what)
                     base.setdefault(what, statistics.median(found))
                     against = f"{COUNTS[0]} workers"
@@ -48,7 +51,7 @@ def measure(place: Place) -> Iterator[Figure]:
             chain.http.close()
 
 
-def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
+def _measure_sampler(directory: Path, simulation: Path) -> Iterator[_Found]:
     thresholds = Thresholds()
     sampler = Sampler(
         host="bench",
@@ -61,24 +64,24 @@ def _parts(directory: Path, simulation: Path) -> Iterator[_Found]:
     registry.register(SnapshotCollector(sampler.latest, host="bench", thresholds=thresholds))
     looks, reads, renders = [], [], []
     for _ in range(LOOKS):
-        looks += took_ms(sampler.sample, count=1)
+        looks += time_calls_ms(sampler.sample, count=1)
         reads.append(sum(each.duration_s * 1000 for each in sampler.sample().sources if each.source == "workers"))
-        renders += took_ms(lambda: render(registry.collect()), count=1)
+        renders += time_calls_ms(lambda: render(registry.collect()), count=1)
     yield "one look, Sampler.sample()", "ms", looks
     yield "of that, state files and locks", "ms", reads
     yield "one scrape rendered", "ms", renders
     yield "size of it", "KiB", [len(render(registry.collect())) / 1024]
 
 
-def _whole(chain: Chain) -> Iterator[_Found]:
-    def seen() -> bool:
+def _measure_exporter(chain: Chain) -> Iterator[_Found]:
+    def is_ready() -> bool:
         with suppress(httpx.HTTPError):
             return chain.http.get(f"{chain.exporter_url}/-/ready").is_success
         return False
 
     chain.start_exporter()
-    until(seen, within_s=30, what="the exporter answers")
-    yield "one scrape over HTTP", "ms", took_ms(lambda: _series(chain), count=LOOKS)
+    wait_until(is_ready, within_s=30, what="the exporter answers")
+    yield "one scrape over HTTP", "ms", time_calls_ms(lambda: _series(chain), count=LOOKS)
     before, started_s = _series(chain), time.monotonic()
     time.sleep(ALONE_S)
     after, passed_s = _series(chain), time.monotonic() - started_s
@@ -88,7 +91,7 @@ def _whole(chain: Chain) -> Iterator[_Found]:
 
 
 def _series(chain: Chain) -> dict[str, float]:
-    """The series without labels, by name."""
+    """Values of the process metrics by name."""
     text = chain.http.get(f"{chain.exporter_url}/metrics").raise_for_status().text
     pairs = (line.split(" ", 1) for line in text.splitlines() if line.startswith("process_"))
     return {name: float(value) for name, value in pairs}

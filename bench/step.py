@@ -1,4 +1,4 @@
-"""What `Reporter.step()` costs a job, beside an empty function call; and the write it makes at most once a second."""
+"""What `Reporter.step()` costs compared to an empty call, and its write, which happens at most once a second."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,17 +6,17 @@ from itertools import repeat
 from typing import Final
 
 from bench.crowd import start_job
-from bench.figures import Figure, Place, figure, progress, took_ms
+from bench.figures import Figure, Place, figure, progress, time_calls_ms
 from gpuwarden.job import Phase
 from gpuwarden.reporter import Reporter
 
 ROUNDS: Final = 7
 ROUND_S: Final = 1.5
-"""Length of a round, seconds: longer than the time between two writes, so that each round pays for one."""
+"""Duration of a round, seconds: long enough for one write."""
 
 
 def measure(places: list[Place]) -> Iterator[Figure]:
-    """Calls as fast as the loop goes; the loop itself is in both figures."""
+    """Call in a loop, which is part of both figures."""
     empty_ns = _call_ns(_nothing)
     empty = figure("step", "empty function call", "ns", empty_ns)
     yield empty
@@ -28,7 +28,7 @@ def measure(places: list[Place]) -> Iterator[Figure]:
             yield figure(
                 "step", f"step(), writes included, {place.name}", "ns", found, base=empty.median, against="empty call"
             )
-            writes_us = [ms * 1000 for ms in took_ms(lambda: report.phase(Phase.STEP), count=500)]
+            writes_us = [ms * 1000 for ms in time_calls_ms(lambda: report.phase(Phase.STEP), count=500)]
             yield figure("step", f"one write of the job file, {place.name}", "us", writes_us)
 
 

@@ -46,8 +46,6 @@ REFUSED: Final = frozenset({
 LATER: Final = frozenset(
     {
         "",
-        "bench",
-        "bench/chaos",
         "bench/corpus",
         "bench/exporter",
         "bench/queue",

@@ -1,1 +1,1 @@
-"""A queue whose workers, sweeper, connections and server die at random, and what must come of its jobs all the same."""
+"""Check the queue's guarantees while workers, sweeper, connections and server die at random."""

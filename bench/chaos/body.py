@@ -1,4 +1,4 @@
-"""The job body of the chaos: it leaves its side effects in a log (`bench/chaos/log.py`) that is no queue's."""
+"""A job body that writes its side effects to a log (`bench/chaos/log.py`) outside of the queue."""
 
 import json
 import os
@@ -12,7 +12,7 @@ LOG_VARIABLE = "CHAOS_LOG"
 
 
 def load(job: Job, report: Reporter) -> Callable[[], None]:
-    """The payload says how many steps it has, how long each takes (`step_s`), and whether it fails after them."""
+    """Load a job whose payload has its number of `steps`, `step_s`, and whether it `fails` at the end."""
     log = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def leave(step: int) -> None:
@@ -29,6 +29,6 @@ def load(job: Job, report: Reporter) -> Callable[[], None]:
         finally:
             os.close(log)
         if job.payload["fails"]:
-            raise RuntimeError("as its payload says")
+            raise RuntimeError("the payload says so")
 
     return work

@@ -1,7 +1,7 @@
-"""The log in which jobs leave their side effects: it is no queue's, and what was written outlives its writer.
+"""The log of the jobs' side effects, outside of the queue.
 
-A line is a JSON object: `job`, `attempt`, `pid`, `step` (0 for its beginning), and `at_s`, by the clock that all
-processes of the host share. Lines are appended whole; one that is read while it is written may lack its end.
+A line is a JSON object: `job`, `attempt`, `pid`, `step` (0 is the start), and `at_s`, monotonic seconds of the host.
+A line that is read during its write may lack its end.
 """
 
 import json
@@ -21,7 +21,7 @@ class Effect:
 
 
 def effects_of(log: Path) -> list[Effect]:
-    """Every whole line of the log; none where nobody has left one."""
+    """Every complete line of the log; none before the first."""
     if not log.exists():
         return []
     lines = log.read_text(encoding="ascii").splitlines(keepends=True)

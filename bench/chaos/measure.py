@@ -1,4 +1,4 @@
-"""`python -m bench --only chaos`: two minutes of it, what was done, and how long a job was stranded at worst."""
+"""`python -m bench --only chaos`: two minutes of failures, their counts, and how long jobs were stranded."""
 
 import random
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ def measure(place: Place) -> Iterator[Figure]:
     """Play on PostgreSQL, with commits synced.
 
     Raises:
-        BenchError: a job was lost, done twice or accepted from the wrong attempt; the message says which.
+        BenchError: a job was lost, completed twice or by the wrong attempt.
     """
-    seed = random.randrange(10**6)  # noqa: S311 - it keeps no secret
+    seed = random.randrange(10**6)  # noqa: S311 - not a secret
     folder = place.folder / "chaos"
     folder.mkdir()
     with postgres(folder / "server") as server:
         if isinstance(server, NoPostgres):
-            progress(f"chaos is left out: {server.because}")
+            progress(f"chaos skipped: {server.because}")
             return
         server.create("chaos")
         progress(f"chaos for {CHAOS_S:.0f} s, seed {seed}")

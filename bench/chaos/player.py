@@ -1,7 +1,7 @@
-"""Plays the chaos: keeps workers and a sweeper running, feeds them jobs, and does them harm, all by one seed.
+"""Run workers and a sweeper, submit jobs, and cause failures, all from one seed.
 
-Whatever dies is started again. Where the machine is so slow that nobody was hit at work, one is before the end. Then
-all harm ends, everything drains, and `judge` looks at what is left.
+Dead processes are restarted. At least one worker is killed at work. Then the failures end, the queue drains, and
+`judge` checks the result.
 """
 
 import os
@@ -30,26 +30,26 @@ from testbed.postgres import Postgres
 
 LEASE_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0
-PATIENCE_S: Final = 2 * HEARTBEAT_S
-"""How long the sweeper sees a lease expired before it gives the job away, as the remediator does with longer ones."""
+RENEWAL_S: Final = 2 * HEARTBEAT_S
+"""How long a lease must have expired before the sweeper requeues the job."""
 
 WORKERS: Final = 6
 QUEUE: Final = "chaos"
 TICK_S: Final = 0.05
 OPEN_MAX: Final = 30
-"""No job is submitted while so many are not over."""
+"""Limit of open jobs."""
 
 DOWN_EVERY_S: Final = 10.0
-"""How often the server is stopped or killed."""
+"""Interval of server outages."""
 
 DRAIN_S: Final = 90.0
 AT_WORK: Final = "worker killed at work"
-"""Of the workers that were killed, those whose job was certainly begun and not done."""
+"""Counts workers that certainly had an unfinished job."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """A process did not run from then to then, by the clock of the log, seconds."""
+    """A pause of a process by SIGSTOP, monotonic seconds."""
 
     pid: int
     from_s: float
@@ -58,24 +58,24 @@ class Stop:
 
 @dataclass(kw_only=True)
 class Process:
-    """One place, and the process in it, if any."""
+    """One slot, and its process, if any."""
 
     name: str
     command: list[str]
     popen: subprocess.Popen[bytes] | None = None
     start_at_s: float = 0.0
     stopped_at_s: float | None = None
-    go_on_at_s: float = 0.0
+    resume_at_s: float = 0.0
 
     @property
-    def runs(self) -> bool:
-        """Whether it is there, and not stopped."""
+    def is_running(self) -> bool:
+        """Whether it exists and is not stopped."""
         return self.popen is not None and self.stopped_at_s is None
 
 
 @dataclass(kw_only=True)
 class Played:
-    """What was done, and what is to be judged."""
+    """Actions, and where `judge` finds their result."""
 
     seed: int
     url: str
@@ -84,14 +84,14 @@ class Played:
     stops: list[Stop] = field(default_factory=list)
     submitted: list[JobId] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
-    """The places of the events that a consumer saw, in the order in which it did."""
+    """Positions of the consumed events, in order."""
     ends: Counter[int] = field(default_factory=Counter)
-    """How often a worker ended with which code."""
+    """Ended workers by exit code."""
     drained: bool = False
 
 
 def play(url: str, folder: Path, *, seconds: float, seed: int, server: Postgres | None = None) -> Played:
-    """Play, and let everything drain. A queue on PostgreSQL has its server harmed, too."""
+    """Cause failures, also of `server` if given, and drain the queue."""
     player = _Player(url, folder, seconds=seconds, seed=seed, server=server)
     with player.processes():
         player.play()
@@ -106,11 +106,11 @@ class _Player:
         self._folder = folder
         self._seconds = seconds
         self._server = server
-        self._random = random.Random(seed)  # noqa: S311 - to be played again, not to be kept secret
+        self._random = random.Random(seed)  # noqa: S311 - not a secret
         self._store = JobStore.open(url)
         self._run = self._made = 0
         self._steps: dict[int, int] = {}
-        """Of each job that is in no run, and so ends by itself alone: how many steps it has."""
+        """Number of steps of each job without a run."""
         self._server_back_at_s: float | None = None
         host = folder / "run"
         host.mkdir()
@@ -130,10 +130,10 @@ class _Player:
         worker += ["--lease-s", str(LEASE_S), "--heartbeat-s", str(HEARTBEAT_S)]
         names = [f"w{number}" for number in range(WORKERS)]
         self._workers = [Process(name=name, command=[*worker, "--name", name]) for name in names]
-        sweeper = [sys.executable, "-m", "bench.chaos.sweeper", url, str(PATIENCE_S)]
+        sweeper = [sys.executable, "-m", "bench.chaos.sweeper", url, str(RENEWAL_S)]
         self._sweeper = Process(name="sweeper", command=sweeper)
 
-    # --- the time of harm
+    # --- phases
 
     def play(self) -> None:
         begun_s = time.monotonic()
@@ -152,7 +152,7 @@ class _Player:
         times = max(4, int(self._seconds / DOWN_EVERY_S)) if self._server is not None else 0
         down = [begun_s + self._seconds * (n + 1) / (times + 1) for n in range(times)]
         while (now_s := time.monotonic()) < begun_s + self._seconds:
-            self._tend(now_s)
+            self._restart_processes(now_s)
             if down and now_s >= down[0] and self._server_back_at_s is None:
                 down.pop(0)
                 self._take_server_down(cleanly=len(down) % 2 == 1)
@@ -163,33 +163,33 @@ class _Player:
             time.sleep(TICK_S)
 
     def hit_one_at_work(self) -> None:
-        """Kill one in the middle of a job, if none was: where workers take long to start, every kill may miss."""
+        """Kill a worker at work if none was. On a slow machine every earlier kill may miss."""
         self._end_outages()
         give_up_s = time.monotonic() + DRAIN_S
         while not self.played.counts[AT_WORK] and time.monotonic() < give_up_s:
-            self._tend(time.monotonic())
+            self._restart_processes(time.monotonic())
             self._submit()
             self._kill_at_work()
             time.sleep(TICK_S)
 
     def drain(self) -> None:
-        """No more harm: wait until every job is over, and every event seen."""
+        """Wait until every job has ended and every event is consumed."""
         self._end_outages()
         give_up_s = time.monotonic() + DRAIN_S
         while not self.played.drained and time.monotonic() < give_up_s:
-            self._tend(time.monotonic())
+            self._restart_processes(time.monotonic())
             self._consume()
             with suppress(DatabaseError):
-                self.played.drained = not self._store.jobs(states=frozenset(State) - FINAL) and self._all_seen()
+                self.played.drained = not self._store.jobs(states=frozenset(State) - FINAL) and self._is_all_consumed()
             time.sleep(4 * TICK_S)
 
     def _end_outages(self) -> None:
         self._server_back_at_s = self._server_back_at_s and 0.0
         for each in self._workers:
-            each.go_on_at_s = 0.0
+            each.resume_at_s = 0.0
 
-    def _all_seen(self) -> bool:
-        # In this order: what consumes the last event of a run writes one more, and the sweeper may be who does.
+    def _is_all_consumed(self) -> bool:
+        # In this order: the sweep of a run's last event writes one more event.
         return self._store.sweeps.consume_events(now=self._store.now()) == 0 and not self._store.outbox.events("player")
 
     # --- processes
@@ -205,21 +205,21 @@ class _Player:
                     each.popen.wait()
             self._store.close()
 
-    def _tend(self, now_s: float) -> None:
-        """Start what died, continue what was stopped, once its time has come."""
+    def _restart_processes(self, now_s: float) -> None:
+        """Start dead processes and continue stopped ones when they are due."""
         if self._server is not None and self._server_back_at_s is not None and now_s >= self._server_back_at_s:
             self._server.start()
             self._server_back_at_s = None
         for each in (*self._workers, self._sweeper):
-            if each.stopped_at_s is not None and now_s >= each.go_on_at_s:
-                self._go_on(each)
+            if each.stopped_at_s is not None and now_s >= each.resume_at_s:
+                self._resume(each)
             if each.popen is not None and (code := each.popen.poll()) is not None:
-                self._note_end(each, code, now_s)
+                self._record_exit(each, code, now_s)
             if each.popen is None and now_s >= each.start_at_s:
                 each.popen = self._start(each)
 
     def _start(self, each: Process) -> subprocess.Popen[bytes]:
-        setpriv = shutil.which("setpriv", path=os.defpath)  # it ends with us, however we end
+        setpriv = shutil.which("setpriv", path=os.defpath)  # ends it with this process
         tether = [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
         with (self._folder / f"{each.name}.log").open("ab") as log:
             return subprocess.Popen(
@@ -231,24 +231,24 @@ class _Player:
                 stderr=log,
             )
 
-    def _note_end(self, each: Process, code: int, now_s: float) -> None:
-        self._end_stop(each)
+    def _record_exit(self, each: Process, code: int, now_s: float) -> None:
+        self._record_stop(each)
         each.popen = None
         each.start_at_s = now_s + self._random.choice((0.0, 0.0, 0.5, 2 * LEASE_S))
         if each is not self._sweeper:
             self.played.ends[code] += 1
 
-    def _go_on(self, each: Process) -> None:
+    def _resume(self, each: Process) -> None:
         if each.popen is not None:
             each.popen.send_signal(signal.SIGCONT)
-        self._end_stop(each)
+        self._record_stop(each)
 
-    def _end_stop(self, each: Process) -> None:
+    def _record_stop(self, each: Process) -> None:
         if each.popen is not None and each.stopped_at_s is not None:
             self.played.stops.append(Stop(pid=each.popen.pid, from_s=each.stopped_at_s, to_s=time.monotonic()))
         each.stopped_at_s = None
 
-    # --- harm
+    # --- failures
 
     def _kill_worker(self) -> None:
         if those := [each for each in self._workers if each.popen is not None]:
@@ -256,7 +256,7 @@ class _Player:
             self.played.counts["worker killed"] += 1
 
     def _kill_at_work(self) -> None:
-        """Kill a worker that is in the middle of a job; it counts where it had not gone on to the end meanwhile."""
+        """Kill a worker at work; it counts in `AT_WORK` unless its job ended first."""
         if those := [each for each in self._workers if self._is_at_work(each)]:
             each = self._random.choice(those)
             self._kill(each)
@@ -266,10 +266,10 @@ class _Player:
             self.played.counts[AT_WORK] += self._is_at_work(each)
 
     def _is_at_work(self, each: Process) -> bool:
-        """Whether the last that a process left is a step of a job, and not its last one."""
+        """Whether its last effect is a step other than the last of a job."""
         pid = each.popen.pid if each.popen is not None else None
-        left = [effect for effect in effects_of(self.played.log) if effect.pid == pid]
-        return bool(left) and left[-1].step < self._steps.get(left[-1].job, 0)
+        effects = [effect for effect in effects_of(self.played.log) if effect.pid == pid]
+        return bool(effects) and effects[-1].step < self._steps.get(effects[-1].job, 0)
 
     def _kill_sweeper(self) -> None:
         if self._sweeper.popen is not None:
@@ -281,13 +281,13 @@ class _Player:
             each.popen.kill()
 
     def _stop_worker(self, least_s: float, most_s: float) -> None:
-        if those := [each for each in self._workers if each.runs]:
+        if those := [each for each in self._workers if each.is_running]:
             each = self._random.choice(those)
             for_s = self._random.uniform(least_s, most_s)
             if each.popen is not None:
                 each.popen.send_signal(signal.SIGSTOP)
             each.stopped_at_s = time.monotonic()
-            each.go_on_at_s = each.stopped_at_s + for_s
+            each.resume_at_s = each.stopped_at_s + for_s
             self.played.counts["stopped longer than a lease" if for_s > LEASE_S else "stopped for a while"] += 1
 
     def _take_server_down(self, *, cleanly: bool) -> None:
@@ -312,10 +312,10 @@ class _Player:
         with suppress(psycopg.OperationalError), closing(_connect(self.played.url)) as connection:
             self.played.counts["connection dropped"] += len(connection.execute(drop, (database, many)).fetchall())
 
-    # --- jobs, and who hears of their ends
+    # --- jobs and events
 
     def _submit(self) -> None:
-        """A job, or a run of three of which the last needs the others; one in nine fails."""
+        """Submit a job, or a run of three jobs; the last depends on the others. One job in nine fails."""
         try:
             if len(self._store.jobs(states=frozenset(State) - FINAL)) >= OPEN_MAX:
                 return
@@ -330,7 +330,7 @@ class _Player:
                 needs = {"last": ["first", "second"]}
                 ids = list(self._store.runs.submit_run(f"run {self._run}", jobs, needs=needs, now=now).values())
         except DatabaseError:
-            self.played.counts["submission unanswered"] += 1  # it may be there, or not
+            self.played.counts["submission unanswered"] += 1  # it may have succeeded
         else:
             self.played.submitted += ids
 

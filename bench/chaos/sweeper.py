@@ -1,7 +1,4 @@
-"""`python -m bench.chaos.sweeper URL PATIENCE_S`: reclaims leases and consumes events, as a remediator does.
-
-It has no end of its own.
-"""
+"""`python -m bench.chaos.sweeper URL RENEWAL_S`: reclaim leases and consume events like a remediator, until killed."""
 
 import sys
 import time
@@ -14,16 +11,16 @@ from remediator.clients import job_queue_sql
 PAUSE_S: Final = 0.3
 
 
-def main(url: str, timeout_s: float) -> None:
-    """Tend the queue without end; one that does not answer is asked again."""
-    job_queue_sql.RENEWAL_S = timeout_s  # type: ignore[misc]  # leases of seconds, not of minutes
+def main(url: str, renewal_s: float) -> None:
+    """Sweep the queue forever; retry if it does not answer."""
+    job_queue_sql.RENEWAL_S = renewal_s  # type: ignore[misc]
     queue: job_queue_sql.BuiltinQueue | None = None
     while True:
         try:
             queue = queue or job_queue_sql.BuiltinQueue(JobStore.open(url))
             queue.sweep(now=queue.now())
         except DatabaseError as error:
-            print(f"not answered: {error}", file=sys.stderr, flush=True)
+            print(f"queue unreachable: {error}", file=sys.stderr, flush=True)
         time.sleep(PAUSE_S)
 
 

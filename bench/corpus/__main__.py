@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.corpus import scenario_file
 from bench.corpus.judge import JudgeError, Played, play
-from bench.figures import say
+from bench.figures import print_text
 from deploy.standalone.debian_packages import PartMissing
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     for each in played:
-        say("\n".join(_lines(each)))
+        print_text("\n".join(_lines(each)))
     return int(any(each.wrong() and not each.scenario.not_yet for each in played))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from bench.exporter.engine import engine
 from bench.exporter.host import host
 from bench.exporter.subject import Subject, ours
-from bench.figures import Figure, Place, figure, progress, until
+from bench.figures import Figure, Place, figure, progress, wait_until
 from tests.nvml import driver as nvidia
 
 SCRAPES: Final = 300
@@ -33,7 +33,7 @@ def measure(place: Place) -> Iterator[Figure]:
     driver = nvidia.Driver(nvidia.build(work), work / "nvml.script")
     with host(driver) as crowd, engine(crowd) as api, ours(work / "run", crowd.environment, api.url) as subject:
         every = len(crowd.containers)
-        until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=every), within_s=READY_S,
+        wait_until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=every), within_s=READY_S,
               what="every container is seen")  # fmt: skip
         took = []
         for _ in range(SCRAPES):

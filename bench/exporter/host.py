@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from bench.figures import BenchError, until
+from bench.figures import BenchError, wait_until
 from exporter.sources.gpu.nvml.pcie import FIELDS
 from gpuwarden import cgroup
 from tests.nvml.driver import Card, Driver, Sample
@@ -135,7 +135,7 @@ class Crowd:
     def _remove(groups: Sequence[Path]) -> None:
         for group in groups:
             with suppress(BenchError):
-                until(partial(_removed, group), within_s=GONE_S, what=f"{group} is gone")
+                wait_until(partial(_removed, group), within_s=GONE_S, what=f"{group} is gone")
 
 
 @contextmanager

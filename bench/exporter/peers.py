@@ -17,7 +17,7 @@ from typing import Final
 
 from bench.exporter.host import MARK, Crowd
 from bench.exporter.subject import Subject, free_port
-from bench.figures import BenchError, until
+from bench.figures import BenchError, wait_until
 from deploy.standalone import debian_packages
 from gpuwarden import procfs
 
@@ -146,7 +146,7 @@ def running(peer: Peer, crowd: Crowd, folder: Path) -> Iterator[Subject]:
     ):
         subject = Subject(pid=process.pid, port=port)
         try:
-            until(lambda: _ended(process, peer, folder) or subject.sees(sign.begin, at_least=sign.at_least),
+            wait_until(lambda: _ended(process, peer, folder) or subject.sees(sign.begin, at_least=sign.at_least),
                   within_s=READY_S, what=f"{peer.name} sees the host")  # fmt: skip
             yield subject
         finally:

@@ -19,7 +19,7 @@ from bench.exporter.engine import Api, engine
 from bench.exporter.host import Box, Crowd, host
 from bench.exporter.subject import Subject, ours
 from bench.exporter.tenants import Tenants, tenants
-from bench.figures import BenchError, Figure, Place, figure, progress, until
+from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
 from tests.nvml import driver as nvidia
 
 SCRAPES: Final = 100_000
@@ -118,7 +118,7 @@ def measure(place: Place, *, scrapes: int = SCRAPES, containers: int = CONTAINER
     ):
         turnover = Turnover(crowd=crowd, api=api, workers=workers)
         turnover.fill()
-        until(lambda: _told(subject) == turnover.names(), within_s=READY_S, what="every container is told of")
+        wait_until(lambda: _told(subject) == turnover.names(), within_s=READY_S, what="every container is told of")
         seen: set[str] = set()
         took: list[float] = []
         samples: list[Sample] = []
@@ -132,7 +132,9 @@ def measure(place: Place, *, scrapes: int = SCRAPES, containers: int = CONTAINER
                     _say(number, scrapes, samples[-1], turnover)
                 if failed:
                     raise BenchError(f"containers stopped coming and going: {failed[0]!r}") from failed[0]
-        until(lambda: _told(subject) == turnover.names(), within_s=READY_S, what="none is told of but those there are")
+        wait_until(
+            lambda: _told(subject) == turnover.names(), within_s=READY_S, what="none is told of but those there are"
+        )
         came = seen & turnover.ended_s.keys()
         yield figure("soak", f"{scrapes:,} scrapes: one over HTTP", "ms", took)
         yield figure("soak", "containers that came and went", "", [turnover.step])

@@ -17,7 +17,7 @@ from bench.exporter.engine import engine
 from bench.exporter.host import host
 from bench.exporter.peers import PEERS, PeerMissing
 from bench.exporter.subject import Page, Subject, ours
-from bench.figures import Figure, Place, figure, progress, until
+from bench.figures import Figure, Place, figure, progress, wait_until
 from gpuwarden import procfs
 from tests.nvml import driver as nvidia
 
@@ -129,7 +129,7 @@ _MEASURES: Final[tuple[tuple[str, str, Callable[[Found], Sequence[float]]], ...]
 
 
 def _sees_all(subject: Subject, containers: int) -> None:
-    until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=containers), within_s=peers.READY_S,
+    wait_until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=containers), within_s=peers.READY_S,
           what="our exporter sees every container")  # fmt: skip
 
 

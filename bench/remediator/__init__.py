@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from bench.figures import BenchError, Figure, Place, figure, progress, took_ms, until
+from bench.figures import BenchError, Figure, Place, figure, progress, time_calls_ms, wait_until
 from bench.remediator import peer, storm
 from bench.remediator.openloop import Answered, at_rate, flat_out, request
 from bench.webhook import ALERT
@@ -145,7 +145,7 @@ def _ours(work: Path, name: str, database: str | None) -> Iterator[Server]:
     chain = Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, database=database))
     try:
         chain.start_serve()
-        until(lambda: _answers(chain), within_s=30, what=f"the webhook answers, {name}")
+        wait_until(lambda: _answers(chain), within_s=30, what=f"the webhook answers, {name}")
         port, token = urlsplit(chain.remediator_url).port, chain.token_file.read_text(encoding="ascii")
         yield Server(name=f"ours, {name}", port=port or 0, path="/api/v1/alerts", token=token, wanted=202, chain=chain)
     finally:
@@ -189,7 +189,7 @@ def _syncs(folder: Path) -> list[float]:
             file.write(bytes(4096))
             os.fdatasync(file.fileno())
 
-        return took_ms(sync, count=SYNCS)
+        return time_calls_ms(sync, count=SYNCS)
 
 
 def _left_out(what: str, because: NoPostgres) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.figures import until
+from bench.figures import wait_until
 from deploy.standalone import debian_packages
 
 PATH: Final = "/hooks/nothing"
@@ -36,7 +36,7 @@ def running(folder: Path) -> Iterator[int | str]:
     command = [program, "-hooks", str(hooks), "-ip", "127.0.0.1", "-port", str(port)]
     with (folder / "webhook.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            until(lambda: _listens(port), within_s=10, what="webhook listens")
+            wait_until(lambda: _listens(port), within_s=10, what="webhook listens")
             yield port
         finally:
             process.terminate()

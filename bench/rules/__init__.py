@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import httpx
 
-from bench.figures import BenchError, Figure, Place, figure, progress, until
+from bench.figures import BenchError, Figure, Place, figure, progress, wait_until
 from bench.rules.fleet import WORKERS, Kind
 from deploy.standalone import debian_packages
 from deploy.standalone.package_data import rules
@@ -180,7 +180,7 @@ class _Prometheus:
 
     def wait_up(self, hosts: int) -> None:
         """Every host has been scraped twice."""
-        until(lambda: self.value('count(up{job="gpuwarden-exporter"} == 1)') >= hosts, within_s=UP_S,
+        wait_until(lambda: self.value('count(up{job="gpuwarden-exporter"} == 1)') >= hosts, within_s=UP_S,
               what=f"{hosts} hosts are scraped")  # fmt: skip
 
     def watch(self, for_s: float) -> _Seen:
@@ -263,7 +263,7 @@ def _prometheus(
             server = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=log, stderr=log)
         with httpx.Client(timeout=60, trust_env=False) as http:
             prometheus = _Prometheus(url=f"http://127.0.0.1:{port}", pid=server.pid, http=http)
-            until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready ({work / 'log'} says why not)")
+            wait_until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready ({work / 'log'} says why not)")
             yield prometheus
     finally:
         for process in (server, fleet):

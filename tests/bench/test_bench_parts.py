@@ -44,9 +44,9 @@ def test_a_part_that_cannot_go_on_says_so_and_the_others_go_on(
 
     told = capsys.readouterr()
     assert status == 1
-    assert f"bench: corpus: cannot go on: {error}\n" in told.err
-    assert told.err.endswith("bench: not measured to its end: corpus\n")
-    assert "what half measures" in told.out, "what it had measured by then is told"
+    assert f"bench: corpus failed: {error}\n" in told.err
+    assert told.err.endswith("bench: incomplete: corpus\n")
+    assert "what half measures" in told.out
     assert "what step measures" in told.out
     written = json.loads((tmp_path / "found").read_text())
     assert [each["part"] for each in written["figures"]] == ["half", "step"]

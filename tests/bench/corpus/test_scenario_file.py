@@ -221,7 +221,7 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(SOUND.replace("due: 6m", "due: 7m"))
 
     judged = unread("-m", "bench.corpus", str(tmp_path))
-    table = unread("-c", "from bench.figures import say; say('figures'); say('more of them')")
+    table = unread("-c", "from bench.figures import print_text; print_text('figures'); print_text('more of them')")
 
     assert (judged.returncode, judged.stderr) == (1, b""), "it is wrong, as it is to who reads on"
     assert (table.returncode, table.stderr) == (0, b"")
