@@ -47,7 +47,6 @@ LATER: Final = frozenset(
     {
         "",
         "bench/corpus",
-        "bench/exporter",
         "bench/queue",
         "bench/remediator",
         "bench/rules",

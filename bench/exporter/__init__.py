@@ -1,8 +1,7 @@
-"""What the exporter costs on a full host: 8 GPUs, 64 containers and 256 GPU processes, by a running exporter.
+"""What a running exporter costs on a full host: 8 GPUs, 64 containers and 256 GPU processes.
 
-Real are the program, the 256 processes and the 64 cgroups they are in (root is needed to make them). The GPUs are those
-of the stand-in for NVIDIA's library, whose own work is in the figures; the containers are listed by a stand-in for
-Docker's API, whose work is not.
+Exporter, processes and cgroups are real (cgroups need root). Fakes replace NVIDIA's library, whose work is part of the
+figures, and Docker's API, whose work is not.
 """
 
 import gzip
@@ -18,7 +17,7 @@ from tests.nvml import driver as nvidia
 
 SCRAPES: Final = 300
 WATCHED_S: Final = 60.0
-"""How long it samples once a second and is scraped each `SCRAPE_EACH_S`, while its CPU time is taken, seconds."""
+"""Duration of the CPU measurement, seconds."""
 
 SCRAPE_EACH_S: Final = 5.0
 SETTLE_S: Final = 5.0
@@ -26,7 +25,7 @@ READY_S: Final = 30.0
 
 
 def measure(place: Place) -> Iterator[Figure]:
-    """Scrapes one after another, then a minute as it is in production, and one in which no GPU has anything to do."""
+    """Measure scrapes without pause, then a minute with busy GPUs and a minute with idle GPUs."""
     work = place.folder / "exporter-host"
     work.mkdir()
     progress("exporter on a full host")
@@ -34,7 +33,7 @@ def measure(place: Place) -> Iterator[Figure]:
     with host(driver) as crowd, engine(crowd) as api, ours(work / "run", crowd.environment, api.url) as subject:
         every = len(crowd.containers)
         wait_until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=every), within_s=READY_S,
-              what="every container is seen")  # fmt: skip
+              what="the exporter lists every container")  # fmt: skip
         took = []
         for _ in range(SCRAPES):
             started_s = time.perf_counter()
@@ -49,13 +48,13 @@ def measure(place: Place) -> Iterator[Figure]:
         for crowd.idle, doing in ((False, "all compute"), (True, "none computes")):
             progress(f"exporter on a full host: {doing}")
             time.sleep(SETTLE_S)
-            used_s, passed_s = watched(subject, WATCHED_S)
+            used_s, passed_s = measure_cpu(subject, WATCHED_S)
             yield figure("exporter", f"full host, {doing}: {what}", "% of a core", [100 * used_s / passed_s])
         yield figure("exporter", "full host: resident memory", "MiB", [subject.resident_mib()])
 
 
-def watched(subject: Subject, for_s: float) -> tuple[float, float]:
-    """CPU time and time passed, with a scrape each `SCRAPE_EACH_S`."""
+def measure_cpu(subject: Subject, for_s: float) -> tuple[float, float]:
+    """CPU seconds and seconds passed, with a scrape each `SCRAPE_EACH_S`."""
     before_s, started_s = subject.cpu_s(), time.monotonic()
     while time.monotonic() < started_s + for_s:
         time.sleep(SCRAPE_EACH_S)

@@ -1,4 +1,4 @@
-"""Containers that come and go, one a step: which of them there are, and which a page tells of."""
+"""Containers that come and go: the names of those that exist, and of those on a page."""
 
 import re
 from typing import Final
@@ -7,15 +7,15 @@ _NAMED: Final = re.compile(rb'[{,]container="([^"]+)"')
 
 
 def name(number: int) -> str:
-    """What the container of this number is called."""
+    """Name of a container."""
     return f"tenant-{number}"
 
 
 def alive(step: int, *, at_a_time: int) -> range:
-    """The numbers of those that there are after so many steps: each step ends the oldest and starts another."""
+    """Numbers of the containers after some steps; each step ends the oldest and starts one."""
     return range(step, step + at_a_time)
 
 
 def named(page: bytes) -> frozenset[str]:
-    """Every container that some series of a page is about; a dead worker's have none."""
+    """Every container on a page; series of dead workers name none."""
     return frozenset(found.decode() for found in _NAMED.findall(page))

@@ -1,7 +1,4 @@
-"""A stand-in for Docker's API at a Unix socket: it lists the containers of a host, and tells of each.
-
-What it answers is shaped as Docker's (Docker Engine API, ContainerList and ContainerInspect).
-"""
+"""A fake Docker Engine API on a Unix socket: ContainerList, ContainerInspect and events."""
 
 import json
 import re
@@ -22,44 +19,44 @@ from bench.exporter.host import Box, Crowd
 from bench.figures import BenchError
 
 LOOK_EACH_S: Final = 0.1
-"""How often it is looked whether there is an event to tell, seconds."""
+"""Interval of checks for a new event, seconds."""
 
 _ONE: Final = re.compile(r"/v[0-9.]+/containers/([0-9a-f]{64})/json")
 
 
 class Api:
-    """The engine's API: its URL, and what it lists."""
+    """The URL of the API, and the file with its containers."""
 
     def __init__(self, crowd: Crowd, folder: Path) -> None:
         self.url = f"unix://{folder / 'd.sock'}"
         self.state = folder / "containers.json"
         self._crowd = crowd
-        self.tell()
+        self.update()
 
-    def tell(self) -> None:
-        """From now on, it lists the containers that the host has now."""
+    def update(self) -> None:
+        """List the current containers of the host."""
         scratch = self.state.with_suffix(".new")
-        scratch.write_text(json.dumps([_inspected(each) for each in self._crowd.containers]), encoding="ascii")
+        scratch.write_text(json.dumps([_inspect_body(each) for each in self._crowd.containers]), encoding="ascii")
         scratch.replace(self.state)
 
 
 @contextmanager
 def engine(crowd: Crowd) -> Iterator[Api]:
-    """It runs in a process of its own, so that its work is in nobody's figures."""
+    """Run the API in a separate process, whose work is not measured."""
     with TemporaryDirectory(prefix="gw-") as folder:
         api = Api(crowd, Path(folder))
         command: list[str | Path] = [sys.executable, __file__, api.url.removeprefix("unix://"), api.state]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             if not (process.stdout and process.stdout.readline()):
-                raise BenchError("the stand-in for Docker's API did not start")
+                raise BenchError("the fake Docker API did not start")
             yield api
         finally:
             process.kill()
             process.communicate()
 
 
-def _inspected(box: Box) -> dict[str, Any]:
+def _inspect_body(box: Box) -> dict[str, Any]:
     gpus = ",".join(f"GPU-{index}" for index in box.gpus)
     return {
         "Id": box.id,
@@ -76,7 +73,7 @@ def _inspected(box: Box) -> dict[str, Any]:
     }
 
 
-def _listed(found: dict[str, Any]) -> dict[str, Any]:
+def _list_body(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "Id": found["Id"],
         "Names": [found["Name"]],
@@ -94,7 +91,7 @@ def _listed(found: dict[str, Any]) -> dict[str, Any]:
 
 
 class _State:
-    """What the file says, read anew when it is another one."""
+    """Content of the file, read again when it is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,18 +101,18 @@ class _State:
         self.listed = b""
 
     def version(self) -> tuple[int, int]:
-        """Another one whenever anything has changed."""
+        """Identity of the file."""
         found = self._path.stat()
         return found.st_ino, found.st_mtime_ns
 
-    def now(self) -> "_State":
-        """As it is by now."""
+    def refresh(self) -> "_State":
+        """Read the file if it changed."""
         with self._changing:
             version = self.version()
             if self._read != version:
                 self._read = version
                 self.inspected = {each["Id"]: each for each in json.loads(self._path.read_text(encoding="ascii"))}
-                self.listed = json.dumps([_listed(each) for each in self.inspected.values()]).encode()
+                self.listed = json.dumps([_list_body(each) for each in self.inspected.values()]).encode()
         return self
 
 
@@ -128,10 +125,10 @@ def _main(socket: str, path: str) -> None:
         def do_GET(self) -> None:
             path = self.path.partition("?")[0]
             one = _ONE.fullmatch(path)
-            now = state.now()
+            now = state.refresh()
             inspected = now.inspected.get(one.group(1)) if one else {}
             if path.endswith("/events"):
-                self._tell_on()
+                self._stream_events()
                 return
             if path.endswith("/version"):
                 body = b'{"ApiVersion": "1.41"}'
@@ -145,8 +142,8 @@ def _main(socket: str, path: str) -> None:
             self.end_headers()
             self.wfile.write(body)
 
-        def _tell_on(self) -> None:
-            """An event for each change, in chunks, until nobody listens."""
+        def _stream_events(self) -> None:
+            """Send one event per change, until the client disconnects."""
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Transfer-Encoding", "chunked")
@@ -161,7 +158,7 @@ def _main(socket: str, path: str) -> None:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
-            """A line a call would say nothing."""
+            """Log nothing."""
 
     class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         daemon_threads = True

@@ -1,7 +1,7 @@
-"""A full host: 64 containers of 4 processes, two on each of its two GPUs, 256 processes on 8 GPUs in all.
+"""A full host: 8 GPUs and 64 containers of 4 processes, two on each of the container's two GPUs.
 
-A container is a cgroup as Docker makes it, named by a full id, and its processes sleep; that they compute is what the
-stand-in for the driver says, which has new samples of each, each second.
+A container is a cgroup like those of Docker. Its processes sleep, and a fake driver reports their GPU use with new
+samples each second.
 """
 
 import os
@@ -24,13 +24,12 @@ PROCESSES_EACH: Final = 4
 GPUS: Final = 8
 GPUS_EACH: Final = 2
 GONE_S: Final = 10.0
-TOLD_EACH_S: Final = 1.0
+UPDATE_EACH_S: Final = 1.0
 BUSY_PERCENT: Final = (2, 3, 4)
-"""What each process that computes uses of its GPU, by turns: 32 of them nearly all of it, and by two a container is not
-idle. No look finds what the last one has found."""
+"""GPU use of each busy process, in turns: 32 processes nearly fill a GPU, and every sample differs from the last."""
 
 MARK: Final = str(os.getpid())
-"""The last argument of every process of this host's containers."""
+"""Last argument of every process in the containers."""
 
 _SENSORS: Final = (
     "nvmlDeviceGetEnforcedPowerLimit 0 700000",
@@ -45,8 +44,7 @@ _SENSORS: Final = (
     *(f"nvmlDeviceGetPcieThroughput {counter} 1000" for counter in range(2)),
     *(f"nvmlDeviceGetFieldValues {field} 0" for field in FIELDS.values()),
 )
-"""What a GPU of a data centre tells beside its use: it has no fan of its own, and these have no NVLink. Temperature and
-power, which never stand still, come beside them."""
+"""Constant readings of a data centre GPU without fan and NVLink."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +58,31 @@ class Box:
 
 
 class Crowd:
-    """The host's containers as they are now; who starts or ends one has `tell` let the driver know.
+    """The current containers of the host. Call `update_driver` after a start or an end.
 
-    Their processes compute, unless they are set to be `idle`.
+    Their processes are busy unless `idle` is set.
     """
 
     def __init__(self, driver: Driver, roots: Sequence[Path]) -> None:
         self.containers: list[Box] = []
         self.idle = False
         self.environment = driver.environment
-        """That in which its driver is found."""
+        """Environment variables that select the fake driver."""
         self._driver = driver
         self._roots = roots
         self._inside: dict[str, list[subprocess.Popen[bytes]]] = {}
-        self._told = 0
-        self._telling = threading.Lock()
+        self._updates = 0
+        self._updating = threading.Lock()
 
     def start(self, number: int, *, run: Callable[[Path], tuple[int, ...]] | None = None) -> Box:
-        """A container of this number, with processes that sleep.
+        """Start a container with sleeping processes.
 
-        With `run`, the processes that it starts in the cgroup it is given instead, whose end is up to their owner.
+        Args:
+            number: of the container.
+            run: starts other processes in the cgroup instead, which the caller must end.
 
         Raises:
-            BenchError: no cgroups can be made here.
+            BenchError: cgroups cannot be made.
         """
         full_id = f"{number:064x}"
         groups = [root / full_id for root in self._roots]
@@ -90,9 +90,9 @@ class Crowd:
             for group in groups:
                 group.mkdir(parents=True)
         except OSError as error:
-            raise BenchError(f"no cgroup can be made at {group} ({error.strerror}): root is needed") from None
+            raise BenchError(f"cannot make cgroup {group} ({error.strerror}): run as root") from None
         inside = self._inside[full_id] = []
-        # It sleeps the sum of its arguments; the last tells whose process this is among others of the machine.
+        # `sleep` adds its arguments up; the last one marks the process.
         command = ["sleep", "infinity", MARK]
         inside.extend(subprocess.Popen(command) for _ in range(PROCESSES_EACH if run is None else 0))
         pids = tuple(each.pid for each in inside) if run is None else run(groups[0])
@@ -105,19 +105,19 @@ class Crowd:
         return box
 
     def end(self, box: Box) -> None:
-        """Its processes are killed and its cgroup is removed."""
+        """Kill its processes and remove its cgroup."""
         self.containers.remove(box)
         self._end(box.id)
 
-    def tell(self) -> None:
-        """The driver answers with the processes of these containers, and has sampled all since the last time."""
-        with self._telling:
-            self._told += 1
-            boxes, computes = tuple(self.containers), not self.idle
-            self._driver.answer(*(_card(index, boxes, self._told, computes=computes) for index in range(GPUS)))
+    def update_driver(self) -> None:
+        """Have the driver list the current processes, with a new sample of each."""
+        with self._updating:
+            self._updates += 1
+            boxes, busy = tuple(self.containers), not self.idle
+            self._driver.answer(*(_card(index, boxes, self._updates, busy=busy) for index in range(GPUS)))
 
     def close(self) -> None:
-        """All end."""
+        """End all containers."""
         for inside in self._inside.values():
             for process in inside:
                 process.kill()
@@ -135,41 +135,38 @@ class Crowd:
     def _remove(groups: Sequence[Path]) -> None:
         for group in groups:
             with suppress(BenchError):
-                wait_until(partial(_removed, group), within_s=GONE_S, what=f"{group} is gone")
+                wait_until(partial(_try_remove, group), within_s=GONE_S, what=f"{group} is gone")
 
 
 @contextmanager
 def host(driver: Driver, *, containers: int = CONTAINERS) -> Iterator[Crowd]:
-    """Make it, and take it away again.
+    """Run the host's containers.
 
     Raises:
-        BenchError: no cgroups can be made here.
+        BenchError: cgroups cannot be made.
     """
     crowd, ending = Crowd(driver, _roots()), threading.Event()
 
-    def tell_on() -> None:
-        while not ending.wait(TOLD_EACH_S):
-            crowd.tell()
+    def update() -> None:
+        while not ending.wait(UPDATE_EACH_S):
+            crowd.update_driver()
 
-    telling = threading.Thread(target=tell_on, name="driver")
+    updating = threading.Thread(target=update, name="driver")
     try:
         for number in range(containers):
             crowd.start(number)
-        crowd.tell()
-        telling.start()
+        crowd.update_driver()
+        updating.start()
         yield crowd
     finally:
         ending.set()
-        if telling.ident is not None:
-            telling.join()
+        if updating.ident is not None:
+            updating.join()
         crowd.close()
 
 
 def _roots() -> list[Path]:
-    """Where this bench's cgroups are: of version 1 in the two hierarchies that the exporter reads, memory's first.
-
-    Docker makes a container's group in each hierarchy.
-    """
+    """Parents of the cgroups: one, or with version 1 one in each hierarchy that the exporter reads, memory first."""
     name = f"gpuwarden-bench-{os.getpid()}"
     if (cgroup.ROOT / "memory").is_dir():
         return [cgroup.ROOT / each / name for each in ("memory", "cpuacct") if (cgroup.ROOT / each).is_dir()]
@@ -180,26 +177,26 @@ def _roots() -> list[Path]:
     return [cgroup.ROOT / name]
 
 
-def _removed(group: Path) -> bool:
+def _try_remove(group: Path) -> bool:
     with suppress(OSError):
         group.rmdir()
     return not group.exists()
 
 
-def _card(index: int, boxes: Sequence[Box], told: int, *, computes: bool) -> Card:
-    """A GPU with one process of each container that has it for every GPU that one has."""
+def _card(index: int, boxes: Sequence[Box], update: int, *, busy: bool) -> Card:
+    """One GPU, with the processes of each container in turns over its GPUs."""
     pids = [pid for box in boxes if index in box.gpus for pid in box.pids[box.gpus.index(index) :: GPUS_EACH]]
-    used = {pid: BUSY_PERCENT[(place + told) % len(BUSY_PERCENT)] for place, pid in enumerate(pids)} if computes else {}
+    used = {pid: BUSY_PERCENT[(place + update) % len(BUSY_PERCENT)] for place, pid in enumerate(pids)} if busy else {}
     return Card(
         uuid=f"GPU-{index}",
         size_bytes=80 * 2**30,
         used_bytes=len(pids) * 2**28,
         utilization=min(100, sum(used.values())),
         compute=dict.fromkeys(pids, 2**28),
-        samples=tuple(Sample(pid=pid, timestamp_us=told * 10**6, sm=percent) for pid, percent in used.items()),
+        samples=tuple(Sample(pid=pid, timestamp_us=update * 10**6, sm=percent) for pid, percent in used.items()),
         figures=(
-            f"nvmlDeviceGetTemperature 0 {60 + told % 4}",
-            f"nvmlDeviceGetPowerUsage 0 {310_000 + told % 100 * 250}",
+            f"nvmlDeviceGetTemperature 0 {60 + update % 4}",
+            f"nvmlDeviceGetPowerUsage 0 {310_000 + update % 100 * 250}",
             *_SENSORS,
         ),
     )

@@ -1,7 +1,6 @@
-"""Exporters beside ours: nvitop-exporter from PyPI, node-exporter and process-exporter from Debian's packages.
+"""Other exporters: nvitop-exporter from PyPI, node-exporter and process-exporter from Debian packages.
 
-Debian's two are used from PATH, else unpacked into `.parts` like the parts of the chain, of which they are none: only
-this measurement runs them.
+Programs on PATH are preferred. Other Debian packages are unpacked into `.parts`.
 """
 
 import importlib.util
@@ -24,13 +23,13 @@ from gpuwarden import procfs
 READY_S: Final = 60.0
 
 
-class PeerMissing(Exception):  # noqa: N818 - it reads as what happened
-    """A peer is not installed and cannot be had; the message says what to do."""
+class PeerMissing(Exception):  # noqa: N818 - named like `PartMissing`
+    """An exporter is not installed and cannot be downloaded; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """What a peer's page has once it sees all of the host: so many series that begin so."""
+    """Series that show that an exporter sees the whole host."""
 
     begin: bytes
     at_least: int
@@ -38,12 +37,11 @@ class Sign:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One exporter: how it is started, and by what it is known to be ready.
+    """One exporter.
 
-    `command` is told the host, a folder for its files and the port of loopback on which it is to answer.
-
-    Raises (from `command`):
-        PeerMissing: it is not installed and cannot be had.
+    Attributes:
+        command: makes its command line from the host, a folder for files and a port; raises `PeerMissing`.
+        sign: shows that it is ready.
     """
 
     name: str
@@ -52,14 +50,14 @@ class Peer:
 
 
 def _nvitop(_crowd: Crowd, _folder: Path, port: int) -> list[str]:
-    """By default it looks once a second, as ours does; it is told the host's name, which it asks the network for."""
+    """Like ours it samples once a second. `--hostname` avoids a query to the network."""
     if importlib.util.find_spec("nvitop_exporter") is None:
-        raise PeerMissing("there is no nvitop_exporter: pip install -e '.[bench]'")
+        raise PeerMissing("nvitop_exporter is not installed: pip install -e '.[bench]'")
     return [sys.executable, "-m", "nvitop_exporter", "--hostname", "bench", "--port", str(port)]
 
 
 def _node(_crowd: Crowd, folder: Path, port: int) -> list[str]:
-    """Its default collectors; that of text files has an empty folder, so that no error is written at each scrape."""
+    """Default collectors. The text file collector needs a folder, or each scrape logs an error."""
     texts = folder / "textfile"
     texts.mkdir(exist_ok=True)
     return [
@@ -70,11 +68,7 @@ def _node(_crowd: Crowd, folder: Path, port: int) -> list[str]:
 
 
 def _process(crowd: Crowd, folder: Path, port: int) -> list[str]:
-    """The containers' processes, a group for each container.
-
-    Without the two of its defaults that cost most and tell what ours does not: names of threads and proportional
-    memory.
-    """
+    """One group per container, without thread names and proportional memory, which cost most and which ours lacks."""
     program, configuration = _debian("prometheus-process-exporter"), folder / "process-exporter.yml"
     box = crowd.containers[0]
     listing = (procfs.PROC / str(box.pids[0]) / "cgroup").read_text(encoding="ascii")
@@ -87,17 +81,21 @@ def _process(crowd: Crowd, folder: Path, port: int) -> list[str]:
 
 
 def process_groups(listing: str, container_id: str) -> str:
-    """A configuration of process-exporter that groups by container; `listing` is /proc/PID/cgroup of one in this one.
+    """Configure process-exporter to group by container.
 
-    Its template has the paths of that file in their order, in which all processes of a host have the same hierarchies.
+    Its template has the cgroup paths of a process by position, which is the same for all processes of a host.
+
+    Args:
+        listing: /proc/PID/cgroup of a process in the container.
+        container_id: full id.
 
     Raises:
-        BenchError: the container has no line of it.
+        BenchError: no line names the container.
     """
     paths = [line.split(":", 2)[2] for line in listing.splitlines()]
     place = next((place for place, path in enumerate(paths) if path.endswith(f"/{container_id}")), None)
     if place is None:
-        raise BenchError(f"no process of container {container_id} is in it by its cgroups: {listing}")
+        raise BenchError(f"no cgroup names container {container_id}: {listing}")
     return (
         f"process_names:\n  - name: \"{{{{index .Cgroups {place}}}}}\"\n    comm: [sleep]\n    cmdline: [' {MARK}$']\n"
     )
@@ -129,11 +127,11 @@ PEERS: Final = (
 
 @contextmanager
 def running(peer: Peer, crowd: Crowd, folder: Path) -> Iterator[Subject]:
-    """A peer that sees all of this host.
+    """Run an exporter and wait until it sees the whole host.
 
     Raises:
-        PeerMissing: it is not installed and cannot be had.
-        BenchError: it was not ready in time.
+        PeerMissing: it is not installed and cannot be downloaded.
+        BenchError: it is not ready in time.
     """
     folder.mkdir(exist_ok=True)
     port = free_port()
@@ -146,14 +144,14 @@ def running(peer: Peer, crowd: Crowd, folder: Path) -> Iterator[Subject]:
     ):
         subject = Subject(pid=process.pid, port=port)
         try:
-            wait_until(lambda: _ended(process, peer, folder) or subject.sees(sign.begin, at_least=sign.at_least),
+            wait_until(lambda: _check_runs(process, peer, folder) or subject.sees(sign.begin, at_least=sign.at_least),
                   within_s=READY_S, what=f"{peer.name} sees the host")  # fmt: skip
             yield subject
         finally:
             process.terminate()
 
 
-def _ended(process: subprocess.Popen[bytes], peer: Peer, folder: Path) -> bool:
+def _check_runs(process: subprocess.Popen[bytes], peer: Peer, folder: Path) -> bool:
     if process.poll() is None:
         return False
     last = (folder / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]

@@ -1,9 +1,8 @@
-"""The exporter of a full host, scraped a hundred thousand times while containers come and go: does anything grow?
+"""Scrape the exporter of a full host 100,000 times while containers come and go: does anything grow?
 
-Up to two containers a second end and as many start, each a cgroup, a worker in it with its files and lock, a process
-of the driver's and a container of the engine's. Memory, open files, threads and the page are looked at a hundred times,
-after a start in which caches fill. A container that is told of longer than `STALE_S` after its end is no figure but an
-error.
+Up to two containers a second end and start, each with a cgroup, a worker, a driver process and an entry of the
+engine. Memory, open files, threads and page size are sampled 100 times after a warm-up. A container that is published
+more than `STALE_S` after its end is an error.
 """
 
 import statistics
@@ -27,21 +26,21 @@ CONTAINERS: Final = 64
 AT_A_TIME: Final = 8
 STEP_S: Final = 0.5
 FIRST: Final = 100_000
-"""The first number of those that come and go: all names are of one length, and so is the page."""
+"""First number of these containers: all names have the same length."""
 
 SAMPLES: Final = 100
 WARM: Final = 5
-"""So many of them are left out: the start, in which caches and pools fill."""
+"""Samples to skip at the start, while caches fill."""
 
 STALE_S: Final = 15.0
 READY_S: Final = 60.0
 GROWTH_MAX: Final = 1.05
-"""What is called flat: at the end at most so many times what it was at the start."""
+"""Greatest ratio of end to start that counts as flat."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What the exporter holds after so many scrapes."""
+    """Resources of the exporter."""
 
     resident_mib: float
     descriptors: float
@@ -59,7 +58,7 @@ _MEASURES: Final[tuple[tuple[str, str, Callable[[Sample], float]], ...]] = (
 
 @dataclass(kw_only=True)
 class Turnover:
-    """Containers that come and go, a step at a time."""
+    """Containers that come and go in steps."""
 
     crowd: Crowd
     api: Api
@@ -68,44 +67,44 @@ class Turnover:
     step: int = 0
     boxes: dict[int, Box] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
-    """When each that is gone was, by the monotonic clock."""
+    """End of each container, monotonic seconds."""
 
     def fill(self) -> None:
-        """The first of them."""
+        """Start the first containers."""
         for number in churn.alive(FIRST, at_a_time=self.at_a_time):
             self._start(number)
-        self._tell()
+        self._update()
 
     def turn(self) -> None:
-        """The oldest ends, every other one by being killed, and another starts."""
+        """End the oldest container and start another; every second one is killed."""
         oldest = FIRST + self.step
         name = churn.name(oldest)
         (self.workers.kill if oldest % 2 else self.workers.end)(name)
         self.crowd.end(self.boxes.pop(oldest))
         self.step += 1
         self._start(churn.alive(FIRST + self.step, at_a_time=self.at_a_time)[-1])
-        self._tell()
+        self._update()
         self.ended_s[name] = time.monotonic()
 
     def names(self) -> frozenset[str]:
-        """All that there are."""
+        """Names of all current containers."""
         return frozenset(churn.name(each.number) for each in self.crowd.containers)
 
     def stale(self, named: frozenset[str], now_s: float) -> frozenset[str]:
-        """Those of a page that were gone long before it was asked for."""
+        """Containers of a page that ended long before the scrape."""
         return frozenset(name for name in named if now_s - self.ended_s.get(name, now_s) > STALE_S)
 
     def _start(self, number: int) -> None:
         name = churn.name(number)
         self.boxes[number] = self.crowd.start(number, run=lambda group: (self.workers.start(name, group),))
 
-    def _tell(self) -> None:
-        self.crowd.tell()
-        self.api.tell()
+    def _update(self) -> None:
+        self.crowd.update_driver()
+        self.api.update()
 
 
 def measure(place: Place, *, scrapes: int = SCRAPES, containers: int = CONTAINERS) -> Iterator[Figure]:
-    """Scrape after scrape without a pause."""
+    """Scrape without pause."""
     work = place.folder / "exporter-soak"
     run = work / "run"
     run.mkdir(parents=True)
@@ -118,7 +117,7 @@ def measure(place: Place, *, scrapes: int = SCRAPES, containers: int = CONTAINER
     ):
         turnover = Turnover(crowd=crowd, api=api, workers=workers)
         turnover.fill()
-        wait_until(lambda: _told(subject) == turnover.names(), within_s=READY_S, what="every container is told of")
+        wait_until(lambda: _published(subject) == turnover.names(), within_s=READY_S, what="the page is complete")
         seen: set[str] = set()
         took: list[float] = []
         samples: list[Sample] = []
@@ -128,22 +127,20 @@ def measure(place: Place, *, scrapes: int = SCRAPES, containers: int = CONTAINER
                 subject.fetch()
                 took.append((time.perf_counter() - asked_s) * 1000)
                 if number % max(1, scrapes // SAMPLES) == 0:
-                    samples.append(_sampled(subject, turnover, seen))
-                    _say(number, scrapes, samples[-1], turnover)
+                    samples.append(_sample(subject, turnover, seen))
+                    _report(number, scrapes, samples[-1], turnover)
                 if failed:
                     raise BenchError(f"containers stopped coming and going: {failed[0]!r}") from failed[0]
-        wait_until(
-            lambda: _told(subject) == turnover.names(), within_s=READY_S, what="none is told of but those there are"
-        )
+        wait_until(lambda: _published(subject) == turnover.names(), within_s=READY_S, what="no ended container is left")
         came = seen & turnover.ended_s.keys()
         yield figure("soak", f"{scrapes:,} scrapes: one over HTTP", "ms", took)
         yield figure("soak", "containers that came and went", "", [turnover.step])
-        yield figure("soak", f"of them seen in the {len(samples)} pages that were looked at", "", [len(came)])
+        yield figure("soak", f"of them on the {len(samples)} sampled pages", "", [len(came)])
         yield from grown(samples)
 
 
 def grown(samples: Sequence[Sample]) -> Iterator[Figure]:
-    """Each of them at the start, in the middle and at the end, a tenth of the samples each; and whether all is flat."""
+    """Compare start, middle and end, a tenth of the samples each; the last figure says whether all is flat."""
     samples = samples[WARM:] if len(samples) > 2 * WARM else samples
     tenth = max(1, len(samples) // 10)
     middle = (len(samples) - tenth) // 2
@@ -157,29 +154,29 @@ def grown(samples: Sequence[Sample]) -> Iterator[Figure]:
             yield line
         ratios.append(line.ratio or 1.0)
     verdict = "flat" if max(ratios) <= GROWTH_MAX else "NOT FLAT"
-    yield figure("soak", f"{verdict}: what grew most, for a bound of {GROWTH_MAX:g}", "x the start", [max(ratios)])
+    yield figure("soak", f"{verdict}: greatest growth, limit {GROWTH_MAX:g}", "x the start", [max(ratios)])
 
 
-def _told(subject: Subject) -> frozenset[str]:
+def _published(subject: Subject) -> frozenset[str]:
     return churn.named(subject.page().text)
 
 
-def _sampled(subject: Subject, turnover: Turnover, seen: set[str]) -> Sample:
+def _sample(subject: Subject, turnover: Turnover, seen: set[str]) -> Sample:
     asked_s = time.monotonic()
     text = subject.page().text
     named = churn.named(text)
     if stale := turnover.stale(named, asked_s):
-        raise BenchError(f"told of {STALE_S:g} s after they were gone: {', '.join(sorted(stale))}")
+        raise BenchError(f"published {STALE_S:g} s after their end: {', '.join(sorted(stale))}")
     seen |= named
     return Sample(
         resident_mib=subject.resident_mib(),
-        descriptors=statistics.median(subject.descriptors() for _ in range(3)),  # one more while it reads a file
+        descriptors=statistics.median(subject.descriptors() for _ in range(3)),  # may include one short-lived file
         threads=statistics.median(subject.threads() for _ in range(3)),
         page_kib=len(text) / 1024,
     )
 
 
-def _say(number: int, scrapes: int, sample: Sample, turnover: Turnover) -> None:
+def _report(number: int, scrapes: int, sample: Sample, turnover: Turnover) -> None:
     progress(
         f"soak: {number:,} of {scrapes:,} scrapes, {turnover.step:,} containers came and went; "
         f"{sample.resident_mib:.1f} MiB, {sample.descriptors:g} files, {sample.threads:g} threads"
@@ -188,7 +185,7 @@ def _say(number: int, scrapes: int, sample: Sample, turnover: Turnover) -> None:
 
 @contextmanager
 def _turning(turnover: Turnover) -> Iterator[list[Exception]]:
-    """Turn after turn in a thread, until the end; what went wrong there, if it did."""
+    """Replace containers in a thread; yields its errors."""
     failed: list[Exception] = []
     ended = threading.Event()
 

@@ -1,4 +1,4 @@
-"""An exporter that is measured: scraped as Prometheus does it, and watched from outside with all it has started."""
+"""A measured exporter: its scrapes, and the resources of its process tree."""
 
 import gzip
 import http.client
@@ -18,40 +18,40 @@ from exporter.sources import processes
 from gpuwarden import procfs
 
 SCRAPE_TIMEOUT_S: Final = 10.0
-"""As long as Prometheus waits by default (its scrape_timeout), seconds."""
+"""Prometheus's default scrape_timeout, seconds."""
 
 ACCEPT: Final = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What one scrape was answered: the text, and how many bytes of it were sent."""
+    """Text of one scrape, and its size on the wire, bytes."""
 
     text: bytes
     sent: int
 
     @property
     def series(self) -> int:
-        """How many there are."""
+        """Number of series."""
         return sum(bool(line) and line[:1] != b"#" for line in self.text.splitlines())
 
     def count(self, begin: bytes) -> int:
-        """How many series begin so."""
+        """Number of series with this prefix."""
         return sum(line.startswith(begin) for line in self.text.splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """It runs, and answers on this port of loopback."""
+    """A running exporter on a loopback port."""
 
     pid: int
     port: int
 
     def fetch(self) -> bytes:
-        """One page as it is sent, packed by whoever packs; over a connection of its own, which not all keep open.
+        """Scrape once over a new connection; the page may be gzipped.
 
         Raises:
-            BenchError: it did not answer, or another status than 200.
+            BenchError: it does not answer, or not with status 200.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SCRAPE_TIMEOUT_S)
         try:
@@ -59,7 +59,7 @@ class Subject:
             answer = connection.getresponse()
             page = answer.read()
         except (OSError, http.client.HTTPException) as error:
-            raise BenchError(f"no page came from port {self.port}: {error!r}") from None
+            raise BenchError(f"scrape of port {self.port} failed: {error!r}") from None
         finally:
             connection.close()
         if answer.status != http.client.OK:
@@ -67,36 +67,36 @@ class Subject:
         return page
 
     def page(self) -> Page:
-        """One page, unpacked."""
+        """Scrape one page and unpack it."""
         sent = self.fetch()
         return Page(text=gzip.decompress(sent) if sent.startswith(b"\x1f\x8b") else sent, sent=len(sent))
 
     def sees(self, begin: bytes, *, at_least: int) -> bool:
-        """Whether it answers already, with so many series that begin so."""
+        """Whether it answers with enough series of this prefix."""
         with suppress(BenchError):
             return self.page().count(begin) >= at_least
         return False
 
     def cpu_s(self) -> float:
-        """All the CPU time it has used, and those that it has started with it."""
+        """CPU seconds of the process tree."""
         used = (processes.cpu_use(pid).used_ticks for pid in processes.process_tree(self.pid))
         return sum(used) / procfs.TICKS_PER_S
 
     def resident_mib(self) -> float:
-        """What they hold in RAM."""
+        """RAM of the process tree, MiB."""
         return processes.resident_bytes(processes.process_tree(self.pid)) / 2**20
 
     def descriptors(self) -> int:
-        """The files they have open."""
+        """Open files of the process tree."""
         return sum(len(list((procfs.PROC / str(pid) / "fd").iterdir())) for pid in processes.process_tree(self.pid))
 
     def threads(self) -> int:
-        """Their threads."""
+        """Threads of the process tree."""
         return sum(len(list((procfs.PROC / str(pid) / "task").iterdir())) for pid in processes.process_tree(self.pid))
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A free loopback port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
@@ -104,10 +104,10 @@ def free_port() -> int:
 
 @contextmanager
 def ours(directory: Path, environment: dict[str, str], engine_url: str) -> Iterator[Subject]:
-    """`gpuwarden exporter` on these state files, this driver and this engine, as delivered but for a free port.
+    """Run `gpuwarden exporter` with the defaults on a free port.
 
     Raises:
-        BenchError: it ended before it was ready.
+        BenchError: it ends before it is ready.
     """
     directory.mkdir(exist_ok=True)
     (directory / "host").write_text("bench\n", encoding="ascii")

@@ -1,13 +1,10 @@
-"""Workers of containers that come and go: forks of one small process, so that many of them cost next to nothing.
+"""Workers that come and go as forks of one small process.
 
-`python -m bench.exporter.tenants DIRECTORY` reads lines and answers each with one:
+`python -m bench.exporter.tenants DIRECTORY` answers each line of stdin, and ends with it:
 
-    start NAME CGROUP    a worker of this name, in this cgroup before it has written anything, with a job that is armed
-                         and steps: `PID`
-    end NAME             it ends cleanly and takes its files with it, and what is left of its folder goes: `ended`
-    kill NAME            the same, but that it is killed and its files stay for a moment: `ended`
-
-It ends when its stdin does, and all workers with it.
+    start NAME CGROUP    start a worker with a monitored job in this cgroup: `PID`
+    end NAME             end the worker cleanly and remove its folder: `ended`
+    kill NAME            kill the worker, then remove its folder: `ended`
 """
 
 import contextlib
@@ -32,24 +29,24 @@ STEP_S: Final = 0.5
 
 
 class Tenants:
-    """The process, asked from this side of its pipes."""
+    """Client of the process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def start(self, worker: str, group: Path) -> int:
-        """A worker in this cgroup; its pid."""
-        return int(self._asked(f"start {worker} {group}"))
+        """Start a worker in this cgroup; return its pid."""
+        return int(self._ask(f"start {worker} {group}"))
 
     def end(self, worker: str) -> None:
-        """It ends cleanly."""
-        self._asked(f"end {worker}")
+        """End a worker cleanly."""
+        self._ask(f"end {worker}")
 
     def kill(self, worker: str) -> None:
-        """It is killed."""
-        self._asked(f"kill {worker}")
+        """Kill a worker."""
+        self._ask(f"kill {worker}")
 
-    def _asked(self, line: str) -> str:
+    def _ask(self, line: str) -> str:
         if self._process.stdin is None or self._process.stdout is None:
             raise BenchError("the workers' process has no pipes")
         print(line, file=self._process.stdin, flush=True)
@@ -61,7 +58,7 @@ class Tenants:
 
 @contextmanager
 def tenants(directory: Path) -> Iterator[Tenants]:
-    """It runs, and ends with all of its workers."""
+    """Run the process; its workers end with it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.exporter.tenants", str(directory)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -78,23 +75,23 @@ def _main(directory: Path) -> None:
         for job_id, line in enumerate(sys.stdin):
             what, worker, *rest = line.split()
             if what == "start":
-                workers[worker] = _started(directory, worker, Path(*rest), job_id=job_id)
+                workers[worker] = _start(directory, worker, Path(*rest), job_id=job_id)
                 print(workers[worker], flush=True)
                 continue
-            _ended(workers.pop(worker), signal.SIGTERM if what == "end" else signal.SIGKILL)
+            _end(workers.pop(worker), signal.SIGTERM if what == "end" else signal.SIGKILL)
             shutil.rmtree(directory / worker, ignore_errors=True)
             print("ended", flush=True)
     finally:
         for pid in workers.values():
-            _ended(pid, signal.SIGKILL)
+            _end(pid, signal.SIGKILL)
 
 
-def _started(directory: Path, worker: str, group: Path, *, job_id: int) -> int:
+def _start(directory: Path, worker: str, group: Path, *, job_id: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        (group / "cgroup.procs").write_text("0", encoding="ascii")  # 0 is whoever writes
+        (group / "cgroup.procs").write_text("0", encoding="ascii")  # 0 is the writing process
         report = Reporter(directory, worker=worker, queue="gpu").open()
 
         def close(_signal: int, _frame: FrameType | None) -> None:
@@ -111,7 +108,7 @@ def _started(directory: Path, worker: str, group: Path, *, job_id: int) -> int:
         os._exit(1)
 
 
-def _ended(pid: int, by: signal.Signals) -> None:
+def _end(pid: int, by: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, by)
     os.waitpid(pid, 0)

@@ -1,8 +1,7 @@
-"""Our exporter beside its peers on one full host, in turns: what a scrape costs, what is used between, and the memory.
+"""Compare our exporter with others on one full host: cost of a scrape, CPU between scrapes, memory.
 
-Each runs alone while it is measured, because some look at the host all the time. In each round they take turns in
-another order, and each is started anew. A scrape comes a little more than a second after the last one, so that whoever
-keeps what a look has found, for a second, keeps nothing from one scrape to the next.
+Each exporter runs alone while it is measured, because some sample all the time. Each round starts all of them, in
+another order. Scrapes follow each other after 1.1 s: a sample that is cached for 1 s is never used twice.
 """
 
 import time
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from bench.exporter import SCRAPE_EACH_S, peers, watched
+from bench.exporter import SCRAPE_EACH_S, measure_cpu, peers
 from bench.exporter.engine import engine
 from bench.exporter.host import host
 from bench.exporter.peers import PEERS, PeerMissing
@@ -23,12 +22,12 @@ from tests.nvml import driver as nvidia
 
 OURS: Final = "ours"
 AFTER_S: Final = 0.1
-"""How long after its answer CPU time still counts for a scrape, seconds: threads end and garbage is collected then."""
+"""CPU time until this long after the answer belongs to a scrape, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """How long each is measured. `scrapes` of all rounds are 100 or more, so that there is a p99 of them."""
+    """Durations. All rounds have 100 scrapes or more, for a p99."""
 
     rounds: int = 3
     settle_s: float = 3.0
@@ -36,18 +35,18 @@ class Turns:
     scrapes: int = 34
     scrape_each_s: float = 1.1
     watched_s: float = 20.0
-    """With a scrape each `SCRAPE_EACH_S`: a minute in all rounds."""
+    """With a scrape each `SCRAPE_EACH_S`."""
 
     containers: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What was measured of one exporter: a value for each scrape of `took_ms`, of the others one for each round."""
+    """Measurements of one exporter: one of `took_ms` per scrape, of the others one per round."""
 
     took_ms: list[float] = field(default_factory=list)
     scrape_cpu_ms: list[float] = field(default_factory=list)
-    """What is used from the question to a little after the answer, less what is used in such a time without one."""
+    """CPU time from request to `AFTER_S` after the answer, less the idle use in that time."""
 
     idle_percent: list[float] = field(default_factory=list)
     watched_percent: list[float] = field(default_factory=list)
@@ -60,7 +59,7 @@ _Starts = Callable[[], AbstractContextManager[Subject]]
 
 
 def measure(place: Place, turns: Turns | None = None) -> Iterator[Figure]:
-    """Ours and whichever peers there are."""
+    """Measure ours and all available exporters."""
     turns = turns or Turns()
     work = place.folder / "exporter-peers"
     work.mkdir()
@@ -80,22 +79,22 @@ def measure(place: Place, turns: Turns | None = None) -> Iterator[Figure]:
                 try:
                     with starts[name]() as subject:
                         if name == OURS:
-                            _sees_all(subject, turns.containers)
-                        _turn(subject, turns, found[name])
+                            _wait_for_containers(subject, turns.containers)
+                        _measure_turn(subject, turns, found[name])
                 except PeerMissing as missing:
-                    progress(f"{name} is left out: {missing}")
+                    progress(f"{name} skipped: {missing}")
                     del found[name]
     yield from compared(found)
 
 
 def rotated(names: Sequence[str], number: int) -> list[str]:
-    """Another one is the first in each round."""
+    """The names, with another one first in each round."""
     first = number % len(names)
     return [*names[first:], *names[:first]]
 
 
 def compared(found: dict[str, Found]) -> Iterator[Figure]:
-    """A line for each measure and exporter, with the ratio to ours: more than 1 costs more than ours."""
+    """Figures of each exporter, with the ratio to ours; more than 1 costs more than ours."""
     for what, unit, of in _MEASURES:
         base: float | None = None
         for name, each in found.items():
@@ -128,12 +127,12 @@ _MEASURES: Final[tuple[tuple[str, str, Callable[[Found], Sequence[float]]], ...]
 )
 
 
-def _sees_all(subject: Subject, containers: int) -> None:
+def _wait_for_containers(subject: Subject, containers: int) -> None:
     wait_until(lambda: subject.sees(b"gpuwarden_container_info{", at_least=containers), within_s=peers.READY_S,
           what="our exporter sees every container")  # fmt: skip
 
 
-def _turn(subject: Subject, turns: Turns, found: Found) -> None:
+def _measure_turn(subject: Subject, turns: Turns, found: Found) -> None:
     time.sleep(turns.settle_s)
     before_s, started_s = subject.cpu_s(), time.monotonic()
     time.sleep(turns.idle_s)
@@ -148,7 +147,7 @@ def _turn(subject: Subject, turns: Turns, found: Found) -> None:
         time.sleep(AFTER_S)
         used_s += subject.cpu_s() - before_s - idle * (time.perf_counter() - asked_s)
     found.scrape_cpu_ms.append(max(0.0, 1000 * used_s / turns.scrapes))
-    used_s, passed_s = watched(subject, turns.watched_s)
+    used_s, passed_s = measure_cpu(subject, turns.watched_s)
     found.watched_percent.append(100 * used_s / passed_s)
     found.resident_mib.append(subject.resident_mib())
     page: Page = subject.page()

@@ -37,13 +37,13 @@ def test_flat_is_told_of_the_start_the_middle_and_the_end() -> None:
     memory = [lines[f"resident memory, {when}"] for when in ("start", "middle", "end")]
     assert [each.median for each in memory] == [100, 102, 104], "the first five are the start of the program"
     assert [each.ratio for each in memory] == [None, 1.02, 1.04]
-    assert lines["flat: what grew most, for a bound of 1.05"].median == 1.04
+    assert lines["flat: greatest growth, limit 1.05"].median == 1.04
 
 
 def test_what_grows_by_more_than_the_bound_is_not_flat() -> None:
     verdict = list(grown(samples(*[100] * 95, *[106] * 9)))[-1]
 
-    assert (verdict.what, verdict.median) == ("NOT FLAT: what grew most, for a bound of 1.05", 1.06)
+    assert (verdict.what, verdict.median) == ("NOT FLAT: greatest growth, limit 1.05", 1.06)
 
 
 def turnover(**ended_s: float) -> Turnover:
