@@ -48,8 +48,6 @@ LATER: Final = frozenset(
         "",
         "bench/corpus",
         "bench/queue",
-        "bench/remediator",
-        "bench/rules",
         "docs",
         "docs/runbooks",
         "tests",

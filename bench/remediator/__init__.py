@@ -1,7 +1,7 @@
-"""The remediator's webhook under load: how soon an alert is durable, a burst, a storm of hosts, and a peer beside it.
+"""The remediator's webhook under load: a constant rate, a burst, and many hosts that fail at once.
 
-Every alert is accepted by a running `gpuwarden remediator serve` and is its own row. Beside it stands Debian's
-`webhook`, which runs a script for a call and keeps nothing: what it costs to be called at all, in the same run.
+`gpuwarden remediator serve` stores every alert as a row. Debian's `webhook`, which runs a script per call and stores
+nothing, is measured in the same run for comparison.
 """
 
 import os
@@ -22,7 +22,7 @@ from bench.remediator.openloop import Answered, at_rate, flat_out, request
 from bench.webhook import ALERT
 from deploy.standalone.stack import Chain, Plan
 from remediator.ledger.ledger import Ledger
-from testbed.postgres import NoPostgres, Postgres, postgres
+from testbed.postgres import Postgres, postgres
 
 HOST: Final = "bench"
 SYNCS: Final = 200
@@ -30,7 +30,7 @@ SYNCS: Final = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How much of it: rounds, calls a second, seconds, alerts a call, connections, hosts."""
+    """Rounds, calls per second, durations, alerts per call, connections, hosts."""
 
     rounds: int = 3
     rate: float = 200.0
@@ -45,7 +45,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """One that is called: where, with what, and what it answers; ours with what it has made durable."""
+    """A webhook, its expected HTTP status, and for ours the processes with the ledger."""
 
     name: str
     port: int
@@ -55,15 +55,15 @@ class Server:
     chain: Chain | None = None
 
     def requests(self, count: int, *, alerts: int = 1) -> list[bytes]:
-        """So many calls, each with alerts of their own."""
-        made = partial(request, self.port, self.path, token=self.token)
-        return [made(body=_body(each * alerts, alerts)) for each in range(count)]
+        """Make calls with distinct alerts."""
+        make = partial(request, self.port, self.path, token=self.token)
+        return [make(body=_body(each * alerts, alerts)) for each in range(count)]
 
 
 def measure(places: list[Place], load: Load = Load()) -> Iterator[Figure]:
-    """SQLite and PostgreSQL on the disk, and the peer, in turn."""
+    """Measure SQLite and PostgreSQL on disk, and Debian's webhook, in turns."""
     disk = places[0]
-    yield figure("remediator", f"the disk's own sync of 4 KiB, {disk.name}", "ms", _syncs(disk.folder))
+    yield figure("remediator", f"the disk's own sync of 4 KiB, {disk.name}", "ms", _sync_times(disk.folder))
     with ExitStack() as stack:
         servers = [stack.enter_context(_ours(disk.folder / "sqlite", "SQLite", None))]
         found = stack.enter_context(postgres(disk.folder / "server"))
@@ -71,24 +71,24 @@ def measure(places: list[Place], load: Load = Load()) -> Iterator[Figure]:
             found.create("ledger")
             servers.append(stack.enter_context(_ours(disk.folder / "pg", "PostgreSQL", found.url("ledger"))))
         else:
-            _left_out("PostgreSQL", found)
+            progress(f"PostgreSQL skipped: {found.because}")
         ours = list(servers)
         theirs = stack.enter_context(peer.running(disk.folder))
         if isinstance(theirs, int):
             servers.append(Server(name="webhook", port=theirs, path=peer.PATH, token="", wanted=200))
         else:
-            progress(f"Debian's webhook is left out: {theirs}")
-        yield from _steady(servers, load)
+            progress(f"Debian's webhook skipped: {theirs}")
+        yield from _measure_rates(servers, load)
         for each in ours:
-            yield from _burst(each, load)
+            yield from _measure_burst(each, load)
         if isinstance(found, Postgres):
             found.create("storm")
             with _ours(disk.folder / "storm", "PostgreSQL", found.url("storm")) as server:
-                yield from storm.measure(_chain(server), partial(_sent, server), hosts=load.hosts)
+                yield from storm.measure(_chain(server), partial(_send, server), hosts=load.hosts)
 
 
-def _steady(servers: list[Server], load: Load) -> Iterator[Figure]:
-    """One alert a call: at a constant rate, and as fast as it goes, the servers in turn."""
+def _measure_rates(servers: list[Server], load: Load) -> Iterator[Figure]:
+    """One alert per call, at a constant rate and as fast as possible."""
     steady: dict[str, list[Answered]] = {each.name: [] for each in servers}
     fast: dict[str, list[Answered]] = {each.name: [] for each in servers}
     for number in range(load.rounds):
@@ -116,8 +116,8 @@ def _steady(servers: list[Server], load: Load) -> Iterator[Figure]:
         yield figure("remediator", f"{what}: latency", "ms", _latencies(fast[each.name]), base=base, against=last)
 
 
-def _burst(server: Server, load: Load) -> Iterator[Figure]:
-    """Many alerts a call; every one of them is a row then."""
+def _measure_burst(server: Server, load: Load) -> Iterator[Figure]:
+    """Many alerts per call; none may be lost."""
     chain, count = _chain(server), round(load.burst_rate * load.burst_s)
     what = f"burst of {load.burst_rate * load.burst_alerts:g} alerts a second, {load.burst_alerts} a call"
     progress(f"remediator, {server.name}, {what}")
@@ -145,7 +145,7 @@ def _ours(work: Path, name: str, database: str | None) -> Iterator[Server]:
     chain = Chain(Plan(work=work, host=HOST, docker=None, simulate_gpu=None, database=database))
     try:
         chain.start_serve()
-        wait_until(lambda: _answers(chain), within_s=30, what=f"the webhook answers, {name}")
+        wait_until(lambda: _is_ready(chain), within_s=30, what=f"the webhook answers, {name}")
         port, token = urlsplit(chain.remediator_url).port, chain.token_file.read_text(encoding="ascii")
         yield Server(name=f"ours, {name}", port=port or 0, path="/api/v1/alerts", token=token, wanted=202, chain=chain)
     finally:
@@ -155,11 +155,11 @@ def _ours(work: Path, name: str, database: str | None) -> Iterator[Server]:
 
 def _chain(server: Server) -> Chain:
     if server.chain is None:
-        raise BenchError(f"{server.name} keeps nothing")
+        raise BenchError(f"{server.name} has no ledger")
     return server.chain
 
 
-def _sent(server: Server, bodies: Sequence[bytes]) -> Answered:
+def _send(server: Server, bodies: Sequence[bytes]) -> Answered:
     calls = [request(server.port, server.path, body, token=server.token) for body in bodies]
     return flat_out(server.port, calls, connections=4, wanted=server.wanted)
 
@@ -169,7 +169,7 @@ def _accepted(chain: Chain) -> int:
         return ledger.reports.totals(HOST).alerts.get(("accepted", ""), 0)
 
 
-def _answers(chain: Chain) -> bool:
+def _is_ready(chain: Chain) -> bool:
     chain.check()
     with suppress(httpx.HTTPError):
         return chain.http.get(f"{chain.remediator_url}/-/ready").is_success
@@ -181,8 +181,8 @@ def _body(first: int, count: int) -> bytes:
     return f'{{"version": "4", "status": "firing", "alerts": [{alerts}]}}'.encode()
 
 
-def _syncs(folder: Path) -> list[float]:
-    """As a commit does it: some bytes behind those that are there, and on the disk before it goes on."""
+def _sync_times(folder: Path) -> list[float]:
+    """Append and sync, as a commit does."""
     with (folder / "syncs").open("wb", buffering=0) as file:
 
         def sync() -> None:
@@ -190,7 +190,3 @@ def _syncs(folder: Path) -> list[float]:
             os.fdatasync(file.fileno())
 
         return time_calls_ms(sync, count=SYNCS)
-
-
-def _left_out(what: str, because: NoPostgres) -> None:
-    progress(f"{what} is left out: {because.because}")

@@ -1,8 +1,7 @@
-"""Calls at a constant rate, whatever the answers take, and calls as fast as they are answered. Over plain sockets.
+"""HTTP calls at a constant rate, or as fast as possible, over plain sockets.
 
-With a constant rate a call is due at its time, and its latency counts from then: a server that stalls is late with
-everything that was due meanwhile, and no client that waits for it hides that. What is sent is made before the clock
-starts, and what is received is only read as far as it must be, for the client's share of the two cores is no server's.
+At a constant rate each latency counts from the time when the call was due, so a stalled server is late with every
+call of that time. The client is cheap because it shares the cores with the server: requests are made in advance.
 """
 
 import asyncio
@@ -17,10 +16,10 @@ from bench.figures import BenchError
 
 CONNECTIONS: Final = 64
 ADDRESS_CONNECTIONS: Final = 16
-"""Connections from one address: the webhook bounds them."""
+"""The webhook limits connections per address."""
 
 LATE_S: Final = 0.005
-"""A call that is sent later than that after it was due is counted: its latency is in part the client's own."""
+"""Calls that the client sends later than this count as late."""
 
 ANSWER_S: Final = 30.0
 IDLE_S: Final = 2.0
@@ -28,7 +27,7 @@ IDLE_S: Final = 2.0
 
 @dataclass(kw_only=True)
 class Answered:
-    """What came back: each latency, milliseconds; how long all took, seconds; how many calls were sent late."""
+    """Latencies, total duration, and number of calls sent late."""
 
     latencies_ms: list[float] = field(default_factory=list)
     took_s: float = 0.0
@@ -36,41 +35,41 @@ class Answered:
 
     @property
     def rate(self) -> float:
-        """Calls a second."""
+        """Calls per second."""
         return len(self.latencies_ms) / self.took_s
 
 
 def request(port: int, path: str, body: bytes, *, token: str = "") -> bytes:
-    """A POST as it goes over the wire."""
+    """The bytes of a POST."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def at_rate(port: int, requests: Sequence[bytes], *, rate: float, wanted: int) -> Answered:
-    """Send each when it is due, `rate` a second.
+    """Send `rate` requests per second.
 
     Raises:
-        BenchError: one was answered otherwise than `wanted`.
+        BenchError: a status is not `wanted`.
     """
     return _run(_at_rate(port, requests, rate, wanted))
 
 
 def flat_out(port: int, requests: Sequence[bytes], *, connections: int, wanted: int) -> Answered:
-    """Send them as fast as they are answered, each connection one at a time.
+    """Send requests as fast as they are answered, one at a time per connection.
 
     Raises:
-        BenchError: one was answered otherwise than `wanted`.
+        BenchError: a status is not `wanted`.
     """
     return _run(_flat_out(port, requests, connections, wanted))
 
 
 def _run(calls: Coroutine[None, None, Answered]) -> Answered:
     gc.collect()
-    gc.disable()  # to look through all that the client has takes it 90 ms, which would be told as the server's
+    gc.disable()  # a collection takes 90 ms, which would count as latency
     try:
         return asyncio.run(calls)
-    except ExceptionGroup as several:  # one is enough to tell
+    except ExceptionGroup as several:
         raise several.exceptions[0] from None
     finally:
         gc.enable()
@@ -101,7 +100,7 @@ async def _flat_out(port: int, requests: Sequence[bytes], connections: int, want
     found, left = Answered(), iter(requests)
     async with _connections(port, connections) as idle, asyncio.TaskGroup() as calls:
 
-        async def go_on() -> None:
+        async def send() -> None:
             connection = await idle.get()
             for each in left:
                 sent_s = time.perf_counter()
@@ -111,12 +110,12 @@ async def _flat_out(port: int, requests: Sequence[bytes], connections: int, want
 
         began_s = time.perf_counter()
         for _ in range(connections):
-            calls.create_task(go_on())
+            calls.create_task(send())
     return found
 
 
 class _Connection:
-    """One that is kept open between calls, and made anew where it lay idle: servers close those (uvicorn after 5 s)."""
+    """A connection that is opened again after `IDLE_S`, because servers close idle ones (uvicorn after 5 s)."""
 
     def __init__(self, port: int, own_address: str) -> None:
         self._port, self._own_address = port, own_address
@@ -141,7 +140,7 @@ class _Connection:
 
 @asynccontextmanager
 async def _connections(port: int, count: int) -> AsyncIterator["asyncio.LifoQueue[_Connection]"]:
-    """So many that none uses; the one that was used last is taken first."""
+    """Idle connections; the last used comes first."""
     connections = [_Connection(port, f"127.0.0.{1 + number // ADDRESS_CONNECTIONS}") for number in range(count)]
     idle: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
     for each in connections:
@@ -161,6 +160,6 @@ async def _call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent
             lengths = [line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
             body = await reader.readexactly(int(lengths[0])) if lengths else b""
     except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
-        raise BenchError(f"a call was not answered: {error!r}") from None
+        raise BenchError(f"call failed: {error!r}") from None
     if not head.startswith(b"HTTP/1.1 %d " % wanted):
-        raise BenchError(f"{wanted} was wanted and this came: {head.partition(b'{')[0][:80]!r} {body[:200]!r}")
+        raise BenchError(f"expected status {wanted}: {head.partition(b'{')[0][:80]!r} {body[:200]!r}")

@@ -1,7 +1,6 @@
-"""Debian's `webhook`, with a script that does nothing: https://github.com/adnanh/webhook, from Debian's package.
+"""Debian's `webhook` (https://github.com/adnanh/webhook) with an empty script, from PATH or unpacked into `.parts`.
 
-From PATH, else unpacked into `.parts` like the parts of the chain, of which it is none: only this measurement runs it.
-It answers when it has found the hook, and runs the script then.
+It answers before it runs the script.
 """
 
 import json
@@ -21,7 +20,7 @@ PATH: Final = "/hooks/nothing"
 
 @contextmanager
 def running(folder: Path) -> Iterator[int | str]:
-    """Its port while it runs; else why it does not."""
+    """Run it; yields its port, or why it cannot run."""
     try:
         program = shutil.which("webhook") or str(debian_packages.unpack("webhook", ["webhook"]) / "usr/bin/webhook")
     except debian_packages.PartMissing as missing:
@@ -36,12 +35,12 @@ def running(folder: Path) -> Iterator[int | str]:
     command = [program, "-hooks", str(hooks), "-ip", "127.0.0.1", "-port", str(port)]
     with (folder / "webhook.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            wait_until(lambda: _listens(port), within_s=10, what="webhook listens")
+            wait_until(lambda: _is_open(port), within_s=10, what="Debian's webhook listens")
             yield port
         finally:
             process.terminate()
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,8 +1,7 @@
-"""Every host of a fleet fails at once: what the ledger takes in, where the brake latches, and in how much memory.
+"""All hosts of a fleet fail at once: latency, memory, and when the circuit breaker opens.
 
-The alerts come through a running `serve`, and the ledger is one PostgreSQL. Instead of an executor for each host, which
-no machine of two cores runs, this process does what theirs do with the ledger: takes the alerts of each host, and asks
-to begin. Whether it may is decided there, in the transaction that begins.
+Alerts arrive at a running `serve` with a ledger on PostgreSQL. This process replaces the executors of all hosts: it
+takes the alerts of each host and begins an episode. The transaction that begins it checks the circuit breaker.
 """
 
 import json
@@ -29,13 +28,13 @@ THREADS: Final = 4
 
 
 def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts: int) -> Iterator[Figure]:
-    """`hosts` hosts, a worker each."""
+    """Measure `hosts` hosts with one worker each."""
     names = [f"host-{number:04}" for number in range(hosts)]
     progress(f"remediator, {hosts} hosts fail at once")
     with closing(Ledger.open(chain.ledger_url, host=names[0])) as ledger:
         for name in names:
             ledger.executors.beat(host=name, pid=1, armed=True, started_at=0.0, errors=0, workers=1, now=ledger.now())
-        ledger.orders.give(Order(act=Act.ARM, at=ledger.now(), who="bench", because="all of them"))
+        ledger.orders.give(Order(act=Act.ARM, at=ledger.now(), who="bench", because="benchmark"))
         answered = send(list(_bodies(names)))
         what = f"{hosts} hosts at once, PostgreSQL"
         yield figure("remediator", f"{what}: {ALERTS_A_CALL} alerts to 202", "ms", answered.latencies_ms)
@@ -44,22 +43,22 @@ def measure(chain: Chain, send: Callable[[Sequence[bytes]], Answered], *, hosts:
             outcomes = Counter(pool.map(lambda name: _try_to_begin(ledger, name), names))
         took_s = time.perf_counter() - began_s
         if ledger.orders.current().breaker() is None:
-            raise BenchError(f"the brake is not latched after {hosts} hosts: {outcomes}")
-    yield figure("remediator", f"{what}: begun before the brake latched", "", [float(outcomes["begun"])])
-    yield figure("remediator", f"{what}: held by it", "", [float(outcomes[Reason.CIRCUIT_BREAKER])])
-    yield figure("remediator", f"{what}: all of them decided", "s", [took_s])
+            raise BenchError(f"the circuit breaker is closed after {hosts} hosts: {outcomes}")
+    yield figure("remediator", f"{what}: begun before the breaker opened", "", [float(outcomes["begun"])])
+    yield figure("remediator", f"{what}: held by the breaker", "", [float(outcomes[Reason.CIRCUIT_BREAKER])])
+    yield figure("remediator", f"{what}: decisions for all", "s", [took_s])
     yield figure("remediator", f"{what}: peak memory of serve", "MiB", [peak_mib(chain.pid("serve"))])
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that a process has had, MiB (VmHWM, proc(5))."""
+    """Peak memory of a process, MiB (VmHWM, proc(5))."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
     return int(peak) / 1024
 
 
 def _try_to_begin(ledger: Ledger, host: str) -> str:
-    """What an executor does that has seen its alert confirmed; what came of it."""
+    """Begin an episode like an executor whose alert is confirmed; return the outcome."""
     while ledger.inbox.take_new(host, now=ledger.now()):
         pass
     (episode,) = ledger.episodes.list_open(host)
@@ -78,7 +77,7 @@ def _try_to_begin(ledger: Ledger, host: str) -> str:
         case Wait(reason=reason):
             return reason
         case Close(message=message):
-            raise BenchError(f"the episode of {host} is to be closed: {message}")
+            raise BenchError(f"the episode of {host} was closed: {message}")
     return "begun"
 
 

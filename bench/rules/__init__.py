@@ -1,10 +1,8 @@
-"""What the alert rules cost a fleet's Prometheus: up to 10,000 workers on 1,250 hosts, whose jobs turn over.
+"""What the alert rules cost Prometheus: up to 10,000 workers on 1,250 hosts, with jobs that turn over.
 
-A real Prometheus scrapes `bench.rules.fleet`, a page a host, and evaluates every rule in `alerts/`. An hour of history
-is laid down before it starts, of the record of hosts alone; the largest fleet is scraped for longer than the ten
-minutes that rules of jobs look back. What a fleet has that runs gangs, or tenants with VRAM budgets and servers beside
-its workers, is measured by itself. No fleet has items. What a rule and a group took, its series and its memory are
-told by Prometheus itself, its CPU time by the kernel.
+A real Prometheus scrapes the pages of `bench.rules.fleet` and evaluates every rule in `alerts/`. It starts with one
+hour of history of `gpuwarden_exporter_info`. Fleets with gangs, and with VRAM budgets and servers, are measured
+separately. Durations, series and memory are Prometheus's own metrics; its CPU time is the kernel's.
 """
 
 import json
@@ -35,19 +33,18 @@ LOOK_S: Final = 0.5
 _MISSED: Final = "prometheus_rule_group_iterations_missed_total"
 TURNOVER_S: Final = 290.0
 GANGS: Final = "gpuwarden_gang"
-"""The group that a fleet without gangs pays nothing for."""
+"""The group that needs gangs."""
 TENANTS: Final = ("gpuwarden_vram", "gpuwarden_server")
-"""And those that one without tenants and servers pays nothing for."""
+"""The groups that need VRAM budgets and servers."""
 EXPECTED: Final = frozenset({"GpuwardenWatchdog", "GpuwardenPrometheusSelfScrapeMissing"})
-"""What fires in a fleet in health: the dead-man's switch, and that this Prometheus does not scrape itself."""
+"""Alerts that fire in a healthy fleet; this Prometheus does not scrape itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Hosts of each round, for how long each is watched, seconds, and how long a job takes in the round of churn.
+    """Hosts and duration of each round, and job length in the churn round.
 
-    A scrape and an evaluation each `interval_s`. The largest fleet settles for longer than the ten minutes that the
-    rule of slowed jobs looks back.
+    The largest fleet settles for more than the ten minutes that GpuwardenJobSlow looks back.
     """
 
     hosts: tuple[int, ...] = (125, 312, 625, 1250)
@@ -60,11 +57,8 @@ class Load:
 
 
 @dataclass(kw_only=True)
-class _Seen:
-    """What was told of the evaluations, by group and by rule, seconds each, and of Prometheus at the end.
-
-    `intervals` are how far a group's evaluations are apart, seconds: some have an interval of their own.
-    """
+class _Evaluations:
+    """Evaluation times by group and by rule, seconds, and Prometheus's resources at the end."""
 
     groups: dict[str, list[float]] = field(default_factory=dict)
     intervals: dict[str, float] = field(default_factory=dict)
@@ -77,24 +71,21 @@ class _Seen:
 
 
 def measure(place: Place, load: Load | None = None) -> Iterator[Figure]:
-    """A fleet after another; the largest one with gangs, and with jobs ten times as short; then each beside tenants.
-
-    The most costly come last: where the machine is too slow for one of them, the others have been measured.
+    """Measure all fleets, the most expensive last, because the machine may be too slow for them.
 
     Raises:
-        BenchError: Prometheus or the fleet did not start, a rule failed or found something, or an evaluation was left
-            out.
+        BenchError: Prometheus or the fleet did not start, a rule failed or fired, or an evaluation was missed.
     """
     load = load or Load()
     for hosts in load.hosts:
-        yield from _round(place, load, hosts)
-    yield from _more(place, load, load.hosts[-1], "gangs", f"in gangs of {WORKERS}", (GANGS,))
-    yield from _churn(place, load)
+        yield from _measure_fleet(place, load, hosts)
+    yield from _measure_groups(place, load, load.hosts[-1], "gangs", f"in gangs of {WORKERS}", (GANGS,))
+    yield from _measure_churn(place, load)
     for hosts in load.hosts:
-        yield from _more(place, load, hosts, "tenants", "beside tenants and servers", TENANTS)
+        yield from _measure_groups(place, load, hosts, "tenants", "with tenants and servers", TENANTS)
 
 
-def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
+def _measure_fleet(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     workers = hosts * WORKERS
     progress(f"rules, {workers:,} workers on {hosts:,} hosts")
     with _prometheus(place.folder / f"rules-{hosts}", load, hosts, turnover_s=TURNOVER_S) as prometheus:
@@ -116,8 +107,10 @@ def _round(place: Place, load: Load, hosts: int) -> Iterator[Figure]:
     yield figure("rules", f"{name}: CPU of Prometheus", "% of a core", [100 * seen.cpu_share])
 
 
-def _more(place: Place, load: Load, hosts: int, kind: Kind, how: str, groups: Sequence[str]) -> Iterator[Figure]:
-    """What some groups take of a fleet that has what their rules read."""
+def _measure_groups(
+    place: Place, load: Load, hosts: int, kind: Kind, how: str, groups: Sequence[str]
+) -> Iterator[Figure]:
+    """Measure groups with the kind of fleet that their rules need."""
     workers = hosts * WORKERS
     what = f"{workers:,} workers {how}"
     progress(f"rules, {what}")
@@ -133,8 +126,8 @@ def _more(place: Place, load: Load, hosts: int, kind: Kind, how: str, groups: Se
     yield figure("rules", f"{what}: series a worker", "series", [seen.series / workers])
 
 
-def _churn(place: Place, load: Load) -> Iterator[Figure]:
-    """How a head block fills as jobs turn over."""
+def _measure_churn(place: Place, load: Load) -> Iterator[Figure]:
+    """Measure how the head block grows as jobs turn over."""
     hosts = load.hosts[-1]
     workers = hosts * WORKERS
     times = TURNOVER_S / load.churn_turnover_s
@@ -154,7 +147,7 @@ def _churn(place: Place, load: Load) -> Iterator[Figure]:
     yield figure("rules", "churn: the same, a job", "KiB", [1024 * (after.resident_mib - before.resident_mib) / jobs])
     what = f"churn: as much as {passed_s * times / 60:.0f} min of jobs of {TURNOVER_S:.0f} s; series in the head"
     yield figure("rules", what, "", [after.series], base=before.series, against="the start")
-    both = before.groups.keys() & after.groups.keys()  # one that is evaluated once a minute may be in neither
+    both = before.groups.keys() & after.groups.keys()  # a group with an interval of 1 min may be missing
     slowest = max(both, key=lambda each: statistics.median(after.groups[each]))
     took_ms, base_ms = (1000 * statistics.median(each.groups[slowest]) for each in (after, before))
     yield figure("rules", f"churn: group {slowest} at the end", "ms", [took_ms], base=base_ms, against="the start")
@@ -173,26 +166,26 @@ class _Prometheus:
         return False
 
     def value(self, expression: str) -> float:
-        """One figure; 0 where there is none."""
+        """The value of a query; 0 without a result."""
         answer = self.http.get(f"{self.url}/api/v1/query", params={"query": expression}).json()
         found = answer["data"]["result"]
         return float(found[0]["value"][1]) if found else 0.0
 
     def wait_up(self, hosts: int) -> None:
-        """Every host has been scraped twice."""
+        """Wait until every host is scraped."""
         wait_until(lambda: self.value('count(up{job="gpuwarden-exporter"} == 1)') >= hosts, within_s=UP_S,
-              what=f"{hosts} hosts are scraped")  # fmt: skip
+              what=f"Prometheus scrapes {hosts} hosts")  # fmt: skip
 
-    def watch(self, for_s: float) -> _Seen:
-        """What each evaluation takes, for so long.
+    def watch(self, for_s: float) -> _Evaluations:
+        """Record all evaluations for some seconds.
 
         Raises:
-            BenchError: a rule failed, found something in a fleet in health, or an evaluation was missed.
+            BenchError: a rule failed or fired, or an evaluation was missed.
         """
-        seen = _Seen()
+        seen = _Evaluations()
         last: dict[str, str] = {}
         before_s, began_s = self._cpu_s(), time.monotonic()
-        missed = self._own()[_MISSED]  # as it started, when it scrapes all hosts for the first time
+        missed = self._metrics()[_MISSED]  # by the first scrape of all hosts
         while time.monotonic() < began_s + for_s:
             for group in self._groups():
                 if last.get(group["name"]) == group["lastEvaluation"]:
@@ -204,12 +197,10 @@ class _Prometheus:
                     if rule["health"] != "ok":
                         raise BenchError(f"{rule['name']} is {rule['health']}: {rule.get('lastError')}")
                     if rule.get("alerts") and rule["name"] not in EXPECTED:
-                        raise BenchError(
-                            f"{rule['name']} has {len(rule['alerts'])} alerts, and this fleet is in health"
-                        )
+                        raise BenchError(f"{rule['name']} has {len(rule['alerts'])} alerts in a healthy fleet")
                     seen.rules.setdefault(rule["name"], []).append(rule["evaluationTime"])
             time.sleep(LOOK_S)
-        own = self._own()
+        own = self._metrics()
         seen.cpu_share = (self._cpu_s() - before_s) / (time.monotonic() - began_s)
         seen.missed = own[_MISSED] - missed
         if seen.missed:
@@ -223,8 +214,8 @@ class _Prometheus:
         groups: list[dict[str, Any]] = self.http.get(f"{self.url}/api/v1/rules").json()["data"]["groups"]
         return [each for each in groups if not each["lastEvaluation"].startswith("0001-")]
 
-    def _own(self) -> dict[str, float]:
-        """What Prometheus tells of itself, each name's samples added up."""
+    def _metrics(self) -> dict[str, float]:
+        """Prometheus's own metrics, summed by name."""
         found: dict[str, float] = {}
         for line in self.http.get(f"{self.url}/metrics").text.splitlines():
             if not line.startswith("#"):
@@ -240,7 +231,7 @@ class _Prometheus:
 def _prometheus(
     work: Path, load: Load, hosts: int, *, turnover_s: float, kind: Kind = "workers"
 ) -> Iterator[_Prometheus]:
-    """A Prometheus of its own, and the fleet that it scrapes."""
+    """Run a Prometheus and the fleet that it scrapes."""
     data = work / "data"
     data.mkdir(parents=True)
     fleet = subprocess.Popen(
@@ -252,7 +243,7 @@ def _prometheus(
         address = f"127.0.0.1:{(fleet.stdout.readline() if fleet.stdout else '').strip()}"
         config = work / "prometheus.yml"
         config.write_text(json.dumps(_config(address, load, hosts)), encoding="utf-8")
-        _lay_down_history(work, data, hosts, every_s=load.interval_s)
+        _write_history(work, data, hosts, every_s=load.interval_s)
         with closing(socket.socket()) as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -263,7 +254,7 @@ def _prometheus(
             server = subprocess.Popen(command, env=debian_packages.env_for_parts(), stdout=log, stderr=log)
         with httpx.Client(timeout=60, trust_env=False) as http:
             prometheus = _Prometheus(url=f"http://127.0.0.1:{port}", pid=server.pid, http=http)
-            wait_until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready ({work / 'log'} says why not)")
+            wait_until(prometheus.is_ready, within_s=UP_S, what=f"Prometheus is ready, see {work / 'log'}")
             yield prometheus
     finally:
         for process in (server, fleet):
@@ -293,8 +284,8 @@ def _config(address: str, load: Load, hosts: int) -> dict[str, Any]:
     }
 
 
-def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> None:
-    """An hour of scrapes of the series that `alerts/host.rules.yaml` looks back on, by promtool."""
+def _write_history(work: Path, data: Path, hosts: int, *, every_s: int) -> None:
+    """Write one hour of the series that `alerts/host.rules.yaml` looks back on."""
     text = work / "history"
     now_s = int(time.time())
     labels = f'job="gpuwarden-exporter",version="{__version__}"'
@@ -309,4 +300,4 @@ def _lay_down_history(work: Path, data: Path, hosts: int, *, every_s: int) -> No
     made = subprocess.run(command, env=debian_packages.env_for_parts(), capture_output=True, text=True, check=False)
     text.unlink()
     if made.returncode:
-        raise BenchError(f"promtool makes no block of the history: {made.stderr.strip()}")
+        raise BenchError(f"promtool cannot write the history: {made.stderr.strip()}")

@@ -1,10 +1,8 @@
-"""A fleet to scrape: the pages of many hosts, whose workers run one short job after another.
+"""The pages of a fleet of hosts with workers that run one job after another.
 
-A page is what the exporter's own collectors publish of the host in `host.yaml`, taken once while its jobs load and once
-while they step; what moves in it is filled in at each scrape. A job takes `turnover_s`, and the next one follows at
-once; the jobs of a fleet do not change all at once, for each worker is somewhere else in its own. Of a fleet of gangs
-each host runs one whose ranks are its workers, and which they begin together; of one with tenants each GPU has one
-beside its worker, and each host two servers.
+The exporter's collectors render the host of `host.yaml` once while its jobs load and once while they step. Each scrape
+fills in the values that change. Workers start at different times in their first job of `turnover_s`. With gangs, the
+workers of a host are the ranks of one gang. With tenants, each GPU also has a tenant and each host two servers.
 """
 
 import math
@@ -29,15 +27,15 @@ from gpuwarden import clock
 Kind = Literal["workers", "gangs", "tenants"]
 
 WORKERS: Final = 8
-"""Of each host."""
+"""Per host."""
 
 LOAD_S: Final = 30
-"""How long a job loads, seconds, as in `host.yaml`."""
+"""Load time of a job in `host.yaml`, seconds."""
 
 STEP_S: Final = 2
 LOADING_S: Final = 20
 STEPPING_S: Final = 240
-"""When the page is taken, seconds: in the load and long after it."""
+"""Times of the two pages, seconds."""
 
 FIGURES: Final = GpuFigures(
     temperature_celsius=61.0,
@@ -63,7 +61,7 @@ _GPU: Final = re.compile(r"GPU-(\d)")
 _HOST: Final = "a"
 
 GANG: Final = "g"
-"""What the gang is called on the page that is taken."""
+"""Name of the gang in the rendered page."""
 
 _OF_THE_JOB: Final = {
     "gpuwarden_job_elapsed_seconds": "elapsed",
@@ -72,14 +70,14 @@ _OF_THE_JOB: Final = {
     "gpuwarden_job_steps": "steps",
 }
 _GROWS: Final = "gpuwarden_container_gpu_busy_seconds_total"
-"""The other counters are of errors, of which a fleet in health has none."""
+"""The other counters count errors; a healthy fleet has none."""
 _BY_THE_CLOCK: Final = ("_timestamp_seconds", "_age_seconds")
 _WANDERS: Final = ("_memory_bytes", "_memory_used_bytes", "_memory_free_bytes", "_celsius", "_watts")
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One line of a page: `text` is followed by a figure, which moves as `kind` says."""
+    """One line of a page: `text`, and a value that changes by `kind`."""
 
     text: str
     value: float
@@ -87,11 +85,11 @@ class _Line:
 
 
 class Fleet:
-    """The pages of as many hosts."""
+    """The pages of all hosts."""
 
     def __init__(self, *, turnover_s: float, kind: Kind = "workers") -> None:
-        alone, beside = scenario_file.read(Path(__file__).parent)
-        played, gangs = beside if kind == "tenants" else alone, kind == "gangs"
+        workers_only, with_tenants = scenario_file.read(Path(__file__).parent)
+        played, gangs = with_tenants if kind == "tenants" else workers_only, kind == "gangs"
         if gangs:
             ranks = (replace(each, gang=GANG, rank=rank, ranks=WORKERS) for rank, each in enumerate(played.programs))
             played = replace(played, programs=tuple(ranks))
@@ -110,7 +108,7 @@ class Fleet:
         self._gpus: dict[int, list[str]] = {}
 
     def page(self, number: int, *, now_s: float) -> bytes:
-        """What a scrape of one host gets at that Unix time."""
+        """The page of one host at a Unix time."""
         out: list[str] = []
         _write(out, self._rest, now_s, age_s=0.0)
         for worker in range(WORKERS):
@@ -122,15 +120,15 @@ class Fleet:
         gpus = self._gpus.setdefault(
             number, [f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{number}.{gpu}')}" for gpu in range(WORKERS)]
         )
-        told = "".join(out).replace(f'nodename="{_HOST}"', f'nodename="h{number}"')
-        return _GPU.sub(lambda found: gpus[int(found[1])], told).encode()
+        text = "".join(out).replace(f'nodename="{_HOST}"', f'nodename="h{number}"')
+        return _GPU.sub(lambda found: gpus[int(found[1])], text).encode()
 
     def remediator_page(self) -> bytes:
-        """What the rules read of a host's remediator: it has nothing to tell."""
+        """The page of a remediator without episodes."""
         return self._remediator
 
     def _offset_s(self, number: int, worker: int) -> float:
-        """How far a worker is ahead: spread evenly, by the golden ratio."""
+        """How far a worker is ahead, spread by the golden ratio."""
         return ((number * WORKERS + worker) * 0.6180339887 % 1.0) * self._turnover_s
 
 
@@ -138,12 +136,12 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     gpus = snapshot.gpus
     if gpus is not None:
         gpus = replace(gpus, gpus=tuple(replace(each, figures=FIGURES) for each in gpus.gpus))
-    looked = replace(snapshot, gpus=gpus)
-    of_the_host = [family for collector in COLLECTORS.values() for family in collector(looked)]
-    # Ages are as of when it was taken; how the exporter itself does is told of one that has just looked.
-    whole = SnapshotCollector(lambda: replace(looked, taken=clock.stamp()), host=_HOST, thresholds=Thresholds())
-    of_itself = [family for family in whole.collect() if family.name not in {each.name for each in of_the_host}]
-    for line in render([*of_the_host, *of_itself]).decode().splitlines():
+    sample = replace(snapshot, gpus=gpus)
+    of_the_host = [family for collector in COLLECTORS.values() for family in collector(sample)]
+    # Ages of the host date from the snapshot, and the exporter's own metrics need a fresh one.
+    collector = SnapshotCollector(lambda: replace(sample, taken=clock.stamp()), host=_HOST, thresholds=Thresholds())
+    of_the_exporter = [each for each in collector.collect() if each.name not in {one.name for one in of_the_host}]
+    for line in render([*of_the_host, *of_the_exporter]).decode().splitlines():
         found = None if line.startswith("#") else _LINE.fullmatch(line)
         if found is None:
             continue

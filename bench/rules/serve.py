@@ -1,7 +1,7 @@
-"""`python -m bench.rules.serve TURNOVER_S KIND`: serves a fleet, of workers alone, gangs or tenants, to a Prometheus.
+"""`python -m bench.rules.serve TURNOVER_S KIND`: serve a fleet of workers, gangs or tenants to Prometheus.
 
-A host's exporter is at `/NUMBER/metrics`, and at `/NUMBER/remediator` is what the rules read of its remediator. Prints
-its port, and ends when its stdin does.
+`/NUMBER/metrics` is a host's exporter and `/NUMBER/remediator` its remediator. Prints its port and ends with its
+stdin.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from exporter.http.exposition import TEXT
 
 
 class _Server(asyncio.Protocol):
-    """Just enough HTTP for Prometheus, which keeps its connections."""
+    """Minimal HTTP with persistent connections."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -33,7 +33,7 @@ def test_the_short_mode_measures_every_fleet_and_what_turnover_adds(tmp_path: Pa
     assert len(slowest) == 3
     assert all(found[what].against == "a fifth of its interval" for what in slowest)
     assert found["16 workers in gangs of 8: group gpuwarden_gang"].against == "a fifth of its interval"
-    beside = "16 workers beside tenants and servers"
+    beside = "16 workers with tenants and servers"
     assert all(found[f"{beside}: group {each}"].median > 0 for each in TENANTS)
     for more in ("16 workers in gangs of 8", beside):
         assert found[f"{more}: series a worker"].median > found["16 workers: series a worker"].median
