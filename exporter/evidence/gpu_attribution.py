@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from exporter.model.container import Container, GpuShare
@@ -30,8 +29,6 @@ _UUID: Final = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|
 
 _UUID_BEGINS: Final = re.compile(r"GPU-[0-9a-f]{8}")
 """The shortest unique prefix of a UUID."""
-
-REQUESTS_MAX: Final = 256
 
 
 class GpuAttribution(NamedTuple):
@@ -115,17 +112,14 @@ def _attribute(
     if readings is None or asked is None:
         return unknown_attribution((), "source_failed", "no GPU source answers")
     if seen_present is not None and not wanted.isdisjoint(_EVERY):
-        left = _drop_lost(readings, wanted, seen_present)
-        if left is not readings:
-            asked, readings = _resolve_names(wanted, left), left
+        readings = _drop_lost(readings, wanted, seen_present)
+        asked = _resolve_names(wanted, readings)
     assigned = _assigned_gpus(asked, pids or frozenset(), readings)
-    uuids = asked.uuids if assigned is asked.gpus else tuple(gpu.uuid for gpu in assigned)
-    before = had if had != uuids else ()
-    not_here = [uuid for uuid in before if uuid not in readings.by_name] if before else []
-    gone = [uuid for uuid in not_here if uuid in readings.dropped] if not_here else []
-    missing = tuple(dict.fromkeys([*asked.missing, *gone])) if gone else asked.missing
-    unread = _unreadable_earlier_gpus(before, assigned, pids, readings) if before else {}
-    uuids = (*uuids, *unread) if unread else uuids
+    uuids = tuple(gpu.uuid for gpu in assigned)
+    not_here = [uuid for uuid in had if uuid not in readings.by_name]
+    missing = tuple(dict.fromkeys([*asked.missing, *(uuid for uuid in not_here if uuid in readings.dropped)]))
+    unread = _unreadable_earlier_gpus(had, assigned, pids, readings)
+    uuids = (*uuids, *unread)
     shares, reasons = ((), []) if pids is None else _shares(assigned, pids, thresholds, wanted)
     elsewhere = _why_may_be_elsewhere(pids, readings) if ALL in wanted and container.kind in OUTSIDE else None
     if missing:
@@ -153,8 +147,6 @@ def _drop_lost(readings: GpuReadings, wanted: AbstractSet[str], seen_present: Ab
         gpu for gpu in readings.gpus if not gpu.lost or gpu.uuid in seen_present or not wanted.isdisjoint(gpu.names)
     ]
     gone = {node: uuid for node, uuid in readings.gone.items() if uuid in seen_present or node in wanted}
-    if len(gpus) == len(readings.gpus) and len(gone) == len(readings.gone):
-        return readings
     return replace(readings, gpus=tuple(gpus), gone=gone)
 
 
@@ -272,18 +264,11 @@ def unknown_attribution(gpus: tuple[str, ...], reason: str, because: str) -> Gpu
 class _Request:
     wanted: frozenset[str]
     places: frozenset[int]
-    gpus: tuple[Gpu, ...]
-    uuids: tuple[str, ...]
     missing: tuple[str, ...]
 
 
 def _resolve_request(container: Container, readings: GpuReadings) -> _Request:
-    """Resolve a request, once per sample for all containers with the same one."""
-    key = container.gpu_request or (), container.kind in OUTSIDE
-    found = readings.asked.get(key)
-    if not isinstance(found, _Request):
-        found = readings.asked[key] = _resolve_names(_complete_names(*key, readings), readings)
-    return found
+    return _resolve_names(_complete_names(container.gpu_request or (), container.kind in OUTSIDE, readings), readings)
 
 
 def _resolve_names(wanted: frozenset[str], readings: GpuReadings) -> _Request:
@@ -294,14 +279,7 @@ def _resolve_names(wanted: frozenset[str], readings: GpuReadings) -> _Request:
         for place, gpu in enumerate(readings.gpus)
         if gpu.uuid in every or (gpu.node is not None and ALL_NODES in wanted) or not wanted.isdisjoint(gpu.names)
     )
-    gpus = tuple(readings.gpus[place] for place in sorted(places))
-    return _Request(
-        wanted=wanted,
-        places=places,
-        gpus=gpus,
-        uuids=tuple(gpu.uuid for gpu in gpus),
-        missing=tuple(_missing_names(wanted, readings)),
-    )
+    return _Request(wanted=wanted, places=places, missing=tuple(_missing_names(wanted, readings)))
 
 
 def _complete_names(request: tuple[str, ...], outside: bool, readings: GpuReadings) -> frozenset[str]:
@@ -329,15 +307,13 @@ def _complete_uuid(name: str, readings: GpuReadings) -> str:
     return found[0] if len(found) == 1 else name
 
 
-@lru_cache(maxsize=REQUESTS_MAX)
 def _nodes(names: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in names if name == ALL_NODES or NODE.fullmatch(name))
 
 
 def _assigned_gpus(asked: _Request, pids: frozenset[int], readings: GpuReadings) -> Sequence[Gpu]:
-    by_pid = readings.by_pid
-    more = {place for pid in pids if pid in by_pid for place in by_pid[pid]} - asked.places
-    return [readings.gpus[place] for place in sorted(asked.places | more)] if more else asked.gpus
+    places = {place for pid in pids for place in readings.by_pid.get(pid, ())}
+    return [readings.gpus[place] for place in sorted(asked.places | places)]
 
 
 def _missing_names(wanted: frozenset[str], readings: GpuReadings) -> list[str]:

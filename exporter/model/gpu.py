@@ -151,18 +151,10 @@ class Gpu:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[GpuProcess]]:
         """Processes by pid."""
-        listed = self.processes or ()
-        found: dict[int, tuple[GpuProcess, ...]] = dict(zip(self.pids, zip(listed, strict=True), strict=True))
-        if len(found) < len(listed):  # rare: a pid is listed twice
-            found = {}
-            for process in listed:
-                found[process.pid] = (*found.get(process.pid, ()), process)
+        found: dict[int, list[GpuProcess]] = {}
+        for process in self.processes or ():
+            found.setdefault(process.pid, []).append(process)
         return found
-
-    @cached_property
-    def pids(self) -> tuple[int, ...]:
-        """The listed pids."""
-        return tuple([process[0] for process in self.processes or ()])
 
     @cached_property
     def listed_ratio(self) -> float | None:
@@ -194,18 +186,6 @@ class Gpu:
         """Memory of listed processes."""
         known = [process.memory_bytes for process in self.processes or ()]
         return None if self.processes is None or None in known else sum(used or 0 for used in known)
-
-
-def _places(listed: tuple[tuple[int, ...], ...]) -> Mapping[int, Sequence[int]]:
-    """Positions by pid."""
-    found: dict[int, tuple[int, ...]] = {}
-    for place, pids in enumerate(listed):
-        here = (place,)
-        for pid in pids:
-            before = found.setdefault(pid, here)
-            if before[-1] != place:
-                found[pid] = before + here
-    return found
 
 
 UNIDENTIFIED: Final = "unidentified-"
@@ -249,11 +229,6 @@ class GpuReadings:
     dropped: tuple[str, ...] = ()
 
     @cached_property
-    def asked(self) -> dict[tuple[tuple[str, ...], bool], object]:
-        """Cache of resolved requests."""
-        return {}
-
-    @cached_property
     def by_name(self) -> Mapping[str, Sequence[int]]:
         """Positions by name."""
         found: dict[str, list[int]] = {}
@@ -265,7 +240,11 @@ class GpuReadings:
     @cached_property
     def by_pid(self) -> Mapping[int, Sequence[int]]:
         """Positions by pid."""
-        return _places(tuple([gpu.pids for gpu in self.gpus]))
+        found: dict[int, list[int]] = {}
+        for place, gpu in enumerate(self.gpus):
+            for pid in gpu.by_pid:
+                found.setdefault(pid, []).append(place)
+        return found
 
     @cached_property
     def present(self) -> frozenset[str]:
@@ -274,8 +253,7 @@ class GpuReadings:
 
     def filter_present(self, uuids: tuple[str, ...]) -> tuple[str, ...]:
         """Return the UUIDs that are present."""
-        present = self.present
-        return uuids if present.issuperset(uuids) else tuple(uuid for uuid in uuids if uuid in present)
+        return tuple(uuid for uuid in uuids if uuid in self.present)
 
     @cached_property
     def hung(self) -> frozenset[str]:

@@ -15,10 +15,6 @@ from exporter.sources import processes
 from exporter.sources.containers.poller import Listing
 from exporter.sources.process_io import max_open_files
 from gpuwarden import cgroup, clock, procfs
-from gpuwarden.procfs import ProcessId
-
-OWNER_S: Final = 5.0
-"""Seconds for which the container of a process is cached."""
 
 ASKED_MAX_S: Final = 0.1
 """Longest check whether a container is frozen, seconds."""
@@ -104,9 +100,6 @@ class ContainerCgroups:
 
     def keep(self, incarnations: Collection[str]) -> None:
         """Forget all other containers."""
-        there = frozenset(incarnations)
-        if all(there.issuperset(each) for each in (self._places, self._files, self._first)):
-            return  # the usual case
         self._places = {each: place for each, place in self._places.items() if each in incarnations}
         self._files = {each: kept for each, kept in self._files.items() if each in incarnations}
         self._first = {each: first for each, first in self._first.items() if each in incarnations}
@@ -123,14 +116,6 @@ def _ram(files: cgroup.MemoryFiles | None) -> RamUse:
         because = "no memory controller accounts for the container"
         return RamUse(usage_bytes=None, unknown=Unknown(reason="no_controller", because=because))
     return RamUse(**files.read()._asdict())
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Owner:
-    process: ProcessId
-    read_s: float
-    container: str | None
-    runtime: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +144,6 @@ class UnlistedContainers:
         self._own = own
         self._proc = proc
         self._root = root
-        self._owners: dict[int, _Owner] = {}
         self._first_seen_s: dict[str, float] = {}
         self._found: dict[str, _Found] = {}
         self.met: frozenset[str] = frozenset()
@@ -168,12 +152,7 @@ class UnlistedContainers:
     def find(self, pids: Iterable[int], listings: Mapping[str, Listing | None]) -> list[Container]:
         """Find the unlisted containers of these processes, and earlier ones that still run."""
         now_s = time.monotonic()
-        self._owners = {pid: owner for pid in pids if (owner := self._owner(pid, now_s)) is not None}
-        seen = {
-            each.container: (pid, each.runtime)
-            for pid, each in self._owners.items()
-            if each.container is not None and each.container != self._own
-        }
+        seen = {owner[0]: (pid, owner[1]) for pid in pids if (owner := self._owner(pid)) and owner[0] != self._own}
         self._first_seen_s = {each: self._first_seen_s.get(each, now_s) for each in seen}
         known = [listing for listing in listings.values() if listing is not None]
         listed = frozenset[str]().union(*(listing.ids for listing in known))
@@ -190,17 +169,12 @@ class UnlistedContainers:
                         self.met = frozenset({cgroup.DOCKER})
         return [found.container for found in self._found.values()]
 
-    def _owner(self, pid: int, now_s: float) -> _Owner | None:
-        """The container of a process; `None` if it ended or is not readable."""
+    def _owner(self, pid: int) -> tuple[str, str | None] | None:
+        """The container of a process and its runtime; `None` without one, or if it ended or is not readable."""
         try:
-            process = ProcessId.of(pid, proc=self._proc)
-            known = self._owners.get(pid)
-            if known is not None and known.process == process and now_s - known.read_s < OWNER_S:
-                return known
-            container, runtime = cgroup.owner(pid, proc=self._proc) or (None, None)
+            return cgroup.owner(pid, proc=self._proc)
         except (OSError, LookupError):
             return None
-        return _Owner(process=process, read_s=now_s, container=container, runtime=runtime)
 
     def _container(self, full_id: str, pid: int, runtime: str | None) -> _Found | None:
         try:

@@ -136,8 +136,7 @@ class EngineContainers(Listener):
                 before = self._inspect_running(client, full_id, until_s, before)
             if before is not None:
                 paused = up[full_id].get("State") == "paused"
-                same = before[2].paused == paused  # a hot path: pauses are rare
-                known[full_id] = before if same else (*before[:2], replace(before[2], paused=paused))
+                known[full_id] = (*before[:2], replace(before[2], paused=paused))
         self._inspected = known
         return {full_id: known[full_id][2] for full_id in up if full_id in known}
 

@@ -30,9 +30,6 @@ UNITS_MAX: Final = 256
 SLICES_MAX: Final = 1000
 """Slices that are searched for one service."""
 
-SETTLED_NS: Final = 1_000_000_000
-"""A folder that changed less than this ago may change again with the same mtime, nanoseconds."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Service:
@@ -57,8 +54,6 @@ class Units:
         self._proc = proc
         self._root = root
         self._invocations = invocations
-        self._opted_in: tuple[str, ...] = ()
-        self._invocations_ns = 0
         self._groups: dict[str, Path] = {}
         self._walk_at_s: dict[str, float] = {}
         self._services: dict[str, _Service] = {}
@@ -111,22 +106,17 @@ class Units:
         yield from services.items()
 
     def _running(self) -> Sequence[str]:
-        """Opted-in services with an invocation; listed again only after a change."""
-        if not self._patterns:
-            return ()
+        """Opted-in services with an invocation."""
         try:
-            changed_ns = self._invocations.stat().st_mtime_ns
-            if changed_ns != self._invocations_ns or time.time_ns() - changed_ns < SETTLED_NS:
-                kept = os.listdir(self._invocations)  # noqa: PTH208 - names alone
-                # The folder also has a link per unit for its log settings.
-                names = (each.removeprefix(INVOCATION) for each in kept if each.startswith(INVOCATION))
-                self._opted_in = tuple(sorted(filter(self._is_opted_in, names)))[:UNITS_MAX]
-                self._invocations_ns = changed_ns
-                self._groups = {each: group for each, group in self._groups.items() if each in self._opted_in}
-                self._walk_at_s = {each: at_s for each, at_s in self._walk_at_s.items() if each in self._opted_in}
+            kept = os.listdir(self._invocations) if self._patterns else []  # noqa: PTH208 - names alone
         except OSError:
-            self._opted_in, self._invocations_ns = (), 0
-        return self._opted_in
+            return ()
+        # The folder also has a link per unit for its log settings.
+        names = (each.removeprefix(INVOCATION) for each in kept if each.startswith(INVOCATION))
+        running = sorted(filter(self._is_opted_in, names))[:UNITS_MAX]
+        self._groups = {each: group for each, group in self._groups.items() if each in running}
+        self._walk_at_s = {each: at_s for each, at_s in self._walk_at_s.items() if each in running}
+        return running
 
     def _is_opted_in(self, unit: str) -> bool:
         return bool(cgroup.UNIT.fullmatch(unit)) and any(fnmatchcase(unit, pattern) for pattern in self._patterns)

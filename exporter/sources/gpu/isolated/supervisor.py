@@ -76,9 +76,7 @@ class IsolatedDriver:
                 raise self._processes.end_main(message.because)
             raise DriverError(message.because)
         self._processes.failures = 0
-        named = self._hung.with_names(message)
-        if named != self._readings:  # otherwise keep the object and its cached results
-            self._readings = named
+        self._readings = self._hung.with_names(message)
         return self._readings
 
     def health(self) -> DriverHealth:

@@ -11,7 +11,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 import pynvml
@@ -46,9 +45,6 @@ IN_MIG_MODE: Final = "it is in MIG mode: only the memory of its instances is mea
 UNREAD_INSTANCE: Final = "the utilisation of an instance of a GPU is not read"
 INSTANCES_MAX: Final = 64
 """More than any GPU has."""
-
-LISTS_MAX: Final = 128
-"""Size of the cache of parsed process lists."""
 
 NO_INSTANCE: Final = 2**32 - 1
 """Value of a list entry without an instance."""
@@ -357,27 +353,20 @@ def _utilization(handle: Any) -> tuple[float | None, Refusal | None]:
 
 def _list_processes(handle: Any, mig: MigInstance | None = None) -> tuple[Mapping[int, Listed] | None, Refusal | None]:
     """Join the compute, graphics and MPS lists; returns the reason without them."""
-    lists: list[bytes] = []
+    merged: list[Listed] = []
     for name in _LISTS:
         function = f"nvmlDeviceGet{name}RunningProcesses_v3"
         absent = frozenset[int]() if name == "Compute" else UNSUPPORTED
         found, refusal = ask(running, function, handle, absent=absent)
         if refusal is not None:
             return None, Refusal(refusal.reason, f"list of {_LISTS[name]} processes: {refusal.because}")
-        lists.append(found or b"")
-    merged = _merge_lists(tuple(lists), mig)
-    return merged, _IMPOSSIBLE_LISTS if merged is None else None
-
-
-@lru_cache(maxsize=LISTS_MAX)
-def _merge_lists(lists: tuple[bytes, ...], mig: MigInstance | None) -> Mapping[int, Listed] | None:
-    # Cached: most lists are the same in the next sample.
-    return process_samples.merge(
-        Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
-        for name, one in zip(_LISTS, lists, strict=True)
-        for each in entries(one)
-        if mig is None or _belongs(each, mig)
-    )
+        merged += [
+            Listed(each.pid, None if each.memory_bytes == NOT_AVAILABLE else each.memory_bytes, name == "MPSCompute")
+            for each in entries(found or b"")
+            if mig is None or _belongs(each, mig)
+        ]
+    by_pid = process_samples.merge(merged)
+    return by_pid, _IMPOSSIBLE_LISTS if by_pid is None else None
 
 
 def _samples(handle: Any, seen_us: int) -> tuple[list[Sample] | None, Refusal | None]:

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -273,19 +272,6 @@ def test_a_service_that_only_runs_containers_is_none_itself(kernel: test_cgroups
     kernel.process(61, f"{OLLAMA}/libpod-payload-{test_cgroups.ID}")
 
     assert units_of(kernel, tmp_path, "ollama.service").containers([]) == {}
-
-
-def test_an_idle_host_is_not_listed(kernel: test_cgroups.Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "units"
-    os.utime(folder, ns=(0, time.time_ns() - 10**10))
-    units = units_of(kernel, tmp_path, "*.service")
-    first = units.containers([])
-    monkeypatch.setattr(os, "listdir", lambda _: [])
-
-    again = units.containers([])
-
-    assert again == first
-    assert list(first) == ["ollama.service"]
 
 
 @pytest.mark.needs_systemd

@@ -178,15 +178,6 @@ def test_one_process_answers_look_after_look(fake: FakeDriver) -> None:
     assert (timing.asked_s, timing.took_s) == pytest.approx((fake.now_s - fake.takes_s, fake.takes_s))
 
 
-def test_readings_that_say_the_same_are_the_same_object(fake: FakeDriver) -> None:
-    source = fake.source()
-    first, second = fake.look(source), fake.look(source)
-    fake.gpus = 3
-
-    assert first is second
-    assert fake.look(source) == build.gpus(*map(build.gpu, range(3)))
-
-
 def test_the_very_first_look_waits_as_long_as_an_answer_may_take(fake: FakeDriver) -> None:
     fake.takes_s = ANSWER_S - 1
 
