@@ -47,7 +47,6 @@ LATER: Final = frozenset(
     {
         "",
         "bench/corpus",
-        "bench/queue",
         "docs",
         "docs/runbooks",
         "tests",

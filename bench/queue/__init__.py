@@ -1,7 +1,7 @@
-"""The queue: jobs a second, claims from a deep queue, an idle worker woken; on SQLite, on PostgreSQL beside its peers.
+"""The queue: jobs per second, claims from a deep queue, wake-up of an idle worker.
 
-Beside ours stand the two queues on PostgreSQL that ours has learned from, each by its own library and driver, with the
-calls that its own worker makes for a job. All are on one server, whose commits are synced to disk for everyone.
+On PostgreSQL, procrastinate and pgqueuer are measured too, each with the driver and calls of its worker.
+All use one server that syncs every commit.
 """
 
 import importlib
@@ -21,7 +21,7 @@ DURABLE: Final = ("fsync", "synchronous_commit", "full_page_writes")
 
 
 def measure(places: list[Place]) -> Iterator[Figure]:
-    """SQLite in every place, then PostgreSQL in the first."""
+    """Measure SQLite in every place, then PostgreSQL in the first."""
     for place in places:
         yield from sqlite.measure(place)
     disk = places[0]
@@ -29,10 +29,10 @@ def measure(places: list[Place]) -> Iterator[Figure]:
     yield from wake.measure({Ours: f"sqlite:///{disk.folder}/wake.db"}, f"SQLite, {disk.name}")
     with postgres(disk.folder) as server:
         if isinstance(server, NoPostgres):
-            progress(f"queue on PostgreSQL is left out: {server.because}")
+            progress(f"queue on PostgreSQL skipped: {server.because}")
             return
-        workers: list[type[Worker]] = [Ours, *_peers()]
-        databases = {worker: _database(server, worker) for worker in workers}
+        workers: list[type[Worker]] = [Ours, *_import_peers()]
+        databases = {worker: _create_database(server, worker) for worker in workers}
         yield from rates.measure(databases)
         yield from depth.measure(databases)
         for worker, url in databases.items():
@@ -40,18 +40,18 @@ def measure(places: list[Place]) -> Iterator[Figure]:
         yield from wake.measure(databases, "PostgreSQL")
 
 
-def _peers() -> Iterator[type[Worker]]:
+def _import_peers() -> Iterator[type[Worker]]:
     for name, worker in PEERS.items():
         try:
             module = importlib.import_module(f"bench.queue.peer_{name}")
         except ModuleNotFoundError as missing:
-            progress(f"{name} is left out, for there is no {missing.name}: pip install -e '.[bench]'")
+            progress(f"{name} skipped, {missing.name} is not installed: pip install -e '.[bench]'")
         else:
             yield getattr(module, worker)
 
 
-def _database(server: Postgres, worker: type[Worker]) -> str:
-    """A database with a queue's tables, in which every commit is synced; its URL."""
+def _create_database(server: Postgres, worker: type[Worker]) -> str:
+    """Create a database with the tables of a queue; return its URL."""
     name = worker.__name__.lower()
     server.create(name)
     url = server.url(name)
@@ -59,6 +59,6 @@ def _database(server: Postgres, worker: type[Worker]) -> str:
         for setting in DURABLE:
             row = connection.execute("SELECT current_setting(%s)", (setting,)).fetchone()
             if row != ("on",):
-                raise BenchError(f"PostgreSQL's {setting} is {row}: queues are compared with every commit synced")
+                raise BenchError(f"PostgreSQL has {setting} {row}: set it to on, so that commits are synced")
     worker.install(url)
     return url

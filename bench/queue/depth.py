@@ -1,4 +1,4 @@
-"""How long a claim takes while many jobs wait: one worker, which submits one before each claim."""
+"""How long a claim takes while many jobs wait. One worker submits a job before each claim."""
 
 import statistics
 import time
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import Figure, figure, progress
-from bench.queue.crew import crew
 from bench.queue.ours import Ours
+from bench.queue.pool import pool
 from bench.queue.worker import Worker, execute
 
 DEPTHS: Final = (10, 10_000, 1_000_000)
@@ -20,19 +20,19 @@ WARM: Final = 12
 
 
 def measure(databases: Mapping[type[Worker], str]) -> Iterator[Figure]:
-    """On PostgreSQL: blocks of claims, the queues in turn."""
+    """Measure PostgreSQL: blocks of claims, with the queues in turns."""
     for depth in DEPTHS:
         progress(f"queue on PostgreSQL, claims with {depth:,} jobs queued")
         for worker, url in databases.items():
             worker.refill(url, depth)
-        execute(next(iter(databases.values())), "CHECKPOINT")  # or the writing of what was filled in meets one of them
+        execute(next(iter(databases.values())), "CHECKPOINT")  # else it writes during a measurement
         took_ms: dict[type[Worker], list[float]] = {worker: [] for worker in databases}
         with ExitStack() as stack:
-            crews = {worker: stack.enter_context(crew(worker, url, 1)) for worker, url in databases.items()}
-            for each in crews.values():
+            pools = {worker: stack.enter_context(pool(worker, url, 1)) for worker, url in databases.items()}
+            for each in pools.values():
                 each.run(partial(claims, count=WARM))
             for _ in range(BLOCKS):
-                for worker, each in crews.items():
+                for worker, each in pools.items():
                     took_ms[worker] += each.run(partial(claims, count=BLOCK))[0]
         for worker, found in took_ms.items():
             base = None if worker is Ours else statistics.median(took_ms[Ours])
@@ -41,13 +41,13 @@ def measure(databases: Mapping[type[Worker], str]) -> Iterator[Figure]:
 
 
 def measure_sqlite(folder: Path, name: str) -> Iterator[Figure]:
-    """On SQLite: ours alone."""
+    """Measure our queue on SQLite."""
     base: float | None = None
     for depth in DEPTHS:
         progress(f"queue on {name}, claims with {depth:,} jobs queued")
         path = folder / f"depth_{depth}.db"
         Ours.refill(f"sqlite:///{path}", depth)
-        with crew(Ours, f"sqlite:///{path}", 1) as alone:
+        with pool(Ours, f"sqlite:///{path}", 1) as alone:
             alone.run(partial(claims, count=WARM))
             found = alone.run(partial(claims, count=BLOCKS * BLOCK))[0]
         path.unlink()
@@ -58,7 +58,7 @@ def measure_sqlite(folder: Path, name: str) -> Iterator[Figure]:
 
 
 async def claims(worker: Worker, ready: Callable[[], None], *, count: int) -> list[float]:
-    """How long each of `count` claims took, milliseconds."""
+    """Durations of `count` claims, milliseconds."""
     found = []
     ready()
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""Ours: `JobStore`, as `gpuwarden.worker.worker` and the remediator use it."""
+"""Our `JobStore`, as workers and the remediator use it."""
 
 import sqlite3
 from contextlib import closing
@@ -12,13 +12,13 @@ from gpuwarden.queue import Job, JobStore, Submission
 from gpuwarden.queue.schema import JOBS, METADATA
 from gpuwarden.worker.worker import IDLE_WAIT_S
 
-ATTEMPTS_MAX: Final = 2**31 - 1  # a job is given back as often as the time allows
+ATTEMPTS_MAX: Final = 2**31 - 1  # jobs are released many times
 COLUMNS: Final = ", ".join(column.name for column in JOBS.columns if not column.primary_key)
 TABLES: Final = ", ".join(table.name for table in METADATA.sorted_tables)
 
 
 class Ours(Worker):
-    """A job is claimed and completed by one call each; the clock is the queue's own, as for every worker."""
+    """A worker of our queue, with the queue's clock."""
 
     title: ClassVar[str] = "gpuwarden"
     chores: ClassVar[tuple[Chore, ...]] = (*Worker.chores, Chore.FENCE, Chore.COMPLETE_AND_SEE)
@@ -38,7 +38,7 @@ class Ours(Worker):
 
     @classmethod
     def refill(cls, url: str, count: int) -> None:
-        """See `Worker.refill`: one job is submitted, and multiplied. An SQLite file must be a new one."""
+        """See `Worker.refill`: submit one job and copy it. An SQLite file must be new."""
         on_sqlite = url.startswith("sqlite:")
         if not on_sqlite:
             execute(url, f"TRUNCATE {TABLES} RESTART IDENTITY")
@@ -59,7 +59,7 @@ class Ours(Worker):
 
     @classmethod
     async def open(cls, url: str, name: str) -> Self:
-        """See `Worker.open`: a first claim registers."""
+        """See `Worker.open`; the first claim registers."""
         return cls(JobStore.open(url), name)
 
     async def submit(self) -> None:
@@ -74,7 +74,7 @@ class Ours(Worker):
 
     async def complete(self, job: Job) -> None:
         """See `Worker.complete`."""
-        _accepted(
+        _require(
             self._store.claims.complete(
                 job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()
             ),
@@ -82,8 +82,8 @@ class Ours(Worker):
         )
 
     async def give_back(self, job: Job) -> None:
-        """See `Worker.give_back`: as a worker does that is asked to stop."""
-        _accepted(
+        """See `Worker.give_back`: release, as at a stop."""
+        _require(
             self._store.claims.release(
                 job.job_id, attempt=job.attempt, incarnation=self._incarnation, now=self._store.now()
             ),
@@ -94,12 +94,12 @@ class Ours(Worker):
         """See `Worker.do`."""
         if chore is Chore.FENCE:
             if self.held is not None:
-                self._lose(self.held)
+                self._fence(self.held)
             self.held = await self.claim()
             return 0 if self.held is None else 1
         if chore is Chore.COMPLETE_AND_SEE:
             done = await super().do(Chore.COMPLETE)
-            # After each job a worker tells that it holds no model any more.
+            # A worker publishes after each job that it holds no model.
             self._store.claims.heartbeat(
                 host="bench",
                 worker=self._name,
@@ -111,16 +111,16 @@ class Ours(Worker):
             return done
         return await super().do(chore)
 
-    def _lose(self, job: Job) -> None:
-        """A trip: the job is fenced and queued again, and the worker, which that ends, starts anew."""
+    def _fence(self, job: Job) -> None:
+        """Fence and requeue the job, and restart the worker."""
         condition, store = Condition.STALL, self._store
-        _accepted(
+        _require(
             store.fencing.fence(
                 job.job_id, attempt=job.attempt, incarnation=self._incarnation, condition=condition, now=store.now()
             ),
             job,
         )
-        _accepted(store.fencing.requeue(job.job_id, attempt=job.attempt, condition=condition, now=store.now()), job)
+        _require(store.fencing.requeue(job.job_id, attempt=job.attempt, condition=condition, now=store.now()), job)
         self._begun += 1
         self._incarnation = f"{self._name}-{self._begun}"
         store.claims.register(
@@ -132,7 +132,7 @@ class Ours(Worker):
         self._changes = self._store.changes()
 
     async def wait(self) -> None:
-        """See `Worker.wait`: looks up as often as a worker does, to see whether it was told to stop."""
+        """See `Worker.wait`: with the timeout of a worker."""
         while self._changes is not None and not self._changes.wait(IDLE_WAIT_S):
             pass
 
@@ -147,6 +147,6 @@ def _submit(store: JobStore) -> None:
     store.runs.submit(Submission(queue=QUEUE_NAME, attempts_max=ATTEMPTS_MAX), now=store.now())
 
 
-def _accepted(accepted: object, job: Job) -> None:
+def _require(accepted: object, job: Job) -> None:
     if not accepted:
-        raise BenchError(f"a move of job {job.job_id} was refused")
+        raise BenchError(f"the queue refused a change of job {job.job_id}")

@@ -1,7 +1,7 @@
-"""pgqueuer, as `pgqueuer.core.qm.QueueManager` drives it: a `dequeue` and a `log_jobs`, by asyncpg on uvloop.
+"""pgqueuer, with the calls of `pgqueuer.core.qm.QueueManager`: `dequeue` and `log_jobs`.
 
-Its own program runs on uvloop, with one connection of asyncpg. One job at a time is what a worker of GPU jobs does; ten
-at a time is what its own program does unless it is told otherwise, and the buffer of results is as long as the batch.
+Like its own program it uses one asyncpg connection on uvloop. A worker of GPU jobs claims one job at a time; the
+program claims ten by default.
 """
 
 import uuid
@@ -33,7 +33,7 @@ ENTRYPOINTS: Final = {QueueEntrypoint(QUEUE_NAME): EntrypointExecutionParameter(
 
 
 class Pgqueuer(Worker):
-    """No limits, so that its claim is the plain one. A job that is done moves to its log, as by default."""
+    """No concurrency limits, for the plain claim. Completed jobs move to its log, which is its default."""
 
     title: ClassVar[str] = f"pgqueuer {version('pgqueuer')}"
     chores: ClassVar[tuple[Chore, ...]] = (*Worker.chores, Chore.COMPLETE_TEN)
@@ -43,7 +43,7 @@ class Pgqueuer(Worker):
         self._connection = connection
         self._queries = Queries(AsyncpgDriver(connection))
         self._manager = QueueManagerId(uuid.uuid4())
-        self._told = PGNoticeEventListener()
+        self._changed = PGNoticeEventListener()
 
     @staticmethod
     def run(main: Coroutine[Any, Any, None]) -> None:
@@ -54,7 +54,7 @@ class Pgqueuer(Worker):
     def install(cls, url: str) -> None:
         """See `Worker.install`."""
         if db_settings().durability is not Durability.durable:
-            raise BenchError("pgqueuer is told to keep its tables less durable than ours: unset PGQUEUER_DURABILITY")
+            raise BenchError("tables of pgqueuer are less durable than ours: unset PGQUEUER_DURABILITY")
 
         async def install() -> None:
             connection = await asyncpg.connect(libpq(url))
@@ -65,7 +65,7 @@ class Pgqueuer(Worker):
 
     @classmethod
     def refill(cls, url: str, count: int) -> None:
-        """See `Worker.refill`: jobs, and the entry that each of them has in the log from the start."""
+        """See `Worker.refill`: jobs and their first log entries."""
         execute(
             url,
             "TRUNCATE pgqueuer, pgqueuer_log, pgqueuer_statistics RESTART IDENTITY",
@@ -77,7 +77,7 @@ class Pgqueuer(Worker):
         )
 
     @classmethod
-    async def open(cls, url: str, name: str) -> Self:  # noqa: ARG003 - a worker's name is a UUID there
+    async def open(cls, url: str, name: str) -> Self:  # noqa: ARG003 - workers have UUIDs
         """See `Worker.open`."""
         return cls(await asyncpg.connect(libpq(url)))
 
@@ -118,12 +118,12 @@ class Pgqueuer(Worker):
 
     async def listen(self) -> None:
         """See `Worker.listen`: on the same connection."""
-        router = default_event_router(notice_event_queue=self._told, canceled={}, pending_health_check={})
+        router = default_event_router(notice_event_queue=self._changed, canceled={}, pending_health_check={})
         await initialize_notice_event_listener(self._queries.driver, db_settings().channel, router)
 
     async def wait(self) -> None:
         """See `Worker.wait`."""
-        await self._told.get()
+        await self._changed.get()
 
     async def close(self) -> None:
         """See `Worker.close`."""

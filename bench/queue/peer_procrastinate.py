@@ -1,7 +1,7 @@
-"""procrastinate, as `procrastinate.worker.Worker` drives it: one `fetch_job` and one `finish_job` a job, by psycopg.
+"""procrastinate, with the calls of `procrastinate.worker.Worker`: `fetch_job` and `finish_job`.
 
-Its own connector with a pool of one connection, which so is always the same and keeps its prepared statements. Each
-call is what the connector makes of it: a check of the connection, BEGIN, the query, COMMIT.
+Its connector has a pool of one connection, which keeps its prepared statements. Each call checks the connection and
+runs one transaction.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ QUEUES: Final = [QUEUE_NAME]
 
 
 class Procrastinate(Worker):
-    """A job that succeeded stays in its table, as by default."""
+    """Completed jobs stay in the table, which is its default."""
 
     title: ClassVar[str] = f"procrastinate {version('procrastinate')}"
 
@@ -26,7 +26,7 @@ class Procrastinate(Worker):
         self._app = app
         self._jobs = app.job_manager
         self._worker_id = worker_id
-        self._told = asyncio.Event()
+        self._changed = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
     @classmethod
@@ -41,7 +41,7 @@ class Procrastinate(Worker):
 
     @classmethod
     def refill(cls, url: str, count: int) -> None:
-        """See `Worker.refill`: jobs, and the event that each of them has from the start."""
+        """See `Worker.refill`: jobs and their first events."""
         execute(
             url,
             "TRUNCATE procrastinate_jobs, procrastinate_events, procrastinate_periodic_defers RESTART IDENTITY",
@@ -52,7 +52,7 @@ class Procrastinate(Worker):
         )
 
     @classmethod
-    async def open(cls, url: str, name: str) -> Self:  # noqa: ARG003 - the server numbers its workers
+    async def open(cls, url: str, name: str) -> Self:  # noqa: ARG003 - workers have numbers
         """See `Worker.open`."""
         app = _app(url)
         await app.open_async()
@@ -75,17 +75,17 @@ class Procrastinate(Worker):
         await self._jobs.retry_job(job=job)
 
     async def listen(self) -> None:
-        """See `Worker.listen`: on a connection of its own."""
-        self._listener = asyncio.create_task(self._jobs.listen_for_jobs(on_notification=self._tell, queues=QUEUES))
+        """See `Worker.listen`: on a separate connection."""
+        self._listener = asyncio.create_task(self._jobs.listen_for_jobs(on_notification=self._notify, queues=QUEUES))
 
-    async def _tell(self, *, channel: str, notification: Notification) -> None:  # noqa: ARG002 - the callback's shape
+    async def _notify(self, *, channel: str, notification: Notification) -> None:  # noqa: ARG002 - the callback's shape
         if notification["type"] == "job_inserted":
-            self._told.set()
+            self._changed.set()
 
     async def wait(self) -> None:
         """See `Worker.wait`."""
-        await self._told.wait()
-        self._told.clear()
+        await self._changed.wait()
+        self._changed.clear()
 
     async def close(self) -> None:
         """See `Worker.close`."""

@@ -1,7 +1,7 @@
-"""How many jobs a second: from 1 to 32 worker processes on one PostgreSQL, ours and the peers in turn.
+"""Jobs per second with 1 to 32 worker processes on one PostgreSQL, for our queue and the others.
 
-A window is a second of one chore on tables filled anew. For each number of processes the queues take turns, round by
-round and each time in another order, so that what else goes on on the machine meets all of them.
+A window is one second of one chore on newly filled tables. In each round the queues take turns in another order, so
+that other load on the machine affects all of them.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from functools import partial
 from typing import Final
 
 from bench.figures import Figure, figure, progress
-from bench.queue.crew import crew
 from bench.queue.ours import Ours
+from bench.queue.pool import pool
 from bench.queue.worker import Chore, Worker
 
 PROCESSES: Final = (1, 2, 4, 8, 16, 32)
@@ -23,23 +23,23 @@ ROUNDS: Final = 3
 WINDOW_S: Final = 1.0
 FILL: Final = 10_000
 FILL_FOR_TENS: Final = 50_000
-"""Several times what a window was seen to take."""
+"""Several times the jobs of a window."""
 
 WARM: Final = 12
-"""Chores before the first window: by then a driver has prepared its statements, and the server kept a plan or not."""
+"""Chores before the first window, until statements are prepared and planned."""
 
 WARM_AGAIN: Final = 2
-"""Chores before the others: what is kept is planned again once, for tables that were filled anew."""
+"""Chores before the other windows, until statements are planned for the new tables."""
 
 AGAINST: Final = {Chore.COMPLETE_TEN: Chore.COMPLETE}
-"""What a chore of a peer's stands beside, where that is not the same one of ours."""
+"""Our chore to compare with, if it is another one."""
 
 _Key = tuple[Chore, int, type[Worker]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lap:
-    """One process's window: when it began and ended, monotonic seconds, and what it did."""
+    """One process's window, monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -48,27 +48,27 @@ class Lap:
 
 
 def measure(databases: Mapping[type[Worker], str]) -> Iterator[Figure]:
-    """`databases` tells the URL of each queue's."""
+    """Measure all queues by their database URLs."""
     found: dict[_Key, list[list[Lap]]] = defaultdict(list)
     for processes in PROCESSES:
         with ExitStack() as stack:
-            crews = {worker: stack.enter_context(crew(worker, url, processes)) for worker, url in databases.items()}
+            pools = {worker: stack.enter_context(pool(worker, url, processes)) for worker, url in databases.items()}
             for number in range(ROUNDS):
                 progress(f"queue on PostgreSQL, {processes} process(es), round {number + 1} of {ROUNDS}")
-                for worker in _turned(list(databases), number):
+                for worker in _rotate(list(databases), number):
                     for chore in worker.chores:
                         worker.refill(databases[worker], FILL_FOR_TENS if chore is Chore.COMPLETE_TEN else FILL)
                         play = partial(window, chore=chore, warm=WARM_AGAIN if number else WARM)
-                        found[chore, processes, worker].append(crews[worker].run(play))
+                        found[chore, processes, worker].append(pools[worker].run(play))
     for chore in Chore:
         for processes in PROCESSES:
             for worker in databases:
                 if chore in worker.chores:
-                    yield from _told(found, chore, processes, worker)
+                    yield from _figures(found, chore, processes, worker)
 
 
 async def window(worker: Worker, ready: Callable[[], None], *, chore: Chore, warm: int) -> Lap:
-    """Do a chore for as long as a window is; before that, `warm` times off the clock."""
+    """Do a chore `warm` times, then until the window ends."""
     worker.held = None
     for _ in range(warm):
         await worker.do(chore)
@@ -82,15 +82,15 @@ async def window(worker: Worker, ready: Callable[[], None], *, chore: Chore, war
     return Lap(began_s=began_s, ended_s=now_s, jobs=jobs, took_ms=took_ms)
 
 
-def _told(
+def _figures(
     found: Mapping[_Key, list[list[Lap]]], chore: Chore, processes: int, worker: type[Worker]
 ) -> Iterator[Figure]:
-    """A rate, and of the plain chore how long one job took; a peer's beside ours, ours beside one process."""
+    """The rate, and for `COMPLETE` the duration of a job, against ours or against one process."""
     laps = found[chore, processes, worker]
     rates = [_rate(each) for each in laps]
     median = statistics.median(rates)
-    beside = (chore, PROCESSES[0], Ours) if worker is Ours else (AGAINST.get(chore, chore), processes, Ours)
-    base = statistics.median(_rate(each) for each in found[beside])
+    against = (chore, PROCESSES[0], Ours) if worker is Ours else (AGAINST.get(chore, chore), processes, Ours)
+    base = statistics.median(_rate(each) for each in found[against])
     what = f"{processes} process(es), PostgreSQL, {worker.title}"
     yield Figure(
         part="queue",
@@ -116,6 +116,6 @@ def _took_ms(rounds: list[list[Lap]]) -> list[float]:
     return [took for laps in rounds for lap in laps for took in lap.took_ms]
 
 
-def _turned(workers: list[type[Worker]], by: int) -> list[type[Worker]]:
+def _rotate(workers: list[type[Worker]], by: int) -> list[type[Worker]]:
     first = by % len(workers)
     return workers[first:] + workers[:first]

@@ -1,4 +1,4 @@
-"""How many jobs one SQLite file hands out and takes back, a second, with every commit synced."""
+"""Jobs per second of one SQLite file, with every commit synced."""
 
 import statistics
 import time
@@ -17,16 +17,16 @@ ROUNDS: Final = 3
 ROUND_S: Final = 60.0
 
 _Lap = tuple[float, float, list[float]]
-"""When a process began and ended, monotonic seconds, and how long each of its jobs took, milliseconds."""
+"""Start and end of a process, monotonic seconds, and durations of its jobs, milliseconds."""
 
 
 def measure(place: Place) -> Iterator[Figure]:
-    """A job is one claim and one completion: a look and two transactions that write."""
+    """Measure claim and completion of jobs."""
     base: float | None = None
     for processes in PROCESSES:
         progress(f"queue on {place.name}, {processes} process(es)")
         files = [place.folder / f"queue_{processes}_{number}.db" for number in range(ROUNDS)]
-        rounds = [_round(f"sqlite:///{each}", processes) for each in files]
+        rounds = [_measure_round(f"sqlite:///{each}", processes) for each in files]
         what = f"{processes} process(es), {place.name}"
         rates = [rate for rate, _ in rounds]
         median = statistics.median(rates)
@@ -44,7 +44,7 @@ def measure(place: Place) -> Iterator[Figure]:
         yield figure("queue", f"one job, {what}", "ms", [each for _, laps in rounds for each in laps])
 
 
-def _round(url: str, processes: int) -> tuple[float, list[float]]:
+def _measure_round(url: str, processes: int) -> tuple[float, list[float]]:
     store = JobStore.open(url)
     for _ in range(JOBS):
         store.runs.submit(Submission(queue="bench"), now=time.time())
@@ -74,7 +74,7 @@ def _drain(url: str, worker: str, barrier: Barrier, answer: "Connection[_Lap, _L
     began_s = now_s = time.monotonic()
     while job := store.claims.claim("bench", host="bench", worker=worker, incarnation=worker, now=time.time()):
         if not store.claims.complete(job.job_id, attempt=job.attempt, incarnation=worker, now=time.time()):
-            raise BenchError(f"job {job.job_id} was not taken back")
+            raise BenchError(f"the queue refused the completion of job {job.job_id}")
         before_s, now_s = now_s, time.monotonic()
         took_ms.append((now_s - before_s) * 1000)
     answer.send((began_s, now_s, took_ms))

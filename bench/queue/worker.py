@@ -1,6 +1,6 @@
-"""What is measured side by side: one worker of a queue, ours or a peer's, driven by the calls its own worker makes.
+"""A worker of any queue, with the calls that its own worker makes.
 
-Everything is a coroutine, because the peers are; ours never awaits, and pays nothing for it.
+The other queues need coroutines; ours never awaits.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ QUEUE_NAME: Final = "bench"
 
 
 class Chore(StrEnum):
-    """What a worker does over and over while it is timed."""
+    """Work that a worker repeats while it is timed."""
 
     COMPLETE = "claims and completes"
     GIVE_BACK = "given back and claimed again"
@@ -25,7 +25,7 @@ class Chore(StrEnum):
 
 
 class Worker(ABC):
-    """One worker, with connections of its own that it keeps. `held` is the job it has between two chores."""
+    """One worker with persistent connections. `held` is its job between two chores."""
 
     title: ClassVar[str]
     chores: ClassVar[tuple[Chore, ...]] = (Chore.COMPLETE, Chore.GIVE_BACK)
@@ -35,54 +35,54 @@ class Worker(ABC):
 
     @staticmethod
     def run(main: Coroutine[Any, Any, None]) -> None:
-        """Run a worker's coroutine as its library's own program does."""
+        """Run a coroutine like the program of the library."""
         asyncio.run(main)
 
     @classmethod
     @abstractmethod
     def install(cls, url: str) -> None:
-        """Make the queue's tables in an empty database."""
+        """Create the tables in an empty database."""
 
     @classmethod
     @abstractmethod
     def refill(cls, url: str, count: int) -> None:
-        """Empty the queue and fill it with so many jobs at once, in the tables' own shape; then ANALYZE."""
+        """Replace all jobs by `count` new ones, then ANALYZE."""
 
     @classmethod
     @abstractmethod
     async def open(cls, url: str, name: str) -> Self:
-        """Connect, and register where a worker of this queue does."""
+        """Connect, and register if the queue does so."""
 
     @abstractmethod
     async def submit(self) -> None:
-        """Queue one job more; it is committed on return."""
+        """Submit and commit one job."""
 
     @abstractmethod
     async def claim(self) -> Any:
-        """Take the next job; `None` when there is none."""
+        """Claim the next job; `None` if the queue is empty."""
 
     @abstractmethod
     async def complete(self, job: Any) -> None:
-        """Write that a job is done."""
+        """Complete a job."""
 
     @abstractmethod
     async def give_back(self, job: Any) -> None:
-        """Queue a job again that was claimed, to be claimed at once."""
+        """Requeue a claimed job without delay."""
 
     @abstractmethod
     async def listen(self) -> None:
-        """Begin to be told of changes."""
+        """Subscribe to changes."""
 
     @abstractmethod
     async def wait(self) -> None:
-        """Return once a change was told."""
+        """Wait for a change."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
 
     async def do(self, chore: Chore) -> int:
-        """Do a chore once; how many jobs that were, 0 when there was none to be had."""
+        """Do a chore once; return the number of jobs, 0 if the queue is empty."""
         if chore is Chore.COMPLETE:
             job = await self.claim()
             if job is None:
@@ -98,15 +98,12 @@ class Worker(ABC):
 
 
 def libpq(url: str) -> str:
-    """SQLAlchemy's URL as everything else takes it."""
+    """Convert an SQLAlchemy URL for libpq."""
     return url.replace("postgresql+psycopg:", "postgresql:", 1)
 
 
 def execute(url: str, *statements: str) -> None:
-    """Run statements on PostgreSQL, each a transaction of its own.
-
-    Without triggers: what they would do to bulk rows is done in bulk as well, and nobody listens.
-    """
+    """Run each statement in its own transaction on PostgreSQL, without triggers."""
     with psycopg.connect(libpq(url), autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")
         for statement in statements:

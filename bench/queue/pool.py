@@ -1,4 +1,4 @@
-"""Worker processes: one connection each, which stays, and commands that all of them begin at the same moment."""
+"""A pool of worker processes, each with one connection, that start a command at the same moment."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,21 +14,21 @@ ANSWER_S: Final = 120.0
 END_S: Final = 10.0
 
 Command = Callable[[Worker, Callable[[], None]], Awaitable[Any]]
-"""What a process does with its worker; it calls its second argument once, to wait until all are ready."""
+"""Work of a process. It calls its second argument once, to wait for all others."""
 
-# Forked from a process that has imported everything already, and nothing else: 32 are there in a moment.
+# The fork server has imported everything, so 32 processes start fast.
 _CONTEXT: Final = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["bench.queue.rates", "bench.queue.peer_procrastinate", "bench.queue.peer_pgqueuer"])
 
 
-class Crew:
-    """So many worker processes, which wait for commands."""
+class Pool:
+    """Worker processes that wait for commands."""
 
     def __init__(self, lines: list["Connection[Any, Any]"]) -> None:
         self._lines = lines
 
     def run(self, *commands: Command) -> list[Any]:
-        """Have one command done by everyone, or one by each; their answers.
+        """Run one command in all processes, or one in each; return their answers.
 
         Raises:
             BenchError: a process ended or did not answer in time.
@@ -37,14 +37,14 @@ class Crew:
         try:
             for line, command in zip(self._lines, each, strict=True):
                 line.send(command)
-            return [_answer(line) for line in self._lines]
+            return [_receive(line) for line in self._lines]
         except (EOFError, ConnectionError):
-            raise BenchError("a worker process failed; it told why above") from None
+            raise BenchError("a worker process failed, see its error above") from None
 
 
 @contextmanager
-def crew(worker: type[Worker], url: str, count: int) -> Iterator[Crew]:
-    """`count` processes, each with an open worker of that kind."""
+def pool(worker: type[Worker], url: str, count: int) -> Iterator[Pool]:
+    """Run `count` processes, each with an open worker."""
     barrier = _CONTEXT.Barrier(count)
     lines: list[Connection[Any, Any]] = []
     members = []
@@ -56,7 +56,7 @@ def crew(worker: type[Worker], url: str, count: int) -> Iterator[Crew]:
         lines.append(ours)
         members.append(member)
     try:
-        yield Crew(lines)
+        yield Pool(lines)
     finally:
         for line in lines:
             with suppress(OSError):
@@ -67,7 +67,7 @@ def crew(worker: type[Worker], url: str, count: int) -> Iterator[Crew]:
                 member.kill()
 
 
-def _answer(line: "Connection[Any, Any]") -> Any:
+def _receive(line: "Connection[Any, Any]") -> Any:
     if not line.poll(ANSWER_S):
         raise BenchError(f"a worker process did not answer in {ANSWER_S:.0f} s")
     return line.recv()
