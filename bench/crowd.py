@@ -50,7 +50,7 @@ def start_job(report: Reporter, *, job_id: int) -> None:
     report.start_job(
         job_id=job_id, attempt=1, job_class=JobClass.GPU, model="model", budget_s=3600.0, stall_timeout_s=120.0
     )
-    report.arm()
+    report.ready()
 
 
 def _count_running(directory: Path) -> int:

@@ -27,7 +27,7 @@ class GpuView:
 class GpuAccount:
     """Values that need the processes of all containers; see `Snapshot`."""
 
-    returning_bytes: Mapping[str, int]
+    reclaiming_bytes: Mapping[str, int]
     totals: Mapping[str, GpuTotals]
     unplaced: tuple[GpuShare, ...]
 
@@ -54,7 +54,7 @@ class GpuWatch:
         # After returning memory, because this counts its unknown samples.
         unknown = self._return_history.unknown
         totals = self._gpu_history.observe(gpus, now_s=now_s, returning_unknown=unknown)
-        return GpuAccount(returning_bytes=returning, totals=totals, unplaced=_unplaced(gpus, placement))
+        return GpuAccount(reclaiming_bytes=returning, totals=totals, unplaced=_unplaced(gpus, placement))
 
     def _merge_sources(self, answers: Mapping[str, GpuReadings | None]) -> GpuReadings | None:
         """The GPUs of every source that answered; `None` without any."""

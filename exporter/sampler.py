@@ -132,7 +132,7 @@ class Sampler:
             servers=servers,
             tasks=answers.tasks,
             drivers=self._runner.driver_health,
-            returning_bytes=account.returning_bytes,
+            reclaiming_bytes=account.reclaiming_bytes,
             gpu_totals=account.totals,
             unplaced=account.unplaced,
             gpu_lost_s=gpus.losses.seconds,

@@ -79,9 +79,9 @@ class WorkerFacts(ContainerFacts):
     stall_timeout_s: float | None
     # Limits without a step beat and without other activity.
     stuck_after_s: float | None = None
-    stuck_still_s: float | None = None
+    stuck_idle_s: float | None = None
     gang_stuck_after_s: float | None = None
-    gang_stuck_still_s: float | None = None
+    gang_stuck_idle_s: float | None = None
     step_beat_age_s: float | None
     # Limits of GPU inactivity in this phase (A7).
     health_window_s: float | None
@@ -116,7 +116,7 @@ class GpuMemoryFacts:
     tie_bytes: int
     tenants: list[VramShareFacts]
     # Memory of ended processes that the driver has not freed.
-    returning_bytes: int | None = None
+    reclaiming_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,8 @@ class ServerFacts(ContainerFacts):
     workers: int | None
     # Of this incarnation; time without an answer; its limit.
     answered: bool | None
-    unanswered_s: float | None
-    silence_allowed_s: float | None
+    probe_failing_s: float | None
+    restart_after_s: float | None
     probe_unknown: str | None
     cards: list[GpuMemoryFacts] | None = None
     # Other containers that may be recycled, without further facts.

@@ -216,7 +216,7 @@ class Reporter:
             self._job = job
             self._publish_job()
 
-    def arm(self) -> None:
+    def ready(self) -> None:
         """End the load with a first step beat, so that a job that never steps is monitored too (A3)."""
         with self._changing:
             if self._job is not None:

@@ -178,7 +178,7 @@ class Servers:
                 probe=Probe(kind="http", restart_after_s=life.program.silence_s, port=80, target="/"),
                 workers=0,
                 answered=key in self._answered,
-                unanswered_s=asking.unanswered_s(now_s=now.boottime_s, fresh_s=30.0),
+                probe_failing_s=asking.probe_failing_s(now_s=now.boottime_s, fresh_s=30.0),
             )
 
     def _kept(self, now: Stamp) -> tuple[str, ...]:
@@ -268,7 +268,7 @@ class Exporter:
             ended=tuple(ended.values()), dead_s=dead_s, cpu_idle_s=cpu_idle_s,
             servers=tuple(self._servers.look(running, second, now)), gpu_lost_s=losses.seconds, lost_gpus=losses.named,
             drivers=self._driver.health(second), worker_evidence=self._containers.apart,
-            returning_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
+            reclaiming_bytes=self._returns.observe(gpus, now_s=now.boottime_s),
         )  # fmt: skip
 
     def _sources(self, gpus: GpuReadings | None, now: Stamp) -> Iterator[SourceHealth]:

@@ -116,13 +116,13 @@ PANELS: Final = (
             Query(
                 # max before sum: a host scraped twice counts once.
                 expr=or_none(
-                    "sum by (what, reason) (max by (host, container, what, reason) "
+                    "sum by (field, reason) (max by (host, container, field, reason) "
                     f"(rate(gpuwarden_container_unknown_samples_total{{{HOST}}}[$__rate_interval])))",
                     EXPORTER_KNOWN,
-                    "what",
+                    "field",
                     "reason",
                 ),
-                legend="{{what}}: {{reason}}",
+                legend="{{field}}: {{reason}}",
             ),
         ),
         width=12,

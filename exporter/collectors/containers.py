@@ -162,7 +162,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
     yield counter(
         "gpuwarden_container_unknown_samples",
         "Samples in which a metric of the container was unknown, by metric and reason.",
-        ("container", "what", "reason"),
+        ("container", "field", "reason"),
         ((key, float(count)) for key, count in sorted(snapshot.unknown.items())),
         source="count of unknown values at each sample",
         absent="no metric was unknown so far",

@@ -123,7 +123,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_gpu_memory_reclaiming_bytes",
         "GPU memory of ended processes that the driver has not freed yet; NaN if unknown.",
         _GPU,
-        (((gpu.uuid,), or_nan(snapshot.returning_bytes.get(gpu.uuid))) for gpu in gpus),
+        (((gpu.uuid,), or_nan(snapshot.reclaiming_bytes.get(gpu.uuid))) for gpu in gpus),
         source="memory of processes that left the GPU's list, while the memory of unlisted processes is that much "
         "greater than before; for `--vram-return-s` at most",
         absent=(
@@ -178,7 +178,7 @@ def _counters(totals: Mapping[str, GpuTotals]) -> Iterable[Metric]:
         "Samples in which a metric of the GPU was unknown, by metric and reason. `gpu` is the whole GPU. "
         "`utilization`, `memory`, `processes` and `process_utilization` decide conditions. The others are sensors, "
         "error counters and the reclaimed memory.",
-        (*_GPU, "figure", "reason"),
+        (*_GPU, "field", "reason"),
         (
             ((uuid, figure, reason), float(count))
             for uuid, found in totals.items()

@@ -42,7 +42,7 @@ def families(snapshot: Snapshot) -> Iterable[Metric]:
         "gpuwarden_server_probe_failing_seconds",
         "Time for which probes of the server have failed; 0 while it answers.",
         _NAME,
-        (((each.container.name,), or_nan(each.unanswered_s)) for each, _ in probed),
+        (((each.container.name,), or_nan(each.probe_failing_s)) for each, _ in probed),
         source="HTTP answers, or the log of the Docker health check",
         absent=f"{_NO_PROBE}; NaN without a recent probe, or while it is paused",
     )

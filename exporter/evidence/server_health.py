@@ -60,7 +60,7 @@ class ProbeState:
         """Return the state after a time without probes."""
         return ProbeState(answered=self.answered)
 
-    def unanswered_s(self, *, now_s: float, fresh_s: float) -> float | None:
+    def probe_failing_s(self, *, now_s: float, fresh_s: float) -> float | None:
         """Seconds for which probes have failed; `None` without a recent one."""
         if self.last_probe_s is None or now_s - self.last_probe_s > fresh_s:
             return None

@@ -97,7 +97,7 @@ def _gpu_memory_facts(gpu: Gpu, snapshot: Snapshot) -> GpuMemoryFacts:
         gpu=gpu.uuid,
         size_bytes=gpu.memory_size_bytes,
         free_bytes=gpu.memory_free_bytes if counts else None,
-        returning_bytes=snapshot.returning_bytes.get(gpu.uuid),
+        reclaiming_bytes=snapshot.reclaiming_bytes.get(gpu.uuid),
         floor_bytes=snapshot.thresholds.vram_floor_bytes,
         tie_bytes=snapshot.thresholds.vram_tie_bytes,
         tenants=[each for each in tenants if each is not None],

@@ -39,13 +39,13 @@ class VramReclaimTracker:
             if gpu.processes is None or gpu.memory_used_bytes is None or (gpu.mig and gpu.mig.shares_memory):
                 continue
             card = self._cards.setdefault(gpu.uuid, _GpuMemory(unknown_until_s=until_s))
-            returning_bytes = card.update(
+            reclaiming_bytes = card.update(
                 gpu.memory_used_bytes, _memory_by_pid(gpu, ended), now_s=now_s, until_s=until_s
             )
             if now_s < card.unknown_until_s:
                 self.unknown[gpu.uuid] = card.why
             else:
-                found[gpu.uuid] = returning_bytes
+                found[gpu.uuid] = reclaiming_bytes
         return found
 
 

@@ -181,6 +181,6 @@ class ServerEvidence:
     probe: Probe | Unknown
     workers: int | None
     answered: bool | None = None
-    unanswered_s: float | None = None
+    probe_failing_s: float | None = None
     unknown: Unknown | None = None
     because: str = ""

@@ -67,7 +67,7 @@ class Snapshot:
     gpu_totals: Mapping[str, GpuTotals] = field(default_factory=dict)
     unplaced: tuple[GpuShare, ...] = ()
     """Use outside containers; empty if partly unknown."""
-    returning_bytes: Mapping[str, int] = field(default_factory=dict)
+    reclaiming_bytes: Mapping[str, int] = field(default_factory=dict)
     """Unfreed memory of ended processes by GPU, if known."""
     gpu_lost_s: Mapping[str, float] = field(default_factory=dict)
     """0 if present; others are unknown."""

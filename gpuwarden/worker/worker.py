@@ -251,8 +251,8 @@ class Worker:
                 if job.needs:
                     job = replace(job, inputs=self._answer(lambda: self._store.runs.inputs(job.job_id)))
                 work = self._body(job, self._reporter)
-                self._reporter.arm()
-                bound.info("job armed")
+                self._reporter.ready()
+                bound.info("job ready")
                 result = work()
                 check_result(result)
         except (Exception, SystemExit) as error:

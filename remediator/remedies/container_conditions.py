@@ -23,14 +23,14 @@ def _check_server(seen: ServerFacts) -> Finding:
     Its probe, its GPUs, RAM and I/O must all be inactive for the stall timeout of its owner, and it must have answered
     before in this incarnation. CPU time does not count: a process that hangs in a driver may spin.
     """
-    silence_s = seen.silence_allowed_s
+    silence_s = seen.restart_after_s
     if not seen.probe or not silence_s:
         message = f"no probe of the server: {seen.probe_unknown or 'its labels set none'}"
         return Finding(doubt=Doubt.NOT_PROBED, message=message)
     if not seen.answered:
         message = "it has not answered yet in this incarnation: it may still load, or its probe may be wrong"
         return Finding(doubt=Doubt.NEVER_ANSWERED, message=message)
-    if seen.unanswered_s is None:
+    if seen.probe_failing_s is None:
         message = f"its probe result is unknown: {seen.probe_unknown or 'not probed'}"
         return Finding(doubt=Doubt.ANSWER_UNKNOWN, message=message)
     if seen.gpu_idle_s is None:
@@ -40,10 +40,10 @@ def _check_server(seen: ServerFacts) -> Finding:
     if seen.io_idle_s is None:
         return Finding(doubt=Doubt.WORK_UNKNOWN, message=f"I/O unknown: {seen.work_unknown or 'not measured'}")
     figures = (
-        f"unanswered for {seen.unanswered_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
+        f"unanswered for {seen.probe_failing_s:.1f} s by its {seen.probe} probe, GPU idle {seen.gpu_idle_s:.1f} s, "
         f"RAM still {seen.ram_idle_s:.1f} s, I/O still {seen.io_idle_s:.1f} s of {silence_s:.1f} s allowed"
     ) + (", simulated GPU" if seen.gpu_simulated else "")
-    inactive_s = conditions.least(seen.unanswered_s, seen.gpu_idle_s, seen.ram_idle_s, seen.io_idle_s)
+    inactive_s = conditions.least(seen.probe_failing_s, seen.gpu_idle_s, seen.ram_idle_s, seen.io_idle_s)
     return Finding.of(conditions.reached(inactive_s, silence_s), figures)
 
 

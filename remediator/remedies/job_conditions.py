@@ -40,7 +40,7 @@ def _check_gang_stuck(evidence: WorkerFacts) -> Finding:
         return Finding(doubt=Doubt.NO_GANG, message=message)
     if step_beat_age_s is None:
         return Finding(doubt=Doubt.NOT_ARMED, message=f"the rank is not armed (phase {evidence.phase})")
-    still_s = evidence.gang_stuck_still_s
+    still_s = evidence.gang_stuck_idle_s
     spinning_s = conditions.spinning_s(
         gpu_saturated_s=evidence.gpu_saturated_s,
         ram_idle_s=evidence.ram_idle_s,
@@ -63,7 +63,7 @@ def _check_stuck(evidence: WorkerFacts) -> Finding:
     A permanently saturated GPU is held by a hung kernel or collective, and its process may spin. If the GPU is unknown
     the job may compute on it, so its processes must use no CPU time either (A19).
     """
-    still_s, saturated_s, not_busy_s = evidence.stuck_still_s, evidence.gpu_saturated_s, evidence.gpu_last_busy_age_s
+    still_s, saturated_s, not_busy_s = evidence.stuck_idle_s, evidence.gpu_saturated_s, evidence.gpu_last_busy_age_s
     cpu_s = evidence.container_cpu_idle_s
     rest_s = conditions.least(evidence.ram_idle_s, evidence.io_idle_s, evidence.page_fault_idle_s)
     if still_s is None or rest_s is None:

@@ -88,11 +88,11 @@ def choose(card: GpuMemoryFacts) -> Choice:
     short = f"{_describe_room(card)}; {_ranking(card.tenants)}"
     if card.free_bytes >= card.floor_bytes:
         return _choose_none(Doubt.ROOM, f"enough memory is free: {short}")
-    if card.returning_bytes is None:
+    if card.reclaiming_bytes is None:
         message = "memory of ended processes unknown: nothing is done"
         return _choose_none(Doubt.MEMORY_UNKNOWN, f"{message}: {short}")
-    if card.free_bytes + card.returning_bytes >= card.floor_bytes:
-        message = f"enough memory once the driver frees {_mib(card.returning_bytes)} of ended processes"
+    if card.free_bytes + card.reclaiming_bytes >= card.floor_bytes:
+        message = f"enough memory once the driver frees {_mib(card.reclaiming_bytes)} of ended processes"
         return _choose_none(Doubt.ROOM, f"{message}: {short}")
     unknown = [each.container for each in _candidates(card.tenants) if each.used_bytes is None]
     if unknown:

@@ -170,7 +170,7 @@ def test_stalled_job_with_an_unreadable_gpu_is_not_restarted(watched: Watched, n
     assert facts.gpu_unknown is not None
     series = watched.scene.chain.query(f'gpuwarden_container_gpu_idle_seconds{{container="{_worker(name)}"}}')
     assert [each["value"][1] for each in series] == ["NaN"]
-    count = f'gpuwarden_container_unknown_samples_total{{container="{_worker(name)}",what="gpu"}} > 0'
+    count = f'gpuwarden_container_unknown_samples_total{{container="{_worker(name)}",field="gpu"}} > 0'
     eventually(lambda: watched.scene.chain.query(count), "the unknown samples are counted")
 
 

@@ -156,7 +156,7 @@ def server_evidence(**changes: Any) -> ServerEvidence:
         "probe": probe(),
         "workers": 0,
         "answered": True,
-        "unanswered_s": 0.0,
+        "probe_failing_s": 0.0,
     }
     return ServerEvidence(**(given | changes))
 
@@ -177,7 +177,7 @@ def snapshot(*sightings: WorkerReading, **changes: Any) -> Snapshot:
     given |= changes
     found = given["gpus"]
     nothing = {} if found is None else {each.uuid: 0 for each in found.gpus}
-    return Snapshot(**({"returning_bytes": nothing} | given))
+    return Snapshot(**({"reclaiming_bytes": nothing} | given))
 
 
 NO_WORKERS = WorkerReadings(workers=())

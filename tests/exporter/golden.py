@@ -199,20 +199,20 @@ SNAPSHOT = build.snapshot(
     dead_s={"w2": 12.5},
     servers=(
         # Armed and without an answer.
-        build.server_evidence(container=build.container(name="llm"), unanswered_s=130.5),
+        build.server_evidence(container=build.container(name="llm"), probe_failing_s=130.5),
         # Paused, never answered.
         build.server_evidence(
             container=build.container(id=OTHER_ID, name="asr", incarnation=f"{OTHER_ID}@2024-05-01T11:00:00Z"),
             probe=build.probe(kind="docker", restart_after_s=60.0),
             answered=False,
-            unanswered_s=None,
+            probe_failing_s=None,
             unknown=Unknown(reason="paused", because="the container is paused"),
         ),
         build.server_evidence(
             container=build.container(id=ENDED_ID, name="tts"),
             probe=Unknown(reason="other_host", because="no other place is called"),
             answered=None,
-            unanswered_s=None,
+            probe_failing_s=None,
         ),
     ),
     sources=(
@@ -245,7 +245,7 @@ SNAPSHOT = build.snapshot(
         # A process in no container, with unknown GPU use.
         GpuShare(gpu="GPU-amd", utilization_ratio=None, memory_bytes=4096),
     ),
-    returning_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
+    reclaiming_bytes={"GPU-0": 3 * 2**30, "GPU-amd": 0},
     cpu_idle_s={4001: 44.5, 4002: 0.0},
     worker_evidence={
         "w0": build.evidence(gpu_idle_s=130.5, ram_idle_s=140.0, io_idle_s=120.0),

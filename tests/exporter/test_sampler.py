@@ -555,17 +555,17 @@ def test_what_a_process_held_that_has_ended_is_on_its_way_back_though_the_driver
     look = sampler(house, gpus=lambda: build.gpus(gpu), thresholds=Thresholds(vram_return_s=3.0))
     try:
         beginning = look.sample()
-        first = beginning.returning_bytes
-        eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is known that nothing is")
+        first = beginning.reclaiming_bytes
+        eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "it is known that nothing is")
     finally:
         process.kill()
-    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
+    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 7}, "it has ended, and nobody has waited for it")
     process.wait()
 
     assert first == {}
     assert beginning.gpu_totals["GPU-0"].unknown == {("memory_reclaiming_bytes", "not_yet"): 1}
-    assert look.sample().returning_bytes == {"GPU-0": 7}
-    eventually(lambda: look.sample().returning_bytes == {"GPU-0": 0}, "it is taken to stay")
+    assert look.sample().reclaiming_bytes == {"GPU-0": 7}
+    eventually(lambda: look.sample().reclaiming_bytes == {"GPU-0": 0}, "it is taken to stay")
 
 
 def test_who_cannot_be_looked_at_has_not_ended(tmp_path: Path) -> None:

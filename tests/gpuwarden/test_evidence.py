@@ -79,7 +79,7 @@ def test_an_exporter_of_before_it_told_what_is_on_its_way_back_tells_none() -> N
     before = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "floor_bytes": 2, "tie_bytes": 1, "tenants": []}
 
     (card,) = parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [before]})).cards or []
-    assert card.returning_bytes is None
+    assert card.reclaiming_bytes is None
 
 
 def test_a_card_that_lacks_its_floor_is_no_answer() -> None:

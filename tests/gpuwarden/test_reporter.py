@@ -133,7 +133,7 @@ def stopped(pid: int) -> bool:
 
 
 def test_a_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path) -> None:
-    process = start("report.start_job(**JOB); report.arm()")
+    process = start("report.start_job(**JOB); report.ready()")
 
     process.communicate()
 
@@ -283,7 +283,7 @@ def test_a_beat_is_absent_until_the_job_is_armed(report: Reporter) -> None:
     report.phase(Phase.CHECKPOINT)
     assert job_file(report).beat is None
 
-    report.arm()
+    report.ready()
 
     armed = job_file(report)
     assert armed.beat is not None
@@ -294,14 +294,14 @@ def test_arming_is_published_even_if_the_next_instruction_never_returns(
     start: Callable[..., Any], host_dir: Path
 ) -> None:
     # PyDLL holds the interpreter's lock through the call: nothing of that process runs on.
-    start("report.start_job(**JOB); report.arm(); ctypes.PyDLL(None).sleep(600)")
+    start("report.start_job(**JOB); report.ready(); ctypes.PyDLL(None).sleep(600)")
 
     eventually(lambda: (job := seen(host_dir).job) and job.beat, "the arming beat is seen")
 
 
 def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
     start_job(report)
-    report.arm()
+    report.ready()
     first = job_file(report).beat
     assert first is not None
 
@@ -315,7 +315,7 @@ def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
 
 def test_a_job_says_how_long_it_may_be_silent_in_one_phase(report: Reporter) -> None:
     start_job(report)
-    report.arm()
+    report.ready()
 
     report.phase(Phase.EVAL, timeout_s=900)
     report.step()
@@ -330,7 +330,7 @@ def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.LOAD, timeout_s=900)
 
-    report.arm()
+    report.ready()
 
     assert job_file(report).timeout_s is None
 
@@ -357,7 +357,7 @@ def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
 
 def test_a_step_is_a_beat_and_counts(report: Reporter) -> None:
     start_job(report, steps_total=20)
-    report.arm()
+    report.ready()
 
     report.step()
     first = job_file(report)
@@ -378,7 +378,7 @@ def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.Mon
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
     start_job(report)
-    report.arm()
+    report.ready()
     for took_s in (0.0, 3.0, 8.0):
         now_s += took_s
         report.step()
@@ -393,7 +393,7 @@ def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: p
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
     start_job(report)
-    report.arm()
+    report.ready()
     report.step()
     slept_s += 0.6
     now_s += 3.0
@@ -415,7 +415,7 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
     start_job(report)
     now_s += 4.0
-    report.arm()
+    report.ready()
     for took_s in (60.0, 90.0):
         report.phase(Phase.EVAL)
         now_s += took_s
@@ -428,7 +428,7 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     report.phase(Phase.LOAD)
     loading = job_file(report)
     start_job(report, attempt=2)
-    report.arm()
+    report.ready()
     report.phase(Phase.EVAL)
 
     assert stepping.stays == ()
@@ -442,7 +442,7 @@ def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     start_job(report)
-    report.arm()
+    report.ready()
     report.phase(Phase.IDLE, timeout_s=900)
     idle = job_file(report)
 
@@ -485,7 +485,7 @@ def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
 
 def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter) -> None:
     start_job(report)
-    report.arm()
+    report.ready()
     report.phase(Phase.IDLE)
 
     with report._changing:
@@ -501,7 +501,7 @@ def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter
 
 def test_an_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     start_job(report)
-    report.arm()
+    report.ready()
     done_s = time.monotonic()
     report.phase(Phase.IDLE)
 
@@ -559,7 +559,7 @@ def test_items_are_published_with_the_next_write(report: Reporter) -> None:
     report.items(done=3, failed=1)
     assert job_file(report).items_done == 0
 
-    report.arm()
+    report.ready()
 
     assert (job_file(report).items_done, job_file(report).items_failed) == (3, 1)
 
@@ -569,7 +569,7 @@ def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter) -> N
 
     report.end_job()
     report.step()
-    report.arm()
+    report.ready()
     report.phase(Phase.SAVE)
     report.items(done=1, failed=0)
 
@@ -583,7 +583,7 @@ def test_a_vanished_folder_raises_nothing(report: Reporter) -> None:
     start_job(report)
     away = report.folder.rename(report.folder.with_name("away"))
 
-    report.arm()
+    report.ready()
     report.step()
     report.phase(Phase.SAVE)
     counted = report.write_errors
@@ -622,7 +622,7 @@ def test_whole_numbers_of_any_library_are_items(report: Reporter) -> None:
     start_job(report)
 
     report.items(done=Int64(), failed=0)  # type: ignore[arg-type]
-    report.arm()
+    report.ready()
 
     assert job_file(report).items_done == 5
     assert report.write_errors == 0
@@ -633,7 +633,7 @@ def test_items_that_are_no_count_change_nothing_and_are_counted(report: Reporter
     start_job(report)
 
     report.items(done=done, failed=0)
-    report.arm()
+    report.ready()
 
     assert report.write_errors == 1
     assert job_file(report).items_done == 0

@@ -149,7 +149,7 @@ def server(**changed: Any) -> ServerFacts:
     """Evidence of the server in c1: by default without an answer for 130 s of 120, in a sample that is 0.3 s old."""
     default = ServerFacts(
         host=HOST, sample_age_s=0.3, container_kind="docker", container="c1", container_id=HANDLE,
-        container_incarnation=KEY, probe="http", workers=0, answered=True, unanswered_s=130.0, silence_allowed_s=120.0,
+        container_incarnation=KEY, probe="http", workers=0, answered=True, probe_failing_s=130.0, restart_after_s=120.0,
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
         io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
@@ -178,7 +178,7 @@ def card(
     return GpuMemoryFacts(
         gpu=gpu, size_bytes=16_384 * MIB, free_bytes=None if free_mib is None else free_mib * MIB,
         floor_bytes=1536 * MIB, tie_bytes=256 * MIB, tenants=list(tenants),
-        returning_bytes=None if returning_mib is None else returning_mib * MIB,
+        reclaiming_bytes=None if returning_mib is None else returning_mib * MIB,
     )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ def tenant_facts(free: Intent | None = None, **changed: Any) -> Facts:
         job_id=None,
         attempt=None,
     )
-    seen = server(probe=None, answered=None, unanswered_s=None, silence_allowed_s=None, cards=[card(tenant())])
+    seen = server(probe=None, answered=None, probe_failing_s=None, restart_after_s=None, cards=[card(tenant())])
     return replace(server_facts(), **{"episode": own, "server": seen, **changed})
 
 

@@ -101,10 +101,10 @@ class World:
             raise ExporterError("the exporter does not answer")
         box = self.boxes[container]
         gpu_pids = {"GPU-0": sorted(pid for each in self.boxes.values() for pid in each.pids)}
-        place: dict[str, Any] = {"container_id": None, "container_incarnation": None, "unanswered_s": None}
+        place: dict[str, Any] = {"container_id": None, "container_incarnation": None, "probe_failing_s": None}
         if box.running:
             place = {"container_id": box.handle, "container_incarnation": box.incarnation}
-            place["unanswered_s"] = 130.0 if box.hung else 0.0
+            place["probe_failing_s"] = 130.0 if box.hung else 0.0
         return build.server(host=host, container=container, gpu_pids=gpu_pids, **place)
 
     def close(self) -> None:

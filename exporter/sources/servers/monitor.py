@@ -107,7 +107,7 @@ class Servers:
                 fresh_s = server.health.fresh_s
         else:
             asking, fresh_s = self._prober.state(container.incarnation), self._prober.fresh_s
-        silent_s = asking.unanswered_s(now_s=now_s, fresh_s=fresh_s)
+        silent_s = asking.probe_failing_s(now_s=now_s, fresh_s=fresh_s)
         unknown = None
         if container.paused:
             unknown = PAUSED
@@ -120,7 +120,7 @@ class Servers:
             probe=server.probe,
             workers=count,
             answered=asking.answered or container.incarnation in self._answered,
-            unanswered_s=silent_s if unknown is None else None,
+            probe_failing_s=silent_s if unknown is None else None,
             unknown=unknown,
             because=asking.because,
         )
@@ -134,7 +134,7 @@ class Servers:
                 reported[name] = each.probe.because
                 if self._reported.get(name) != each.probe.because:
                     log.warning("server cannot be probed", container=name, because=each.probe.because)
-            elif each.unanswered_s:
+            elif each.probe_failing_s:
                 reported[name] = ""
                 if name not in self._reported:
                     log.info("server does not answer", container=name, because=each.because, armed=each.answered)

@@ -250,7 +250,7 @@ def restarted(scene: Scene) -> Scene:
     )
     scene.until(
         lambda: all(
-            (scene.facts(name).unanswered_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "reading", "never")
+            (scene.facts(name).probe_failing_s or 0) > 2 * SILENCE_S for name in ("busy", "moving", "reading", "never")
         ),
         "the others have not answered for twice the time allowed",
     )
@@ -297,7 +297,7 @@ def test_hung_idle_server_is_restarted_and_answers_again(restarted: Scene, name:
     assert restarted.fleet.incarnation(container_name(name)) != restarted.first[name]
     restarted.until(lambda: restarted.answers(name), "the server answers again")
     restarted.until(
-        lambda: restarted.facts(name).answered and restarted.facts(name).unanswered_s == 0,
+        lambda: restarted.facts(name).answered and restarted.facts(name).probe_failing_s == 0,
         "the exporter sees the answer",
     )
 
@@ -315,18 +315,18 @@ def test_evidence_of_servers_that_are_not_restarted(restarted: Scene) -> None:
         restarted.facts(name) for name in ("idle", "busy", "moving", "reading", "never")
     )
 
-    assert (idle.answered, idle.unanswered_s) == (True, 0.0)
+    assert (idle.answered, idle.probe_failing_s) == (True, 0.0)
     assert min(idle.gpu_idle_s or 0, idle.ram_idle_s or 0) > 2 * SILENCE_S
     assert (busy.answered, busy.gpu_idle_s) == (True, 0.0)
-    assert min(busy.unanswered_s or 0, busy.ram_idle_s or 0) > 2 * SILENCE_S
+    assert min(busy.probe_failing_s or 0, busy.ram_idle_s or 0) > 2 * SILENCE_S
     assert moving.ram_idle_s is not None
     assert moving.ram_idle_s < SILENCE_S
-    assert min(moving.unanswered_s or 0, moving.gpu_idle_s or 0) > 2 * SILENCE_S
+    assert min(moving.probe_failing_s or 0, moving.gpu_idle_s or 0) > 2 * SILENCE_S
     assert reading.io_idle_s is not None
     assert reading.io_idle_s < SILENCE_S
-    assert min(reading.unanswered_s or 0, reading.gpu_idle_s or 0, reading.ram_idle_s or 0) > 2 * SILENCE_S
+    assert min(reading.probe_failing_s or 0, reading.gpu_idle_s or 0, reading.ram_idle_s or 0) > 2 * SILENCE_S
     assert never.answered is False
-    assert min(never.unanswered_s or 0, never.gpu_idle_s or 0, never.ram_idle_s or 0) > 2 * SILENCE_S
+    assert min(never.probe_failing_s or 0, never.gpu_idle_s or 0, never.ram_idle_s or 0) > 2 * SILENCE_S
 
 
 def test_probe_label_of_another_host_is_reported_and_ignored(restarted: Scene) -> None:
@@ -408,7 +408,7 @@ def test_server_that_hangs_while_the_exporter_is_down_is_restarted_later(restart
 
     def silent(case: str) -> bool:
         with suppress(ExporterError):
-            return (restarted.facts(case).unanswered_s or 0) > 2 * SILENCE_S
+            return (restarted.facts(case).probe_failing_s or 0) > 2 * SILENCE_S
         return False
 
     restarted.until(lambda: silent("never"), "the server that never answered is silent for twice the time allowed")

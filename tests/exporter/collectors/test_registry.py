@@ -158,7 +158,7 @@ def not_numbers(snapshot: Snapshot) -> set[str]:
 def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
     unknown = build.evidence(gpu_unknown=Unknown(reason="not_measured", because=""), **NOTHING)
     gpus = build.gpus(build.gpu(0, memory_free_bytes=None))
-    server = build.server_evidence(answered=None, unanswered_s=None)
+    server = build.server_evidence(answered=None, probe_failing_s=None)
     jobs = [
         build.job_file(**each) for each in ({"phase": Phase.IDLE, "budget_s": 0.0}, RANK | {"beat": None, "step": 0})
     ]
@@ -167,7 +167,7 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
             not_numbers(
                 build.snapshot(
                     build.sighting(pid=None, job=each), containers=(unknown,), worker_evidence={"w0": unknown},
-                    gpus=gpus, servers=(server,), returning_bytes={},
+                    gpus=gpus, servers=(server,), reclaiming_bytes={},
                 )
             )
             for each in jobs
@@ -180,7 +180,7 @@ def test_unknown_inputs_of_rules_are_nan_as_the_reference_says() -> None:
     well = build.snapshot(
         build.sighting(job=build.job_file(step=100, step_max_s=1.0)),
         containers=(known,), worker_evidence={"w0": known}, gpus=build.gpus(build.gpu(0, memory_free_bytes=1)),
-        servers=(build.server_evidence(unanswered_s=0.0),), returning_bytes={"GPU-0": 0},
+        servers=(build.server_evidence(probe_failing_s=0.0),), reclaiming_bytes={"GPU-0": 0},
     )  # fmt: skip
     assert not_numbers(well) == set()
 

@@ -145,7 +145,7 @@ def asked(asking: ProbeState, at_s: float, *, answered: bool = False, took_s: fl
 
 
 def test_unprobed_server_is_unknown() -> None:
-    assert ProbeState().unanswered_s(now_s=5.0, fresh_s=60.0) is None
+    assert ProbeState().probe_failing_s(now_s=5.0, fresh_s=60.0) is None
     assert ProbeState().answered is False
 
 
@@ -153,7 +153,7 @@ def test_answering_server_has_zero_unanswered_time() -> None:
     asking = asked(ProbeState(), 100.0, answered=True)
 
     assert asking.answered
-    assert asking.unanswered_s(now_s=103.0, fresh_s=60.0) == 0.0
+    assert asking.probe_failing_s(now_s=103.0, fresh_s=60.0) == 0.0
 
 
 def test_unanswered_time_is_from_the_first_to_the_last_failed_probe() -> None:
@@ -161,7 +161,7 @@ def test_unanswered_time_is_from_the_first_to_the_last_failed_probe() -> None:
     silences = []
     for at_s in (105.0, 110.0, 115.0):
         asking = asked(asking, at_s)
-        silences.append(asking.unanswered_s(now_s=at_s + 4.9, fresh_s=60.0))
+        silences.append(asking.probe_failing_s(now_s=at_s + 4.9, fresh_s=60.0))
 
     assert silences == [1.0, 6.0, 11.0]
     assert asking.answered
@@ -171,37 +171,37 @@ def test_unanswered_time_is_from_the_first_to_the_last_failed_probe() -> None:
 def test_one_answer_resets_unanswered_time() -> None:
     asking = asked(asked(ProbeState(), 100.0), 105.0, answered=True)
 
-    assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) == 0.0
-    assert asked(asking, 110.0).unanswered_s(now_s=111.0, fresh_s=60.0) == 1.0
+    assert asking.probe_failing_s(now_s=106.0, fresh_s=60.0) == 0.0
+    assert asked(asking, 110.0).probe_failing_s(now_s=111.0, fresh_s=60.0) == 1.0
 
 
 def test_server_is_not_armed_before_its_first_answer() -> None:
     asking = asked(asked(ProbeState(), 100.0), 105.0)
 
-    assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) == 6.0
+    assert asking.probe_failing_s(now_s=106.0, fresh_s=60.0) == 6.0
     assert not asking.answered
 
 
 def test_old_probe_is_unknown() -> None:
-    assert asked(ProbeState(), 100.0).unanswered_s(now_s=161.1, fresh_s=60.0) is None
+    assert asked(ProbeState(), 100.0).probe_failing_s(now_s=161.1, fresh_s=60.0) is None
 
 
 def test_probe_that_ends_after_the_clock_was_read_counts() -> None:
-    assert asked(ProbeState(), 100.0).unanswered_s(now_s=100.9, fresh_s=60.0) == 1.0
+    assert asked(ProbeState(), 100.0).probe_failing_s(now_s=100.9, fresh_s=60.0) == 1.0
 
 
 @pytest.mark.parametrize("at_s", [111.1, 100.5], ids=["a gap", "backwards"])
 def test_gap_restarts_unanswered_time(at_s: float) -> None:
     asking = asked(asked(ProbeState(), 100.0), at_s)
 
-    assert asking.unanswered_s(now_s=at_s + 1.0, fresh_s=60.0) == 1.0
+    assert asking.probe_failing_s(now_s=at_s + 1.0, fresh_s=60.0) == 1.0
 
 
 def test_reset_makes_it_unknown_and_keeps_it_armed() -> None:
     asking = asked(asked(ProbeState(), 100.0, answered=True), 105.0).reset()
 
     assert asking == ProbeState(answered=True)
-    assert asking.unanswered_s(now_s=106.0, fresh_s=60.0) is None
+    assert asking.probe_failing_s(now_s=106.0, fresh_s=60.0) is None
 
 
 # Docker health check
@@ -227,7 +227,7 @@ def test_each_new_failure_adds_the_time_between_samples() -> None:
     for number, now_s in ((1, 130.0), (1, 131.0), (2, 160.0), (3, 190.0)):
         status = "unhealthy" if number == 3 else "healthy"
         health = replace(FAILING, newest=str(1 + number), failing_streak=number, status=status)
-        found.append(watch.observe(health, paused=False, now_s=now_s).unanswered_s(now_s=now_s, fresh_s=130.0))
+        found.append(watch.observe(health, paused=False, now_s=now_s).probe_failing_s(now_s=now_s, fresh_s=130.0))
 
     assert found == [0.0, 0.0, 30.0, 60.0]
 
@@ -251,7 +251,7 @@ def test_streak_shows_an_answer_between_two_samples() -> None:
     watch.observe(FAILING, paused=False, now_s=130.0)
     asking = watch.observe(replace(FAILING, newest="4"), paused=False, now_s=190.0)
 
-    assert asking.unanswered_s(now_s=190.0, fresh_s=130.0) == 0.0
+    assert asking.probe_failing_s(now_s=190.0, fresh_s=130.0) == 0.0
 
 
 def test_failures_during_start_do_not_arm() -> None:
@@ -261,7 +261,7 @@ def test_failures_during_start_do_not_arm() -> None:
         asking = watch.observe(health, paused=False, now_s=100.0 + 30 * number)
 
     assert not asking.answered
-    assert asking.unanswered_s(now_s=220.0, fresh_s=130.0) == 0.0
+    assert asking.probe_failing_s(now_s=220.0, fresh_s=130.0) == 0.0
 
 
 def test_failure_of_a_paused_container_does_not_count() -> None:
@@ -282,7 +282,7 @@ def test_lost_results_of_the_engine_are_no_answer_and_no_failure() -> None:
 
     assert watch.observe(emptied, paused=False, now_s=101.0) == ProbeState(answered=True)
     asking = watch.observe(replace(emptied, newest="9"), paused=False, now_s=131.0)
-    assert asking.unanswered_s(now_s=131.0, fresh_s=130.0) == 0.0
+    assert asking.probe_failing_s(now_s=131.0, fresh_s=130.0) == 0.0
 
 
 def test_overdue_check_is_unknown() -> None:
@@ -291,7 +291,7 @@ def test_overdue_check_is_unknown() -> None:
     watch.observe(FAILING, paused=False, now_s=130.0)
     asking = watch.observe(FAILING, paused=False, now_s=300.0)
 
-    assert asking.unanswered_s(now_s=300.0, fresh_s=FAILING.fresh_s) is None
+    assert asking.probe_failing_s(now_s=300.0, fresh_s=FAILING.fresh_s) is None
 
 
 # Status lines

@@ -152,12 +152,12 @@ def test_gpu_memory_lists_every_container_on_it() -> None:
         gpus=build.gpus(build.gpu(0, memory_free_bytes=7 * MIB)),
         containers=(place("a", holds(30 * MIB), vram_budget=BUDGET), place("b", holds(5))),
         thresholds=Thresholds(vram_floor_bytes=9, vram_tie_bytes=2),
-        returning_bytes={"GPU-0": 3},
+        reclaiming_bytes={"GPU-0": 3},
     )
 
     assert gpu_memory(snapshot, "a") == [
         GpuMemoryFacts(
-            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, returning_bytes=3,
+            gpu="GPU-0", size_bytes=16384 * MIB, free_bytes=7 * MIB, floor_bytes=9, tie_bytes=2, reclaiming_bytes=3,
             tenants=[
                 VramShareFacts(
                     container="a", incarnation="a@1", used_bytes=30 * MIB, budget_bytes=10 * MIB, recyclable=True
@@ -176,9 +176,9 @@ def test_unknown_returning_memory_recycles_no_container() -> None:
         (found_cards,) = gpu_memory(build.snapshot(gpus=build.gpus(gpu), containers=(found,), **changes), "a") or []
         return found_cards
 
-    assert (card().returning_bytes, choose(card()).victim) == (0, "a@1")
-    unknown = card(returning_bytes={"GPU-1": 0})
-    assert (unknown.returning_bytes, choose(unknown).victim) == (None, None)
+    assert (card().reclaiming_bytes, choose(card()).victim) == (0, "a@1")
+    unknown = card(reclaiming_bytes={"GPU-1": 0})
+    assert (unknown.reclaiming_bytes, choose(unknown).victim) == (None, None)
 
 
 def test_container_gets_only_its_gpus() -> None:

@@ -62,9 +62,9 @@ def test_job_with_steps_has_stuck_limits_and_gpu_durations() -> None:
     found = evidence.worker_evidence("w0", build.snapshot(seen, containers=(place,)), now=build.ago(0))
 
     assert found is not None
-    assert (found.stuck_after_s, found.stuck_still_s) == (600.0, 580.0)
+    assert (found.stuck_after_s, found.stuck_idle_s) == (600.0, 580.0)
     assert (found.gpu_saturated_s, found.gpu_last_busy_age_s) == (7.0, 8.0)
-    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (None, None)
+    assert (found.gang_stuck_after_s, found.gang_stuck_idle_s) == (None, None)
 
 
 def test_rank_has_only_gang_limits() -> None:
@@ -73,8 +73,8 @@ def test_rank_has_only_gang_limits() -> None:
     found = evidence.worker_evidence("w0", build.snapshot(seen), now=build.ago(0))
 
     assert found is not None
-    assert (found.gang_stuck_after_s, found.gang_stuck_still_s) == (600.0, 580.0)
-    assert (found.stuck_after_s, found.stuck_still_s) == (None, None)
+    assert (found.gang_stuck_after_s, found.gang_stuck_idle_s) == (600.0, 580.0)
+    assert (found.stuck_after_s, found.stuck_idle_s) == (None, None)
 
 
 def test_pauses_do_not_count_in_stuck_limits() -> None:
@@ -86,7 +86,7 @@ def test_pauses_do_not_count_in_stuck_limits() -> None:
         evidence.worker_evidence("w0", build.snapshot(seen, containers=(each,)), now=build.ago(0)) for each in places
     ]
 
-    assert [each and (each.stuck_after_s, each.stuck_still_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
+    assert [each and (each.stuck_after_s, each.stuck_idle_s) for each in found] == [(6100.0, 6080.0), (600.0, 580.0)]
 
 
 def test_container_of_a_silent_engine_has_no_name() -> None:
@@ -128,13 +128,13 @@ def test_unknown_worker_has_no_evidence(snapshot: Snapshot) -> None:
 
 
 def test_server_evidence_has_probe_and_unanswered_time() -> None:
-    silent = build.server_evidence(answered=False, unanswered_s=130.0)
+    silent = build.server_evidence(answered=False, probe_failing_s=130.0)
 
     found = evidence.server_evidence("worker-0", build.snapshot(servers=(silent,)), now=build.ago(0))
 
     assert found is not None
     assert (found.container, found.probe, found.workers) == ("worker-0", "http", 0)
-    assert (found.answered, found.unanswered_s, found.silence_allowed_s) == (False, 130.0, 120.0)
+    assert (found.answered, found.probe_failing_s, found.restart_after_s) == (False, 130.0, 120.0)
     assert found.probe_unknown is None
 
 

@@ -318,7 +318,7 @@ def test_no_evidence_of(snapshot: Snapshot, at: Stamp) -> None:
 
 def test_server_evidence_survives_serialization() -> None:
     seen = build.evidence(gpu_idle_s=130.0, ram_idle_s=140.0)
-    silent = build.server_evidence(unanswered_s=121.5)
+    silent = build.server_evidence(probe_failing_s=121.5)
 
     found = evidence.server_evidence(
         "worker-0", build.snapshot(containers=(seen,), servers=(silent,)), now=build.ago(-2)
@@ -329,10 +329,10 @@ def test_server_evidence_survives_serialization() -> None:
         container_incarnation=build.container().incarnation, gpus=["GPU-0"], gpu_simulated=False,
         gpu_idle_s=130.0, gpu_unknown=None, ram_bytes=2048 * build.MIB, ram_idle_s=140.0, ram_unknown=None,
         io_idle_s=400.0, page_fault_idle_s=300.0, container_cpu_idle_s=200.0, work_unknown=None, gpu_pids={"GPU-0": []},
-        probe="http", workers=0, answered=True, unanswered_s=121.5, silence_allowed_s=120.0, probe_unknown=None,
+        probe="http", workers=0, answered=True, probe_failing_s=121.5, restart_after_s=120.0, probe_unknown=None,
         cards=[GpuMemoryFacts(
             gpu="GPU-0", size_bytes=16384 * build.MIB, free_bytes=None, floor_bytes=1536 * build.MIB,
-            tie_bytes=256 * build.MIB, returning_bytes=0, tenants=[VramShareFacts(
+            tie_bytes=256 * build.MIB, reclaiming_bytes=0, tenants=[VramShareFacts(
                 container="worker-0", incarnation=seen.container.incarnation, used_bytes=None, budget_bytes=None,
                 recyclable=False,
             )],
@@ -353,7 +353,7 @@ def test_stopped_container_has_only_host_evidence() -> None:
     found = evidence_of_server(containers=())
 
     assert (found.container, found.container_id, found.container_incarnation) == ("worker-0", None, None)
-    assert (found.probe, found.workers, found.answered, found.unanswered_s) == (None, None, None, None)
+    assert (found.probe, found.workers, found.answered, found.probe_failing_s) == (None, None, None, None)
     assert found.gpu_pids == {"GPU-0": []}
 
 
@@ -361,18 +361,18 @@ def test_container_without_a_probe_has_evidence() -> None:
     found = evidence_of_server()
 
     assert found.container_id == build.DOCKER_ID
-    assert (found.probe, found.silence_allowed_s, found.probe_unknown) == (None, None, None)
+    assert (found.probe, found.restart_after_s, found.probe_unknown) == (None, None, None)
 
 
 def test_server_that_was_not_probed_has_a_reason() -> None:
     problem = Unknown(reason="other_host", because="no other place is called")
     paused = Unknown(reason="paused", because="the container is paused")
 
-    wrong = evidence_of_server(servers=(build.server_evidence(probe=problem, answered=None, unanswered_s=None),))
-    asleep = evidence_of_server(servers=(build.server_evidence(unanswered_s=None, unknown=paused),))
+    wrong = evidence_of_server(servers=(build.server_evidence(probe=problem, answered=None, probe_failing_s=None),))
+    asleep = evidence_of_server(servers=(build.server_evidence(probe_failing_s=None, unknown=paused),))
 
     assert (wrong.probe, wrong.probe_unknown) == (None, "no other place is called")
-    assert (asleep.probe, asleep.unanswered_s, asleep.probe_unknown) == ("http", None, "the container is paused")
+    assert (asleep.probe, asleep.probe_failing_s, asleep.probe_unknown) == ("http", None, "the container is paused")
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_a_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, ho
         reporter.start_job(
             job_id=1, attempt=1, job_class=JobClass.GPU, model=None, budget_s=1.0, stall_timeout_s=1.0, steps_total=20
         )
-        reporter.arm()
+        reporter.ready()
         after = cli("job", "list")[1].splitlines()
         json_line = parsed(cli("job", "list", "--json")[1])[0]
 

@@ -265,7 +265,7 @@ def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(store: JobS
             steps_total=20,
         )  # fmt: skip
         reporter.items(done=3, failed=1)
-        reporter.arm()
+        reporter.ready()
         code, runs, _ = cli("job", "show", str(job_id))
         parsed = json.loads(cli("job", "show", str(job_id), "--json")[1])
 
@@ -340,7 +340,7 @@ def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
         stderr=log,
         PYTHONPATH=str(tmp_path),
     )
-    eventually(lambda: log.exists() and "job armed" in log.read_text(), "the job runs", log=log.read_text)
+    eventually(lambda: log.exists() and "job ready" in log.read_text(), "the job runs", log=log.read_text)
 
     assert store.admin.drain(host=HOST, worker="w1")
     go.touch()

@@ -93,7 +93,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "never"))
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     process.send_signal(number)
     process.communicate()
@@ -118,7 +118,7 @@ def test_an_idle_worker_stops_at_once_without_files(start: Callable[..., Any], h
 def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     process.kill()
     process.communicate()
@@ -141,7 +141,7 @@ def test_a_taken_job_ends_worker(
 ) -> None:
     job_id = submit(store, do="block")
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     holder = store.job(job_id).claimed_by or ""
     assert store.fencing.fence(job_id, attempt=1, incarnation=holder, condition=condition, now=1)
@@ -155,7 +155,7 @@ def test_a_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobSt
     job_id = store.runs.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
     sibling = store.runs.submit(Submission(queue="cpu", run_id="r1"), now=0)
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
     store.claims.claim("cpu", host="box1", worker="w2", incarnation="i2", now=1)
     store.claims.fail_by_worker(sibling, attempt=1, incarnation="i2", because="boom", now=1)
 
@@ -169,13 +169,13 @@ def test_a_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobSt
 def test_a_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     killed = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
     first = store.job(job_id)
     killed.kill()
     killed.wait()
 
     start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs again", log=log.read_text)
+    eventually(lambda: "job ready" in log.read_text(), "the job runs again", log=log.read_text)
 
     again = store.job(job_id)
     assert f'"settled": [{job_id}]' in log.read_text() or f"settled=[{job_id}]" in log.read_text()
@@ -192,7 +192,7 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
     store = shared_store
     job_id = submit(store, do="block")
     asleep = start(store=postgres_url)
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
     eventually(lambda: store.job(job_id).state is State.RUNNING, "it is claimed")
     asleep.send_signal(signal.SIGSTOP)
 
@@ -223,7 +223,7 @@ def test_a_replaced_idle_worker_ends(start: Callable[..., Any], store: JobStore,
 def test_a_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
     holder = store.job(job_id).claimed_by or ""
 
     assert store.fencing.retire_worker(host="box1", worker="w1", incarnation=holder, now=store.now())

@@ -28,7 +28,7 @@ def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     process = start()
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     locked.execute("BEGIN IMMEDIATE")
     eventually(lambda: "job continues" in log.read_text(), "a renewal goes unanswered")
@@ -103,7 +103,7 @@ def test_cut_off_from_a_shared_queue_for_a_lease_a_worker_stops_itself(
 ) -> None:
     job_id = submit(shared_store, do="block")
     process = start("--lease-s", "3", store=postgres_url)
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     postgres.stop()
 
@@ -120,7 +120,7 @@ def test_an_interruption_shorter_than_the_lease_stops_nothing(
 ) -> None:  # fmt: skip
     job_id = submit(shared_store, do="await", out=str(tmp_path / "go"))
     process = start(store=postgres_url)
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     postgres.stop()
     eventually(lambda: "job continues" in log.read_text(), "a renewal goes unanswered")
@@ -137,7 +137,7 @@ def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     process = start("--lease-s", "1")
-    eventually(lambda: "job armed" in log.read_text(), "the job runs")
+    eventually(lambda: "job ready" in log.read_text(), "the job runs")
 
     locked.execute("BEGIN IMMEDIATE")
     eventually(lambda: log.read_text().count("job continues") >= 3, "more than a lease has passed")

@@ -342,7 +342,7 @@ def test_what_an_attempt_prints_is_kept_whoever_in_it_prints(tasks: Any, work: S
 
     kept = job_logs.newest(tmp_path / "logs", 1).read_text()
 
-    for said in ("from a child\n", "from native code\n", "é\n", "job armed"):
+    for said in ("from a child\n", "from native code\n", "é\n", "job ready"):
         assert said in kept
         assert said in (tmp_path / "worker.log").read_text()
 

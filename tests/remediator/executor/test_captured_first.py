@@ -112,7 +112,7 @@ def test_a_server_is_captured_before_its_stop(ledger: Ledger, store: JobStore, t
     to_the_end(executor(ledger, store, world, capture_runner()), ledger)
 
     assert journal(ledger)[1:5] == ["decided begin", "saw capture", "decided stop", "did stop"]
-    assert ledger.captures.of_episode(1)[0].document["facts"]["unanswered_s"] == 130.0
+    assert ledger.captures.of_episode(1)[0].document["facts"]["probe_failing_s"] == 130.0
 
 
 def test_nothing_is_captured_where_it_is_switched_off(ledger: Ledger, store: JobStore, target: int) -> None:

@@ -191,7 +191,7 @@ WORKING = {"io_idle_s": 0.0, "page_fault_idle_s": 0.0, "container_cpu_idle_s": 0
 STEPLESS = {
     "step_beat_age_s": 600.0,
     "stuck_after_s": 600.0,
-    "stuck_still_s": 580.0,
+    "stuck_idle_s": 580.0,
     "ram_idle_s": 580.0,
     "gpu_idle_s": 0.0,
 }
@@ -216,7 +216,7 @@ CONFIRM_STUCK: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "a step in time": ({**PEGGED, "step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
     "it is not armed": ({**PEGGED, "step_beat_age_s": None}, Doubt.NOT_ARMED),
     "nothing is said of it": ({**PEGGED, "stuck_after_s": None}, Doubt.UNDER_BOUND),
-    "an exporter that tells half": ({**PEGGED, "stuck_still_s": None}, Doubt.SIGNS_UNKNOWN),
+    "an exporter that tells half": ({**PEGGED, "stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "the GPU pauses": ({**PEGGED, "gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
     "the RAM moves": ({**PEGGED, "ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
     "it reads": ({**PEGGED, "io_idle_s": 579.9}, Doubt.UNDER_BOUND),
@@ -245,9 +245,9 @@ def test_what_confirms_that_a_job_is_busy_but_stuck(seen: dict[str, Any], doubt:
 SPINS = {
     **PEGGED,
     "stuck_after_s": None,
-    "stuck_still_s": None,
+    "stuck_idle_s": None,
     "gang_stuck_after_s": 600.0,
-    "gang_stuck_still_s": 580.0,
+    "gang_stuck_idle_s": 580.0,
 }
 
 CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
@@ -256,11 +256,11 @@ CONFIRM_GANG: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         None,
     ),
     "by what is set": ({"gang_stuck_after_s": 601.0}, Doubt.UNDER_BOUND),
-    "by what is set for its stillness": ({"gang_stuck_still_s": 581.0}, Doubt.UNDER_BOUND),
+    "by what is set for its stillness": ({"gang_stuck_idle_s": 581.0}, Doubt.UNDER_BOUND),
     "a step in time": ({"step_beat_age_s": 599.9}, Doubt.UNDER_BOUND),
     "it is not armed": ({"step_beat_age_s": None}, Doubt.NOT_ARMED),
     "it is alone": ({"gang_stuck_after_s": None, "stuck_after_s": 600.0}, Doubt.NO_GANG),
-    "an exporter that tells half": ({"gang_stuck_still_s": None}, Doubt.SIGNS_UNKNOWN),
+    "an exporter that tells half": ({"gang_stuck_idle_s": None}, Doubt.SIGNS_UNKNOWN),
     "the GPU pauses": ({"gpu_saturated_s": 579.9}, Doubt.UNDER_BOUND),
     "the RAM moves": ({"ram_idle_s": 579.9}, Doubt.UNDER_BOUND),
     "it reads": ({"io_idle_s": 579.9}, Doubt.UNDER_BOUND),

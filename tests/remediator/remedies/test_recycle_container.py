@@ -77,7 +77,7 @@ CHOICES: dict[str, tuple[GpuMemoryFacts, str | None, Doubt | None]] = {
         Doubt.ROOM,
     ),
     "a byte too little once what has left is back": (
-        replace(card(tenant()), returning_bytes=1136 * MIB - 1), KEY, None
+        replace(card(tenant()), reclaiming_bytes=1136 * MIB - 1), KEY, None
     ),
     "what has left is unknown": (
         card(tenant(), returning_mib=None), None,

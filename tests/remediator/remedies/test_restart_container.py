@@ -51,7 +51,7 @@ DEAD = free(Stage.DEAD, tries=1)
 STARTING = free(Stage.STARTING, tries=1)
 GONE_FROM_GPUS = server(container_id=None, container_incarnation=None, gpu_pids={"GPU-0": []})
 UNLISTED = server(container_id=None, container_incarnation=None)
-ANSWERS = server(unanswered_s=0.0)
+ANSWERS = server(probe_failing_s=0.0)
 LATE = {"free_for_s": LIMITS.restart_timeout_s}
 
 
@@ -71,19 +71,19 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     ),
     "by its own health check": ({"probe": "docker"}, None),
     "exactly as long as is allowed": (
-        {"unanswered_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0, "io_idle_s": 120.0},
+        {"probe_failing_s": 120.0, "gpu_idle_s": 120.0, "ram_idle_s": 120.0, "io_idle_s": 120.0},
         None,
     ),
-    "a hair less": ({"unanswered_s": 119.999}, Doubt.UNDER_BOUND),
-    "its owner allows more": ({"silence_allowed_s": 600.0}, Doubt.UNDER_BOUND),
-    "it answers": ({"unanswered_s": 0.0}, Doubt.UNDER_BOUND),
+    "a hair less": ({"probe_failing_s": 119.999}, Doubt.UNDER_BOUND),
+    "its owner allows more": ({"restart_after_s": 600.0}, Doubt.UNDER_BOUND),
+    "it answers": ({"probe_failing_s": 0.0}, Doubt.UNDER_BOUND),
     "it never answered in this incarnation": ({"answered": False}, Doubt.NEVER_ANSWERED),
     "whether it ever answered is unknown": ({"answered": None}, Doubt.NEVER_ANSWERED),
     "it was not asked lately": (
-        {"unanswered_s": None, "probe_unknown": "it was not asked lately"},
+        {"probe_failing_s": None, "probe_unknown": "it was not asked lately"},
         Doubt.ANSWER_UNKNOWN,
     ),
-    "nobody says why it was not asked": ({"unanswered_s": None}, Doubt.ANSWER_UNKNOWN),
+    "nobody says why it was not asked": ({"probe_failing_s": None}, Doubt.ANSWER_UNKNOWN),
     "its GPU is busy": ({"gpu_idle_s": 0.0}, Doubt.UNDER_BOUND),
     "its GPU is unknown": ({"gpu_idle_s": None, "gpu_unknown": "GPU-1 is lost"}, Doubt.GPU_UNKNOWN),
     "its GPU is unknown and nobody says why": ({"gpu_idle_s": None}, Doubt.GPU_UNKNOWN),
@@ -96,11 +96,11 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
     "its I/O is unknown and nobody says why": ({"io_idle_s": None}, Doubt.WORK_UNKNOWN),
     "it spins, as one that hangs in a driver may": ({"container_cpu_idle_s": 0.0}, None),
     "it is not asked: its labels are wrong": (
-        {"probe": None, "silence_allowed_s": None, "probe_unknown": "its host must be localhost"},
+        {"probe": None, "restart_after_s": None, "probe_unknown": "its host must be localhost"},
         Doubt.NOT_PROBED,
     ),
     "it is not asked: it has no such labels": ({"probe": None}, Doubt.NOT_PROBED),
-    "no silence is told": ({"silence_allowed_s": None}, Doubt.NOT_PROBED),
+    "no silence is told": ({"restart_after_s": None}, Doubt.NOT_PROBED),
     "a simulated GPU says so": ({"gpu_simulated": True}, None),
 }
 
@@ -144,7 +144,7 @@ def test_any_reported_condition_may_confirm_and_names_the_episode(
 
 
 def test_the_sentence_names_every_figure_and_its_bound_or_why_one_is_unknown() -> None:
-    figures = {"unanswered_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0, "io_idle_s": 134.0}
+    figures = {"probe_failing_s": 131.0, "gpu_idle_s": 132.0, "ram_idle_s": 133.0, "io_idle_s": 134.0}
     message = confirm(server(**figures), Condition.SERVER).message
 
     assert [each for each in ("131.0", "132.0", "133.0", "134.0", "120.0", "http") if each not in message] == []
@@ -208,7 +208,7 @@ CLOSES: dict[str, tuple[Facts, Outcome, Reason]] = {
     "a worker lives in it": (server_facts(server=server(workers=1)), Outcome.REFUSED, Reason.HAS_WORKERS),
     "Docker's policy restarted it": (
         server_facts(
-            server=server(container_incarnation=REBORN, unanswered_s=0.0), container=container(incarnation=REBORN)
+            server=server(container_incarnation=REBORN, probe_failing_s=0.0), container=container(incarnation=REBORN)
         ),
         Outcome.SUPERSEDED,
         Reason.REPLACED,
@@ -282,9 +282,9 @@ def test_a_dry_run_says_what_it_would_do() -> None:
 STEPS: dict[str, tuple[Facts, type[Step]]] = {
     "planned, and silent still": (server_facts(PLANNED), Stop),
     "planned, and disarmed since": (server_facts(PLANNED, armed=False), Wait),
-    "planned, and it answers": (server_facts(PLANNED, server=server(unanswered_s=0.0)), Wait),
+    "planned, and it answers": (server_facts(PLANNED, server=server(probe_failing_s=0.0)), Wait),
     "planned, and it answers for longer than patience lasts": (
-        server_facts(PLANNED, server=server(unanswered_s=0.0), **LATE),
+        server_facts(PLANNED, server=server(probe_failing_s=0.0), **LATE),
         Withdraw,
     ),
     "planned, and the exporter is silent": (server_facts(PLANNED, server=None), Wait),

@@ -220,7 +220,7 @@ def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter
     counts: list[float] = []
 
     def counted(at: Scrape) -> bool:
-        counts.append(at("gpu_unknown_samples_total", gpu="GPU-1", figure="gpu", reason="no_permission") or 0.0)
+        counts.append(at("gpu_unknown_samples_total", gpu="GPU-1", field="gpu", reason="no_permission") or 0.0)
         return counts[-1] >= 5
 
     found = program.until(counted)
@@ -228,9 +228,9 @@ def test_a_refused_gpu_is_counted_and_the_page_says_what_to_do(program: Exporter
 
     assert found("gpu_utilization_ratio", gpu="GPU-1") is None
     assert found("gpu_memory_used_bytes", gpu="GPU-1") is None
-    assert found("gpu_unknown_samples_total", gpu="GPU-0", figure="utilization", reason="impossible")
-    assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="memory", reason="failed")
-    assert found("gpu_unknown_samples_total", gpu="GPU-2", figure="gpu") is None
+    assert found("gpu_unknown_samples_total", gpu="GPU-0", field="utilization", reason="impossible")
+    assert found("gpu_unknown_samples_total", gpu="GPU-2", field="memory", reason="failed")
+    assert found("gpu_unknown_samples_total", gpu="GPU-2", field="gpu") is None
     assert "unknown: GPU-0: utilisation: impossible utilisation: 150 %" in page
     assert "GPU-1: Insufficient Permissions: the exporter's user needs to open /dev/nvidiactl and /dev/nvidia*" in page
     assert "GPU-2: memory: Unknown Error" in page
@@ -252,7 +252,7 @@ def test_an_instances_worker_is_not_idle(program: Exporter, driver: Driver, star
     assert found("container_gpu_memory_bytes", container="w0", gpu="MIG-b") is None
     assert found("container_gpu_utilization_ratio", container="w0") is None
     assert found("container_gpu_idle_seconds", container="w0") is None
-    assert found("container_unknown_samples_total", container="w0", what="gpu", reason="not_measured")
+    assert found("container_unknown_samples_total", container="w0", field="gpu", reason="not_measured")
     assert found("gpu_mig_info", gpu="MIG-a", parent="GPU-0", gpu_instance="7", compute_instance="0") == 1
     assert found("gpu_info", gpu="MIG-a", index="0:0", source="nvml", attribution="none") == 1
     assert found("container_gpu_attribution_missing", container="w0", gpu="MIG-a") == 1
@@ -334,7 +334,7 @@ def test_a_hanging_call_makes_the_gpus_unknown(house: Path, driver: Driver, star
     assert hung("collector_success", collector="sampler") == 1
     assert (hung("sample_age_seconds") or 0) < SNAPSHOT_FRESH_S
     assert hung("worker_alive", worker="w0") == 1
-    assert hung("container_unknown_samples_total", container="w0", what="gpu", reason="source_failed")
+    assert hung("container_unknown_samples_total", container="w0", field="gpu", reason="source_failed")
     told = [each.get("because", "") for each in log if each.get("source") == "gpu"]
     assert any(because.startswith("a call into the NVIDIA driver did not return within 3 s") for because in told)
 
@@ -366,14 +366,14 @@ def test_a_hanging_gpu_costs_one_deadline(house: Path, driver: Driver, start_wor
     assert hung("gpu_utilization_ratio", gpu="GPU-1") is None
     assert hung("gpu_info", gpu="GPU-1", name="Test GPU") == 1
     assert hung("gpu_lost_seconds", gpu="GPU-1") is None
-    assert hung("gpu_unknown_samples_total", gpu="GPU-1", figure="gpu", reason="hung")
+    assert hung("gpu_unknown_samples_total", gpu="GPU-1", field="gpu", reason="hung")
     assert hung("container_gpu_memory_bytes", container="w1") is None
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-0") == GIB
     assert hung("container_gpu_memory_bytes", container="w2", gpu="GPU-1") is None
     assert hung("container_gpu_lost_seconds", container="w1") is None
     assert hung("container_no_progress_seconds", container="w1") is None
     assert hung("container_no_progress_seconds", container="w0") is not None
-    assert hung("container_unknown_samples_total", container="w1", what="gpu", reason="hung")
+    assert hung("container_unknown_samples_total", container="w1", field="gpu", reason="hung")
     assert hung("collector_success", collector="source_gpu") == 1
     assert hung("driver_processes_killed_total") == 1
     assert back("gpu_lost_seconds", gpu="GPU-1") == 0

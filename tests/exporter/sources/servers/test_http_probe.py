@@ -186,23 +186,23 @@ def server(peer: Peer, name: str = "llm", *, paused: bool = False) -> Container:
     return build.container(name=name, incarnation=f"{name}@1", server=known, paused=paused)
 
 
-def unanswered_s(prober: Prober, name: str = "llm") -> float | None:
-    return prober.state(f"{name}@1").unanswered_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
+def probe_failing_s(prober: Prober, name: str = "llm") -> float | None:
+    return prober.state(f"{name}@1").probe_failing_s(now_s=clock.boottime_s(), fresh_s=prober.fresh_s)
 
 
 def test_a_server_is_silent_for_longer_until_it_answers(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
 
-    eventually(lambda: (unanswered_s(prober) or 0) > 0.5, "it is silent")
+    eventually(lambda: (probe_failing_s(prober) or 0) > 0.5, "it is silent")
 
     asking = prober.state("llm@1")
     assert asking.answered
     word = "the connection closed without a response"
     eventually(lambda: prober.state("llm@1").because == word, "why is told of the newest, which may be late")
     peer.behaves = answers(b"HTTP/1.1 204 No Content\r\n\r\n")
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers again")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it answers again")
 
 
 def test_hanging_servers_delay_no_other(peer: Peer, prober: Prober) -> None:
@@ -226,17 +226,17 @@ def test_a_server_is_asked_at_its_pace_and_no_faster(peer: Peer) -> None:
 
 def test_a_paused_server_is_not_asked_and_not_forgotten(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
 
     prober.set_servers([server(peer, paused=True)])
-    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+    eventually(lambda: probe_failing_s(prober) is None, "it is unknown")
 
     asked = len(peer.asked)
     assert prober.state("llm@1").answered
     assert not threading.Event().wait(0.2)
     assert len(peer.asked) - asked <= 1
     prober.set_servers([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked again")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it is asked again")
 
 
 def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, prober: Prober) -> None:
@@ -244,17 +244,17 @@ def test_what_failed_because_it_was_paused_meanwhile_is_no_silence(peer: Peer, p
         prober.set_servers([server(peer, paused=True)])
 
     prober.set_servers([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
     peer.behaves = pause
 
-    eventually(lambda: unanswered_s(prober) is None, "it is unknown")
+    eventually(lambda: probe_failing_s(prober) is None, "it is unknown")
 
     assert prober.state("llm@1").answered
 
 
 def test_a_new_incarnation_begins_unarmed_and_the_old_one_is_asked_no_more(peer: Peer, prober: Prober) -> None:
     prober.set_servers([server(peer)])
-    eventually(lambda: unanswered_s(prober) == 0.0, "it answers")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it answers")
     peer.behaves = answers(b"")
 
     prober.set_servers([replace(server(peer), incarnation="llm@2")])
@@ -275,7 +275,9 @@ def test_of_more_servers_than_can_be_asked_at_once_each_has_its_turn_however_man
 
         eventually(lambda: len(peer.asked) >= 2, "the last comer is asked", within_s=10)
         eventually(
-            lambda: all((unanswered_s(prober, each.name) or 0) > 0 for each in dummies), "and so is each", within_s=10
+            lambda: all((probe_failing_s(prober, each.name) or 0) > 0 for each in dummies),
+            "and so is each",
+            within_s=10,
         )
         assert prober.round_s == pytest.approx(7 * 0.3 / 2)
     hanging.close()
@@ -326,4 +328,4 @@ def test_a_thread_that_failed_starts_later(peer: Peer, prober: Prober, monkeypat
 
     prober.set_servers([server(peer)])
 
-    eventually(lambda: unanswered_s(prober) == 0.0, "it is asked")
+    eventually(lambda: probe_failing_s(prober) == 0.0, "it is asked")

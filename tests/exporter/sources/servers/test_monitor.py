@@ -61,8 +61,8 @@ def test_what_was_not_listed_once_has_answered_and_its_silence_begins_anew(serve
 
     after = look(servers, failing, now_s=162.0)
 
-    assert (before.answered, before.unanswered_s) == (True, 30.0)
-    assert (after.answered, after.unanswered_s) == (True, None)
+    assert (before.answered, before.probe_failing_s) == (True, 30.0)
+    assert (after.answered, after.probe_failing_s) == (True, None)
 
 
 @pytest.mark.parametrize("alive", [True, False, None])
@@ -71,7 +71,7 @@ def test_a_container_in_which_a_worker_lives_or_died_is_the_workers(servers: Ser
 
     found = look(servers, by_health(), workers=workers)
 
-    assert (found.workers, found.unanswered_s) == (1, None)
+    assert (found.workers, found.probe_failing_s) == (1, None)
     assert found.probe.reason == "holds_workers"
 
 
@@ -97,9 +97,9 @@ def test_a_server_in_which_a_worker_may_live_is_not_accused(servers: Servers, wo
     found = look(servers, failing, now_s=130.0, workers=workers)
     known = look(servers, failing, now_s=131.0)
 
-    assert (found.workers, found.answered, found.unanswered_s) == (None, True, None)
+    assert (found.workers, found.answered, found.probe_failing_s) == (None, True, None)
     assert found.unknown.reason == "workers_unknown"
-    assert (known.workers, known.unanswered_s, known.unknown) == (0, 0.0, None)
+    assert (known.workers, known.probe_failing_s, known.unknown) == (0, 0.0, None)
 
 
 def test_a_health_check_that_tells_nothing_any_more_is_an_asking_that_is_overdue(servers: Servers) -> None:
@@ -109,7 +109,7 @@ def test_a_health_check_that_tells_nothing_any_more_is_an_asking_that_is_overdue
 
     found = look(servers, replace(silent, server=replace(silent.server, health=None)), now_s=101.0)
 
-    assert (found.answered, found.unanswered_s, found.unknown.reason) == (True, None, "not_asked")
+    assert (found.answered, found.probe_failing_s, found.unknown.reason) == (True, None, "not_asked")
 
 
 def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Servers, logged: LogCapture) -> None:
@@ -118,7 +118,7 @@ def test_labels_that_cannot_be_used_are_told_once_and_accuse_nobody(servers: Ser
 
     found: ServerEvidence = [look(servers, wrong) for _ in range(3)][-1]
 
-    assert (found.probe, found.answered, found.unanswered_s) == (problem, None, None)
+    assert (found.probe, found.answered, found.probe_failing_s) == (problem, None, None)
     assert logged.entries == [
         {"event": "server cannot be probed", "log_level": "warning", "container": "llm", "because": problem.because}
     ]
