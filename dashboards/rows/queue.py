@@ -63,18 +63,18 @@ PANELS: Final = (
     ),
     Panel(
         title="Jobs ended",
-        description="Jobs and runs that ended per second, by outcome. `gpuwarden job list` shows why a job failed.",
+        description="Jobs that ended per second, by outcome. `gpuwarden job list` shows why a job failed.",
         unit="cps",
         queries=(
             Query(
                 expr=or_none(
-                    "sum by (host, queue, kind) (max by (host, queue, job_class, kind) "
-                    f"(rate(gpuwarden_queue_outcomes_total{{{HOST}}}[$__rate_interval])))",
+                    "sum by (host, queue, outcome) (max by (host, queue, job_class, outcome) "
+                    f"(rate(gpuwarden_queue_jobs_ended_total{{{HOST}}}[$__rate_interval])))",
                     _UP,
                     "queue",
-                    "kind",
+                    "outcome",
                 ),
-                legend="{{host}} {{queue}} {{kind}}",
+                legend="{{host}} {{queue}} {{outcome}}",
             ),
         ),
     ),

@@ -63,6 +63,8 @@ BUCKETS_S: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 
 
 OPEN: Final = tuple(state for state in State if state not in (State.COMPLETED, State.FAILED, State.CANCELLED))
 OUTCOMES: Final = ("completed", "failed", "cancelled")
+RUN_EVENT: Final = "run_"
+"""Prefix of an outcome in the event of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +131,15 @@ SERIES: Final = Catalogue(
         absent=_UNREAD,
     ),
     Series(
-        "gpuwarden_queue_outcomes_total",
-        "Jobs and runs that ended since this process started, by outcome. A run counts with its last job.",
-        labels=("queue", "job_class", "kind"),
+        "gpuwarden_queue_jobs_ended_total",
+        "Jobs that ended since this process started, by outcome.",
+        labels=("queue", "job_class", "outcome"),
+        absent=_NONE_YET,
+    ),
+    Series(
+        "gpuwarden_queue_runs_ended_total",
+        "Runs that ended since this process started, by outcome.",
+        labels=("outcome",),
         absent=_NONE_YET,
     ),
     Series(
@@ -207,7 +215,8 @@ class OutcomeCounters:
     """Outcomes since the start, each event counted once."""
 
     def __init__(self) -> None:
-        self.ended: Counter[tuple[str, str, str]] = Counter()
+        self.jobs: Counter[tuple[str, str, str]] = Counter()
+        self.runs: Counter[str] = Counter()
         self.waited: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.ran: defaultdict[tuple[str, str], Histogram] = defaultdict(Histogram)
         self._newest: int | None = None
@@ -232,7 +241,10 @@ class OutcomeCounters:
 
     def _count(self, event: Outcome) -> None:
         queue, job_class = event.queue or "", event.job_class or ""
-        self.ended[queue, job_class, event.kind] += 1
+        if event.kind.startswith(RUN_EVENT):
+            self.runs[event.kind.removeprefix(RUN_EVENT)] += 1
+            return
+        self.jobs[queue, job_class, event.kind] += 1
         if event.kind in ("completed", "failed"):
             if event.waited_s is not None:
                 self.waited[queue].add(event.waited_s)
@@ -381,15 +393,18 @@ class QueueCollector(Collector):
         yield from (jobs, oldest, age)
 
     def _ended(self) -> Iterator[Metric]:
-        outcomes = SERIES.counter("gpuwarden_queue_outcomes_total")
-        ended = dict(self._outcomes.ended)
+        jobs, runs = (
+            SERIES.counter("gpuwarden_queue_jobs_ended_total"),
+            SERIES.counter("gpuwarden_queue_runs_ended_total"),
+        )
         # Publish 0 first, so that rate() sees the first failure.
-        for queue, job_class, _ in list(ended):
-            for kind in OUTCOMES:
-                ended.setdefault((queue, job_class, kind), 0)
-        for key, count in sorted(ended.items()):
-            outcomes.add_metric(key, count)
-        yield outcomes
+        for queue, job_class in sorted({key[:2] for key in self._outcomes.jobs}):
+            for outcome in OUTCOMES:
+                jobs.add_metric((queue, job_class, outcome), self._outcomes.jobs[queue, job_class, outcome])
+        if self._outcomes.runs:
+            for outcome in OUTCOMES:
+                runs.add_metric((outcome,), self._outcomes.runs[outcome])
+        yield from (jobs, runs)
         wait, ran = (
             SERIES.histogram("gpuwarden_queue_wait_seconds"),
             SERIES.histogram("gpuwarden_queue_job_duration_seconds"),

@@ -83,7 +83,8 @@ class FullQueue(QueueCollector):
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("gpuwarden_queue_up", "Up.", value=1)
-        self._outcomes.ended["q", "gpu", "failed"] += 1
+        self._outcomes.jobs["q", "gpu", "failed"] += 1
+        self._outcomes.runs["failed"] += 1
         self._outcomes.waited["q"].add(1.0)
         self._outcomes.ran["q", "gpu"].add(1.0)
         snapshot = QueueSnapshot(

@@ -221,6 +221,23 @@ def test_failing_workers_are_published_for_runs_that_asked(store: JobStore, coll
     assert items_of(page(collector)) == {}, "nor does a run that is over"
 
 
+def test_ended_runs_are_counted_by_outcome(store: JobStore, collector: QueueCollector) -> None:
+    page(collector)
+    render(store, "r1")
+    complete(store, claim(store), after_s=1)
+    render(store, "r2")
+    store.admin.cancel_run("r2", because="", now=store.now())
+
+    found = page(collector)
+
+    assert {name: of(found, "runs_ended_total", outcome=name) for name in ("completed", "failed", "cancelled")} == {
+        "completed": 1,
+        "failed": 0,
+        "cancelled": 1,
+    }
+    assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") == 1
+
+
 def test_the_worst_are_published(store: JobStore, collector: QueueCollector, monkeypatch: pytest.MonkeyPatch) -> None:
     render(store, "r1", jobs=3)
     end_items(store, claim(store, worker="much"), "failed", "failed", "done")
@@ -244,10 +261,10 @@ def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: Q
 
     for _ in range(2):
         found = page(collector)
-    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="completed") == 1
-    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="cancelled") == 1
-    assert of(found, "outcomes_total", queue="gpu", job_class="gpu", kind="failed") == 0
-    assert of(found, "outcomes_total", queue="load", job_class="ingest_load", kind="failed") == 1
+    assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") == 1
+    assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="cancelled") == 1
+    assert of(found, "jobs_ended_total", queue="gpu", job_class="gpu", outcome="failed") == 0
+    assert of(found, "jobs_ended_total", queue="load", job_class="ingest_load", outcome="failed") == 1
     assert of(found, "wait_seconds_count", queue="gpu") == 1, "what was cancelled waited for nothing"
     assert of(found, "wait_seconds_sum", queue="gpu") == pytest.approx(40, abs=20)
     assert of(found, "wait_seconds_bucket", queue="gpu", le="30") == 0
@@ -256,7 +273,7 @@ def test_outcomes_are_counted_once(store: JobStore, queue_url: str, collector: Q
     assert of(found, "job_duration_seconds_bucket", queue="gpu", job_class="gpu", le="+Inf") == 1
 
     with closing(QueueCollector(partial(existing, queue_url), host=HOST)) as later:
-        assert of(page(later), "outcomes_total", queue="gpu", job_class="gpu", kind="completed") is None
+        assert of(page(later), "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed") is None
 
 
 @pytest.mark.needs_postgres
@@ -267,7 +284,7 @@ def test_an_overtaken_event_is_counted_once_seen(store: JobStore, collector: Que
     row = {"kind": "completed", "attempt": 1, "queue": "gpu", "job_class": "gpu", "written_at": 0.0}
 
     def completed() -> float | None:
-        return of(page(collector), "outcomes_total", queue="gpu", job_class="gpu", kind="completed")
+        return of(page(collector), "jobs_ended_total", queue="gpu", job_class="gpu", outcome="completed")
 
     with writing(store._engine) as late:
         late.execute(insert(DISPATCH_EVENTS).values(job_id=1, **row))
