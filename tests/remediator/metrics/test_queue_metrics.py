@@ -423,6 +423,8 @@ def test_what_is_published_is_what_is_documented(store: JobStore, collector: Que
     complete(store, claim(store))
     submit(store)
     store.outbox.acknowledge("mailer", store.outbox.events("mailer")[-1], now=store.now())
+    render(store, "r0")
+    store.admin.cancel_run("r0", because="", now=store.now())
     render(store, "r1")
     claim(store)
     end_items(store, claim(store, worker="w2"), "failed")
