@@ -55,7 +55,6 @@ LATER: Final = frozenset(
         "tests/dashboards",
         "tests/deploy",
         "tests/exporter",
-        "tests/gpuwarden",
         "tests/nvml",
         "tests/races",
         "tests/remediator",

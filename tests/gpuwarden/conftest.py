@@ -1,4 +1,4 @@
-"""Rooms for the tests of `gpuwarden`: processes that are ended, a host's folder, a queue in a file."""
+"""Fixtures: child processes, a host folder, queues."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.templates import copied, empty_file
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start this Python with arguments; whatever still runs at the test's end is killed."""
+    """Start Python with arguments; kill it at the end of the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, stderr: Path | None = None, **env: str) -> subprocess.Popen[str]:
@@ -41,7 +41,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def host_dir(tmp_path: Path) -> Path:
-    """A `$GPUWARDEN_RUNTIME_DIR` of host `box1`."""
+    """The runtime folder of host `box1`."""
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "host").write_text("box1\n")
@@ -50,7 +50,7 @@ def host_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Cli) -> Cli:
-    """The commands, on this queue, on box1."""
+    """Run commands on this queue and host."""
     monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
     return command
@@ -58,19 +58,19 @@ def cli(url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Cli)
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """Where the queue's database is, or will be."""
+    """Path of the queue's database."""
     return tmp_path / "queue.db"
 
 
 @pytest.fixture(scope="session")
 def queue_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SQLite file with the queue's tables, to be copied."""
+    """An SQLite template with the queue's tables."""
     return empty_file(JobStore, tmp_path_factory.mktemp("template") / "queue.db")
 
 
 @pytest.fixture(scope="session")
 def queue_template(postgres: Postgres) -> str:
-    """A PostgreSQL database with the queue's tables, to be copied."""
+    """A PostgreSQL template with the queue's tables."""
     postgres.create("queue_template")
     JobStore.open(postgres.url("queue_template")).close()
     return "queue_template"
@@ -78,7 +78,7 @@ def queue_template(postgres: Postgres) -> str:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres, queue_template: str) -> Iterator[str]:
-    """An empty queue on PostgreSQL; its server runs again afterwards, whatever was done to it."""
+    """URL of an empty queue on PostgreSQL; restarts the server at the end."""
     name = f"queue_{uuid4().hex}"
     postgres.create(name, template=queue_template)
     yield postgres.url(name)
@@ -88,7 +88,7 @@ def postgres_url(postgres: Postgres, queue_template: str) -> Iterator[str]:
 
 @pytest.fixture
 def url(backend: str, request: pytest.FixtureRequest) -> str:
-    """Where an empty queue is."""
+    """URL of an empty queue."""
     if backend == "sqlite":
         return copied(request.getfixturevalue("queue_file"), request.getfixturevalue("database"))
     found: str = request.getfixturevalue("postgres_url")
@@ -97,7 +97,7 @@ def url(backend: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[JobStore]:
-    """An empty queue in a real database."""
+    """An empty queue."""
     opened = JobStore.open(url)
     yield opened
     opened.close()
@@ -105,7 +105,7 @@ def store(url: str) -> Iterator[JobStore]:
 
 @pytest.fixture
 def shared_store(postgres_url: str) -> Iterator[JobStore]:
-    """An empty queue on PostgreSQL, which other hosts may use too."""
+    """An empty queue on PostgreSQL."""
     opened = JobStore.open(postgres_url)
     yield opened
     opened.close()

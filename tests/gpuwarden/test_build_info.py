@@ -1,4 +1,4 @@
-"""Which gpuwarden it is that runs."""
+"""Version and commit of this gpuwarden."""
 
 import json
 import platform
@@ -11,7 +11,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def direct_url(**vcs_info: str) -> str:
-    """What pip writes down as it installs from a Git repository (PEP 610)."""
+    """The file that pip writes for a Git repository (PEP 610)."""
     return json.dumps({"url": "https://example.org/gpuwarden.git", "vcs_info": {"vcs": "git", **vcs_info}})
 
 
@@ -19,8 +19,10 @@ def direct_url(**vcs_info: str) -> str:
     ("environ", "written", "revision"),
     [
         pytest.param({}, direct_url(commit_id=COMMIT), COMMIT, id="installed from a repository"),
-        pytest.param({"GPUWARDEN_REVISION": "feedbee"}, direct_url(commit_id=COMMIT), "feedbee", id="an image says it"),
-        pytest.param({"GPUWARDEN_REVISION": ""}, direct_url(commit_id=COMMIT), COMMIT, id="an image that was not told"),
+        pytest.param(
+            {"GPUWARDEN_REVISION": "feedbee"}, direct_url(commit_id=COMMIT), "feedbee", id="image with a revision"
+        ),
+        pytest.param({"GPUWARDEN_REVISION": ""}, direct_url(commit_id=COMMIT), COMMIT, id="image without a revision"),
         pytest.param({}, None, "", id="from a package index"),
         pytest.param({}, json.dumps({"url": "file:///src", "dir_info": {"editable": True}}), "", id="from a folder"),
         pytest.param({}, direct_url(), "", id="no commit"),
@@ -29,11 +31,11 @@ def direct_url(**vcs_info: str) -> str:
         pytest.param({"GPUWARDEN_REVISION": 'main"} 1'}, None, "", id="no commit in the environment"),
     ],
 )
-def test_the_commit_is_told_where_it_is_known(environ: dict[str, str], written: str | None, revision: str) -> None:
+def test_known_commit_is_published(environ: dict[str, str], written: str | None, revision: str) -> None:
     assert build_info.revision(environ, written) == revision
 
 
-def test_the_one_that_runs_has_its_version_and_python() -> None:
+def test_build_info_has_version_and_python() -> None:
     here = build_info.here()
 
     assert (here.version, here.python) == (__version__, platform.python_version())

@@ -1,4 +1,4 @@
-"""Control groups of both versions and the hybrid, from directories shaped like the kernel's; and this process's own."""
+"""Control groups of version 1, version 2 and the hybrid."""
 
 import errno
 import os
@@ -33,14 +33,14 @@ def belongs(proc: Path, *lines: str) -> None:
 
 
 def group(folder: Path, **files: str) -> Path:
-    """A cgroup's directory with some of the kernel's files; `_` in a name stands for the first dot."""
+    """Create a cgroup with kernel files; the first `_` in a name becomes a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name.replace("_", ".", 1)).write_text(content)
     return folder
 
 
-# --- which container
+# --- container of a process
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def group(folder: Path, **files: str) -> Path:
         pytest.param(f"/machine.slice/libpod-{ID}.scope/container", id="Podman, crun's own group"),
         pytest.param(f"/user.slice/user-1.slice/user.slice/libpod-{ID}.scope", id="rootless Podman"),
         pytest.param(f"/libpod_parent/libpod-{ID}", id="Podman, cgroupfs"),
-        pytest.param(f"/../../docker/{ID}", id="seen from a cgroup namespace beside it"),
+        pytest.param(f"/../../docker/{ID}", id="from a sibling cgroup namespace"),
     ],
 )
-def test_a_container_is_known_by_its_full_id_whatever_runs_it(proc: Path, path: str) -> None:
+def test_container_id_is_found_for_each_runtime(proc: Path, path: str) -> None:
     belongs(proc, f"0::{path}")
 
     assert cgroup.container_id(PID, proc=proc) == ID
@@ -78,11 +78,11 @@ def test_a_container_is_known_by_its_full_id_whatever_runs_it(proc: Path, path: 
         pytest.param(f"/docker/{ID.upper()}", id="capitals"),
         pytest.param(f"/x{ID}", id="an id inside a word"),
         pytest.param(f"/docker-{ID}.service", id="a unit named like one"),
-        pytest.param(f"/machine.slice/libpod-conmon-{ID}.scope", id="what watches a container of Podman's"),
-        pytest.param(f"/kubepods.slice/crio-conmon-{ID}.scope", id="what watches a container of CRI-O's"),
+        pytest.param(f"/machine.slice/libpod-conmon-{ID}.scope", id="conmon of Podman"),
+        pytest.param(f"/kubepods.slice/crio-conmon-{ID}.scope", id="conmon of CRI-O"),
     ],
 )
-def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
+def test_process_outside_containers_has_no_container(proc: Path, path: str) -> None:
     belongs(proc, f"0::{path}")
 
     assert cgroup.container_id(PID, proc=proc) is None
@@ -99,54 +99,54 @@ def test_a_process_outside_containers_is_in_none(proc: Path, path: str) -> None:
         pytest.param(f"/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope/container", "libpod",
                      id="rootless Podman"),
         pytest.param(f"/libpod_parent/libpod-{ID}", "libpod", id="Podman, cgroupfs"),
-        pytest.param(f"/kubepods/burstable/pod5d0c1f4e/{ID}", None, id="a pod, cgroupfs: whoever runs it"),
+        pytest.param(f"/kubepods/burstable/pod5d0c1f4e/{ID}", None, id="a pod, cgroupfs"),
         pytest.param(f"/system.slice/docker-{ID}.scope", "docker", id="Docker"),
         pytest.param(f"/docker/{ID}", "docker", id="Docker, cgroupfs"),
         pytest.param(f"/user.slice/user-1000.slice/user@1000.service/user.slice/docker-{ID}.scope", None,
-                     id="a user's own Docker, which is at another socket"),
-        pytest.param(f"/not-docker/{ID}", None, id="a parent that is called otherwise than Docker's"),
-        pytest.param(f"/not-libpod/{ID}", None, id="a parent that is called otherwise"),
+                     id="rootless Docker"),
+        pytest.param(f"/not-docker/{ID}", None, id="another parent name than Docker"),
+        pytest.param(f"/not-libpod/{ID}", None, id="another parent name"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("lines", [["0::{}"], ["4:memory:{}", "1:name=systemd:{}", "0::/"]], ids=["v2", "hybrid"])
-def test_a_groups_name_tells_the_engine(proc: Path, lines: list[str], path: str, runtime: str | None) -> None:
+def test_group_name_gives_the_runtime(proc: Path, lines: list[str], path: str, runtime: str | None) -> None:
     belongs(proc, *(line.format(path) for line in lines))
 
     assert cgroup.owner(PID, proc=proc) == (ID, runtime)
 
 
-def test_a_group_whose_name_is_no_text_is_nobodys(proc: Path) -> None:
+def test_group_name_with_invalid_text_has_no_container(proc: Path) -> None:
     (proc / str(PID) / "cgroup").write_bytes(b"0::/rv-\xff\n")
 
     assert cgroup.owner(PID, proc=proc) is None
     assert cgroup.directory(PID, ID, proc=proc, root=proc) is None
 
 
-def test_a_container_is_found_in_the_hierarchies_of_version_1(proc: Path) -> None:
+def test_container_is_found_in_version_1_hierarchies(proc: Path) -> None:
     belongs(proc, "12:cpuset:/", f"11:memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}")
 
     assert cgroup.container_id(PID, proc=proc) == ID
 
 
-def test_a_container_is_found_when_only_the_last_hierarchy_names_it(proc: Path) -> None:
+def test_container_is_found_if_only_the_last_hierarchy_names_it(proc: Path) -> None:
     belongs(proc, "2:memory:/", f"1:name=systemd:/docker/{ID}", "0::/")
 
     assert cgroup.container_id(PID, proc=proc) == ID
 
 
-def test_of_a_container_in_a_container_the_hosts_own_is_named(proc: Path) -> None:
+def test_nested_container_is_named_by_the_outer_one(proc: Path) -> None:
     belongs(proc, f"0::/docker/{ID}/docker/{OTHER}")
 
     assert cgroup.container_id(PID, proc=proc) == ID
 
 
-def test_a_colon_in_a_path_stays_in_the_path(proc: Path) -> None:
+def test_colon_stays_in_the_path(proc: Path) -> None:
     belongs(proc, f"1:name=systemd:/a:b/docker-{ID}.scope")
 
     assert cgroup.container_id(PID, proc=proc) == ID
 
 
-def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
+def test_cgroup_of_an_ended_process_raises(proc: Path, root: Path) -> None:
     with pytest.raises(FileNotFoundError):
         cgroup.container_id(99, proc=proc)
     for ask_place in (cgroup.memory_directory, cgroup.directory):
@@ -154,7 +154,7 @@ def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
             ask_place(99, ID, proc=proc, root=root)
 
 
-# --- which service
+# --- service of a process
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_process_that_is_gone_is_an_error(proc: Path, root: Path) -> None:
     [["0::{}"], ["4:memory:/elsewhere", "1:name=systemd:{}", "0::/"], ["1:name=systemd:{}"]],
     ids=["version 2", "hybrid", "version 1"],
 )
-def test_a_process_is_in_its_hosts_service(proc: Path, lines: list[str], path: str, unit: str | None) -> None:
+def test_process_is_in_its_systemd_service(proc: Path, lines: list[str], path: str, unit: str | None) -> None:
     belongs(proc, *(line.format(path) for line in lines))
     init(proc, *(line.format("/init.scope") for line in lines))
 
@@ -194,21 +194,21 @@ def init(proc: Path, *lines: str) -> None:
     (proc / "1/cgroup").write_text("".join(line + "\n" for line in lines))
 
 
-def test_of_a_systemd_in_a_container_its_own_services_are_named(proc: Path) -> None:
+def test_systemd_in_a_container_names_its_own_services(proc: Path) -> None:
     belongs(proc, "0::/machine.slice/box.scope/system.slice/w.service")
     init(proc, "0::/machine.slice/box.scope/init.scope")
 
     assert cgroup.unit(PID, proc=proc) == "w.service"
 
 
-def test_what_is_outside_of_the_systemd_that_is_asked_about_is_in_no_service_of_it(proc: Path) -> None:
+def test_process_outside_of_this_systemd_has_no_service(proc: Path) -> None:
     belongs(proc, "0::/machine.slice/boxer/w.service")
     init(proc, "0::/machine.slice/box/init.scope")
 
     assert cgroup.unit(PID, proc=proc) is None
 
 
-def test_a_services_memory_and_processes_are_those_of_its_whole_group(proc: Path, root: Path) -> None:
+def test_service_has_the_memory_and_processes_of_its_whole_group(proc: Path, root: Path) -> None:
     belongs(proc, "4:memory:/system.slice/w@a.service/inner", "1:name=systemd:/system.slice/w@a.service", "0::/")
     place = group(root / "memory/system.slice/w@a.service", cgroup_procs=f"{PID}\n")
 
@@ -217,17 +217,17 @@ def test_a_services_memory_and_processes_are_those_of_its_whole_group(proc: Path
     assert cgroup.directory(PID, "w@b.service", proc=proc, root=root) is None
 
 
-def test_a_services_name_is_no_pattern(proc: Path, root: Path) -> None:
+def test_service_name_is_not_a_pattern(proc: Path, root: Path) -> None:
     belongs(proc, "4:memory:/system.slice/wxa.service")
     group(root / "memory/system.slice/wxa.service", cgroup_procs=f"{PID}\n")
 
     assert cgroup.directory(PID, "w.a.service", proc=proc, root=root) is None
 
 
-# --- where
+# --- groups of a container
 
 
-def test_version_2_accounts_memory_and_lists_processes_in_one_place(proc: Path, root: Path) -> None:
+def test_version_2_has_memory_and_processes_in_one_group(proc: Path, root: Path) -> None:
     belongs(proc, f"0::/system.slice/docker-{ID}.scope")
     place = group(root / f"system.slice/docker-{ID}.scope", memory_current="1\n", cgroup_procs=f"{PID}\n")
 
@@ -235,7 +235,7 @@ def test_version_2_accounts_memory_and_lists_processes_in_one_place(proc: Path, 
     assert cgroup.directory(PID, ID, proc=proc, root=root) == place
 
 
-def test_version_1_accounts_memory_in_its_own_hierarchy(proc: Path, root: Path) -> None:
+def test_version_1_has_memory_in_its_own_hierarchy(proc: Path, root: Path) -> None:
     belongs(proc, f"5:cpu,cpuacct:/docker/{ID}", f"4:memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}")
     place = group(root / f"memory/docker/{ID}", cgroup_procs=f"{PID}\n")
 
@@ -243,7 +243,7 @@ def test_version_1_accounts_memory_in_its_own_hierarchy(proc: Path, root: Path) 
     assert cgroup.directory(PID, ID, proc=proc, root=root) == place
 
 
-def test_the_hybrid_lists_where_it_accounts_for_the_unified_group_may_be_the_daemons(proc: Path, root: Path) -> None:
+def test_hybrid_host_lists_processes_in_the_memory_group(proc: Path, root: Path) -> None:
     belongs(
         proc, f"4:hugetlb,memory:/docker/{ID}", f"1:name=systemd:/docker/{ID}", "0::/system.slice/containerd.service"
     )
@@ -255,7 +255,7 @@ def test_the_hybrid_lists_where_it_accounts_for_the_unified_group_may_be_the_dae
 
 
 @pytest.mark.parametrize("place", ["/docker/{id}", "/system.slice/docker-{id}.scope"])
-def test_groups_that_a_container_made_inside_itself_count_as_its_own(proc: Path, root: Path, place: str) -> None:
+def test_subgroups_of_a_container_belong_to_it(proc: Path, root: Path, place: str) -> None:
     own = place.format(id=ID)
     belongs(proc, f"0::{own}/workers/one")
     accounted = group(root / own.strip("/"), memory_current="7\n", cgroup_procs="")
@@ -266,14 +266,14 @@ def test_groups_that_a_container_made_inside_itself_count_as_its_own(proc: Path,
     assert cgroup.processes(accounted) == {PID}
 
 
-def test_the_hybrid_without_its_unified_mount_lists_in_version_1(proc: Path, root: Path) -> None:
+def test_hybrid_host_without_unified_mount_uses_version_1(proc: Path, root: Path) -> None:
     belongs(proc, f"4:memory:/docker/{ID}", f"0::/docker/{ID}")
     accounted = group(root / f"memory/docker/{ID}", cgroup_procs=f"{PID}\n")
 
     assert cgroup.directory(PID, ID, proc=proc, root=root) == accounted
 
 
-def test_without_a_memory_controller_memory_is_accounted_nowhere(proc: Path, root: Path) -> None:
+def test_host_without_memory_controller_has_no_memory_group(proc: Path, root: Path) -> None:
     belongs(proc, f"0::/system.slice/docker-{ID}.scope")
     listed = group(root / f"system.slice/docker-{ID}.scope", cgroup_procs="")
 
@@ -281,15 +281,15 @@ def test_without_a_memory_controller_memory_is_accounted_nowhere(proc: Path, roo
     assert cgroup.directory(PID, ID, proc=proc, root=root) == listed
 
 
-def test_without_any_hierarchy_there_is_no_place(proc: Path, root: Path) -> None:
+def test_host_without_cgroups_has_no_groups(proc: Path, root: Path) -> None:
     belongs(proc, f"1:name=systemd:/docker/{ID}")
 
     assert cgroup.directory(PID, ID, proc=proc, root=root) is None
 
 
 @pytest.mark.parametrize("path", ["/", f"/docker/{OTHER}", "/system.slice/x.service"])
-def test_a_process_that_is_not_in_its_containers_group_tells_of_no_other(proc: Path, root: Path, path: str) -> None:
-    """As one that has exited in the root of version 1: all processes of the host are listed there."""
+def test_process_outside_its_containers_group_gives_no_other_group(proc: Path, root: Path, path: str) -> None:
+    """An exited process is in the root of version 1, which lists all processes."""
     belongs(proc, f"4:memory:{path}", f"1:name=systemd:{path}", f"0::{path}")
     for hierarchy in (root, root / "memory"):
         group(hierarchy / path.strip("/"), memory_current="7\n", cgroup_procs="1\n2\n")
@@ -298,7 +298,7 @@ def test_a_process_that_is_not_in_its_containers_group_tells_of_no_other(proc: P
     assert cgroup.directory(PID, ID, proc=proc, root=root) is None
 
 
-def test_a_container_in_a_container_has_its_own_group(proc: Path, root: Path) -> None:
+def test_nested_container_has_its_own_group(proc: Path, root: Path) -> None:
     belongs(proc, f"0::/docker/{OTHER}/docker/{ID}/workers")
     own = group(root / f"docker/{OTHER}/docker/{ID}", memory_current="7\n", cgroup_procs=f"{PID}\n")
 
@@ -306,16 +306,16 @@ def test_a_container_in_a_container_has_its_own_group(proc: Path, root: Path) ->
     assert cgroup.directory(PID, ID, proc=proc, root=root) == own
 
 
-# --- how much
+# --- memory
 
 
-def test_memory_of_version_2_is_the_whole_charge_with_its_parts(root: Path) -> None:
+def test_version_2_memory_is_the_whole_charge_with_its_parts(root: Path) -> None:
     place = group(root / "c", memory_current="1000\n", memory_stat="anon 300\nfile 700\ninactive_file 150\n")
 
     assert cgroup.memory(place) == cgroup.Memory(usage_bytes=1000, anon_bytes=300, working_set_bytes=850)
 
 
-def test_memory_of_version_1_is_the_whole_charge_with_its_parts(root: Path) -> None:
+def test_version_1_memory_is_the_whole_charge_with_its_parts(root: Path) -> None:
     stat = "rss 1\ninactive_file 2\ntotal_rss 300\ntotal_inactive_file 150\n"
     place = group(root / "c", memory_usage_in_bytes="1000\n", memory_stat=stat)
 
@@ -334,39 +334,39 @@ def test_memory_of_version_1_is_the_whole_charge_with_its_parts(root: Path) -> N
         pytest.param({"memory_current": "1\n"}, None, id="no such file"),
     ],
 )  # fmt: skip
-def test_kills_for_memory_are_counted_by_the_kernel(root: Path, files: dict[str, str], kills: int | None) -> None:
+def test_oom_kills_are_read_from_the_kernel(root: Path, files: dict[str, str], kills: int | None) -> None:
     assert cgroup.memory(group(root / "c", **files, memory_stat="")).oom_kills == kills
 
 
 @pytest.mark.parametrize("usage", [{"memory_current": "10\n"}, {"memory_usage_in_bytes": "10\n"}], ids=["v2", "v1"])
-def test_parts_that_the_kernel_does_not_tell_are_unknown_not_zero(root: Path, usage: dict[str, str]) -> None:
+def test_missing_memory_parts_are_unknown(root: Path, usage: dict[str, str]) -> None:
     place = group(root / "c", **usage, memory_stat="cache 0\n")
 
     assert cgroup.memory(place) == cgroup.Memory(usage_bytes=10, anon_bytes=None, working_set_bytes=None)
 
 
-def test_a_working_set_is_never_negative(root: Path) -> None:
+def test_working_set_is_never_negative(root: Path) -> None:
     place = group(root / "c", memory_current="10\n", memory_stat="inactive_file 20\n")
 
     assert cgroup.memory(place).working_set_bytes == 0
 
 
-def test_memory_of_a_group_that_is_gone_is_an_error(root: Path) -> None:
+def test_memory_of_a_removed_group_raises(root: Path) -> None:
     with pytest.raises(FileNotFoundError):
         cgroup.memory(root / "gone")
 
 
 @pytest.mark.parametrize("files", [{"memory_current": "max\n", "memory_stat": ""},
                                    {"memory_current": "1\n", "memory_stat": "anon\n"}])  # fmt: skip
-def test_memory_that_is_no_number_is_an_error(root: Path, files: dict[str, str]) -> None:
+def test_invalid_memory_number_raises(root: Path, files: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|sequence element"):
         cgroup.memory(group(root / "c", **files))
 
 
-# --- who
+# --- processes
 
 
-def test_the_processes_of_a_group_are_those_below_it_too(root: Path) -> None:
+def test_processes_of_a_group_include_subgroups(root: Path) -> None:
     group(root / "c", cgroup_procs="1\n2\n")
     group(root / "c/init.scope", cgroup_procs="3\n")
     group(root / "c/a/b", cgroup_procs="4\n2\n")
@@ -375,28 +375,28 @@ def test_the_processes_of_a_group_are_those_below_it_too(root: Path) -> None:
     assert cgroup.processes(root / "c") == {1, 2, 3, 4}
 
 
-def test_a_long_list_of_processes_is_read_whole(root: Path) -> None:
+def test_long_process_list_is_read_whole(root: Path) -> None:
     pids = range(100_000, 110_000)
     group(root / "c", cgroup_procs="".join(f"{pid}\n" for pid in pids))
 
     assert cgroup.processes(root / "c") == set(pids)
 
 
-def test_a_group_that_is_empty_or_gone_has_no_process(root: Path) -> None:
+def test_empty_or_removed_group_has_no_process(root: Path) -> None:
     group(root / "c", cgroup_procs="")
 
     assert cgroup.processes(root / "c") == frozenset()
     assert cgroup.processes(root / "gone") == frozenset()
 
 
-def test_a_process_of_another_pid_namespace_still_counts_as_one(root: Path) -> None:
-    group(root / "c", cgroup_procs="0\n")  # how the kernel lists a process that this namespace cannot name
+def test_process_of_another_pid_namespace_counts(root: Path) -> None:
+    group(root / "c", cgroup_procs="0\n")  # a process outside this pid namespace
 
     assert cgroup.processes(root / "c") == {0}
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None:
-    """Let reading one file fail as the kernel makes it fail."""
+    """Fail the read of one file with a kernel error."""
     read = procfs.read
 
     def refuse(asked: str) -> bytes:
@@ -408,7 +408,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> None
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP], ids=["gone", "going", "threaded"])
-def test_an_ended_subgroup_hides_nothing(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_removed_subgroup_hides_no_process(root: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     group(root / "c", cgroup_procs="1\n")
     below = group(root / "c/below", cgroup_procs="2\n")
     unreadable(monkeypatch, below / "cgroup.procs", number)
@@ -416,7 +416,7 @@ def test_an_ended_subgroup_hides_nothing(root: Path, monkeypatch: pytest.MonkeyP
     assert cgroup.processes(root / "c") == {1}
 
 
-def test_a_group_that_may_not_be_read_is_an_error_and_never_empty(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_group_raises(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = group(root / "c", cgroup_procs="1\n")
     unreadable(monkeypatch, place / "cgroup.procs", errno.EACCES)
 
@@ -424,11 +424,11 @@ def test_a_group_that_may_not_be_read_is_an_error_and_never_empty(root: Path, mo
         cgroup.processes(place)
 
 
-# --- which there are
+# --- all containers
 
 
 @pytest.mark.parametrize("hierarchy", ["", "memory"], ids=["version 2", "version 1 and the hybrid"])
-def test_every_container_of_a_host_is_found_by_its_group(root: Path, hierarchy: str) -> None:
+def test_all_containers_of_a_host_are_found(root: Path, hierarchy: str) -> None:
     top = root / hierarchy
     pod = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
     first = group(top / pod / f"cri-containerd-{ID}.scope", cgroup_procs="1\n")
@@ -442,5 +442,5 @@ def test_every_container_of_a_host_is_found_by_its_group(root: Path, hierarchy: 
     )
 
 
-def test_where_nothing_is_mounted_there_is_no_container(tmp_path: Path) -> None:
+def test_host_without_cgroup_mount_has_no_containers(tmp_path: Path) -> None:
     assert cgroup.containers(tmp_path / "nothing") == {}

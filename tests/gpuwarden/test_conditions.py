@@ -1,4 +1,4 @@
-"""The definitions of quiet, stalled, stuck, unhealthy and overdue, as truth tables."""
+"""Truth tables of the conditions."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gpuwarden.job import Phase
 pytestmark = pytest.mark.pure
 
 FIGURE = st.none() | st.integers(0, 6).map(float)
-"""An age or a limit, small so that ages often reach their limits."""
+"""An age or a limit; small, so that ages often reach their limits."""
 
 
 @pytest.mark.parametrize(
@@ -24,10 +24,10 @@ FIGURE = st.none() | st.integers(0, 6).map(float)
         pytest.param(None, 120.0, False, id="an unknown age"),
         pytest.param(120.0, None, False, id="an unknown limit"),
         pytest.param(120.0, 0.0, False, id="no limit"),
-        pytest.param(0.0, 0.0, False, id="nothing against no limit"),
+        pytest.param(0.0, 0.0, False, id="zero without a limit"),
     ],
 )
-def test_an_age_reaches_a_limit(age_s: float | None, limit_s: float | None, met: bool) -> None:
+def test_age_reaches_its_limit(age_s: float | None, limit_s: float | None, met: bool) -> None:
     assert conditions.reached(age_s, limit_s) is met
 
 
@@ -36,10 +36,10 @@ def test_an_age_reaches_a_limit(age_s: float | None, limit_s: float | None, met:
     [
         pytest.param((3.0, 1.0, 2.0), 1.0, id="all known"),
         pytest.param((3.0, None), None, id="one unknown"),
-        pytest.param((0.0, None), None, id="an unknown beside nothing"),
+        pytest.param((0.0, None), None, id="unknown and zero"),
     ],
 )
-def test_the_least_of_several_ages(ages_s: tuple[float | None, ...], least_s: float | None) -> None:
+def test_least_of_several_ages(ages_s: tuple[float | None, ...], least_s: float | None) -> None:
     assert conditions.least(*ages_s) == least_s
 
 
@@ -53,7 +53,7 @@ ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
     ("phase", "has_beaten", "io_counts", "more"),
     [
         pytest.param("step", True, False, {Sign.BEAT: 1.0}, id="it steps"),
-        pytest.param("step", False, False, {}, id="it has never beaten"),
+        pytest.param("step", False, False, {}, id="no beat yet"),
         pytest.param("step", False, True, {Sign.IO: 6.0}, id="it shares its container"),
         pytest.param(None, False, False, {}, id="its phase is unknown"),
         *(
@@ -62,15 +62,13 @@ ALWAYS = {Sign.PHASE: 2.0, Sign.GPU: 3.0, Sign.RAM: 4.0}
         ),
     ],
 )
-def test_the_signs_of_life_that_count(
-    phase: str | None, has_beaten: bool, io_counts: bool, more: dict[Sign, float]
-) -> None:
+def test_activity_that_counts(phase: str | None, has_beaten: bool, io_counts: bool, more: dict[Sign, float]) -> None:
     signs = conditions.activity(phase, has_beaten=has_beaten, io_counts=io_counts, **AGES)
 
     assert signs == {**ALWAYS, **more}
 
 
-UNMOVED = {
+NO_PROGRESS = {
     "gpu_saturated_s": 10.0, "gpu_last_busy_age_s": 0.0, "cpu_idle_s": 0.0,
     "ram_idle_s": 12.0, "io_idle_s": 13.0, "page_fault_idle_s": 14.0,
 }  # fmt: skip
@@ -89,23 +87,23 @@ UNMOVED = {
         pytest.param({"io_idle_s": None}, None, id="its I/O is unknown"),
     ],
 )
-def test_how_long_nothing_of_a_container_has_moved(
+def test_duration_without_progress_of_a_container(
     changed: dict[str, float | None], no_progress_s: float | None
 ) -> None:
-    assert conditions.no_progress_s(**{**UNMOVED, **changed}) == no_progress_s
+    assert conditions.no_progress_s(**{**NO_PROGRESS, **changed}) == no_progress_s
 
 
 @pytest.mark.parametrize(
     ("changed", "met"),
     [
-        pytest.param({}, True, id="silent and quiet"),
+        pytest.param({}, True, id="no beat and no activity"),
         pytest.param({"step_beat_age_s": 119.9}, False, id="it beat"),
         pytest.param({"inactive_s": 119.9}, False, id="it showed another sign of life"),
         pytest.param({"inactive_s": None}, False, id="a sign of life is unknown"),
-        pytest.param({"silence_s": 0.0}, False, id="its silence is not policed"),
+        pytest.param({"silence_s": 0.0}, False, id="without a stall timeout"),
     ],
 )
-def test_a_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
+def test_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
     assert (
         conditions.is_stalled(**{"step_beat_age_s": 120.0, "inactive_s": 120.0, "silence_s": 120.0, **changed}) is met
     )
@@ -122,13 +120,13 @@ def test_a_job_is_stalled(changed: dict[str, float | None], met: bool) -> None:
         pytest.param({"window_s": None}, False, id="it uses no GPU"),
     ],
 )
-def test_a_gpu_job_is_unhealthy(changed: dict[str, float | None], met: bool) -> None:
+def test_gpu_job_is_unhealthy(changed: dict[str, float | None], met: bool) -> None:
     figures = {"inactive_s": 300.0, "window_s": 300.0, "elapsed_s": 660.0, "grace_s": 360.0, **changed}
     assert conditions.is_unhealthy(**figures) is met
 
 
 @given(step_beat_age_s=FIGURE, rest_s=FIGURE, after_s=st.integers(1, 6), late_s=st.integers(0, 5))
-def test_a_rank_is_stuck_when_its_one_figure_reaches_the_limit(
+def test_rank_is_stuck_when_its_one_value_reaches_the_limit(
     step_beat_age_s: float | None, rest_s: float | None, after_s: int, late_s: int
 ) -> None:
     still_s = max(after_s - late_s, 1)
@@ -138,7 +136,7 @@ def test_a_rank_is_stuck_when_its_one_figure_reaches_the_limit(
 
 
 @given(st.fixed_dictionaries(dict.fromkeys(("pegged", "ram", "io", "fault"), FIGURE)))
-def test_a_rank_that_spins_is_unmoved(ages_s: dict[str, float | None]) -> None:
+def test_spinning_rank_has_no_progress(ages_s: dict[str, float | None]) -> None:
     rest = {"ram_idle_s": ages_s["ram"], "io_idle_s": ages_s["io"], "page_fault_idle_s": ages_s["fault"]}
     spinning_s = conditions.spinning_s(gpu_saturated_s=ages_s["pegged"], **rest)
 
@@ -162,8 +160,8 @@ OVERDUE = (
 
 
 @given(st.fixed_dictionaries(dict.fromkeys((*OVERDUE, "grace_s", "no_progress_s", "cpu_idle_s", "longer_s"), FIGURE)))
-def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> None:
-    """The exporter names a job to the rules only while it is overdue: no condition may be met without that."""
+def test_each_condition_makes_a_job_overdue(figures: dict[str, Any]) -> None:
+    """The rules see a job only while it is overdue, so each condition must imply it."""
     known = {name: figures[name] for name in OVERDUE}
     step_beat_age_s, silence_s = known["step_beat_age_s"], known["silence_s"]
     after_s = silence_s + (figures["longer_s"] or 0.0) if silence_s else None
@@ -180,7 +178,7 @@ def test_each_condition_of_a_job_makes_it_overdue(figures: dict[str, Any]) -> No
     assert conditions.is_overdue(**known) or not met
 
 
-def test_a_job_within_all_limits_is_not_overdue() -> None:
+def test_job_within_all_limits_is_not_overdue() -> None:
     limits = {"budget_s", "silence_s", "window_s", "dead_after_s"}
     figures = {name: 10.0 if name in limits else 9.9 for name in OVERDUE}
 

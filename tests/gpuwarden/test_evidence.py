@@ -1,4 +1,4 @@
-"""The answer of `/evidence`: what one side writes the other reads, and nothing doubtful passes."""
+"""Answers of `/evidence`: rendering, parsing and checks."""
 
 import json
 from dataclasses import MISSING, asdict, fields
@@ -63,47 +63,47 @@ def answer(**changed: object) -> str:
         },
     )
 )
-def test_facts_about_servers_read_back_as_they_were_written(written: ServerFacts) -> None:
+def test_server_facts_round_trip(written: ServerFacts) -> None:
     assert parse_server(render(written)) == written
 
 
-def test_an_exporter_of_before_the_cards_and_those_unseen_tells_of_none() -> None:
+def test_older_answer_without_cards_and_unseen_has_none() -> None:
     written = json.loads(render(ServerFacts(**{**SERVER, "cards": [], "unseen": [], "nameless_gpus": []})))
     del written["cards"], written["unseen"], written["nameless_gpus"]
 
-    told = parse_server(json.dumps(written))
-    assert (told.cards, told.unseen, told.nameless_gpus) == (None, None, None)
+    parsed = parse_server(json.dumps(written))
+    assert (parsed.cards, parsed.unseen, parsed.nameless_gpus) == (None, None, None)
 
 
-def test_an_exporter_of_before_it_told_what_is_on_its_way_back_tells_none() -> None:
+def test_older_answer_without_returning_memory_has_none() -> None:
     before = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "floor_bytes": 2, "tie_bytes": 1, "tenants": []}
 
     (card,) = parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [before]})).cards or []
     assert card.reclaiming_bytes is None
 
 
-def test_a_card_that_lacks_its_floor_is_no_answer() -> None:
+def test_card_without_its_floor_is_refused() -> None:
     lacking = {"gpu": "GPU-0", "size_bytes": 1, "free_bytes": 1, "tie_bytes": 1, "tenants": []}
 
     with pytest.raises(FactsError, match="lacks 'cards'"):
         parse_server(json.dumps(asdict(ServerFacts(**SERVER)) | {"cards": [lacking]}))
 
 
-def test_facts_about_a_worker_are_none_about_a_server() -> None:
+def test_worker_facts_are_not_server_facts() -> None:
     with pytest.raises(FactsError, match="lacks '"):
         parse_server(answer())
 
 
 @given(facts)
-def test_facts_read_back_as_they_were_written(written: WorkerFacts) -> None:
+def test_worker_facts_round_trip(written: WorkerFacts) -> None:
     assert parse(render(written)) == written
 
 
-def test_unknown_stays_unknown_and_is_never_zero() -> None:
+def test_unknown_is_never_zero() -> None:
     assert parse(render(NOTHING_KNOWN)) == NOTHING_KNOWN
 
 
-def test_a_gpu_that_could_not_be_asked_is_unknown_beside_one_that_lists_nothing() -> None:
+def test_unreadable_gpu_differs_from_a_gpu_without_processes() -> None:
     assert parse(answer(gpu_pids={"GPU-0": [], "GPU-1": None})).gpu_pids == {"GPU-0": [], "GPU-1": None}
 
 
@@ -112,7 +112,7 @@ def test_fields_of_a_later_version_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(WorkerFacts) if field.default is MISSING])
-def test_a_missing_field_is_refused_by_name(name: str) -> None:
+def test_missing_field_is_refused_by_name(name: str) -> None:
     found = json.loads(answer())
     del found[name]
 
@@ -120,23 +120,23 @@ def test_a_missing_field_is_refused_by_name(name: str) -> None:
         parse(json.dumps(found))
 
 
-def test_what_an_older_exporter_does_not_tell_yet_is_unknown() -> None:
+def test_fields_that_an_older_exporter_lacks_are_unknown() -> None:
     found = json.loads(answer(worker_pid=7))
     del found["worker_pid"]
 
     assert parse(json.dumps(found)).worker_pid is None
 
 
-def test_a_whole_number_is_a_duration() -> None:
+def test_integer_is_a_duration() -> None:
     assert parse(answer(gpu_idle_s=120)).gpu_idle_s == 120.0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        pytest.param("worker", None, "None for 'worker'", id="null where something must be known"),
-        pytest.param("sample_age_s", None, "None for 'sample_age_s'", id="an age that must be known"),
-        pytest.param("dead_after_s", None, "None for 'dead_after_s'", id="a threshold that must be known"),
+        pytest.param("worker", None, "None for 'worker'", id="null for a required field"),
+        pytest.param("sample_age_s", None, "None for 'sample_age_s'", id="null for a required age"),
+        pytest.param("dead_after_s", None, "None for 'dead_after_s'", id="null for a required limit"),
         pytest.param("sample_age_s", "1", "'1' for 'sample_age_s'", id="a number as a string"),
         pytest.param("sample_age_s", True, "True for 'sample_age_s'", id="a boolean for a float"),
         pytest.param("job_id", True, "True for 'job_id'", id="a boolean for a whole number"),
@@ -154,7 +154,7 @@ def test_a_whole_number_is_a_duration() -> None:
         pytest.param("ram_idle_s", 10**400, ".* for 'ram_idle_s'", id="a number past every float"),
     ],
 )
-def test_a_field_of_another_type_is_refused_by_name(name: str, value: object, says: str) -> None:
+def test_field_of_another_type_is_refused_by_name(name: str, value: object, says: str) -> None:
     with pytest.raises(FactsError, match=f"the exporter's evidence has {says}"):
         parse(answer(**{name: value}))
 
@@ -170,6 +170,6 @@ def test_a_field_of_another_type_is_refused_by_name(name: str, value: object, sa
         pytest.param("[]", "should be an? .*object", id="a list"),
     ],
 )
-def test_what_is_no_answer_is_refused(text: str, says: str) -> None:
+def test_invalid_answer_is_refused(text: str, says: str) -> None:
     with pytest.raises(FactsError, match=says):
         parse(text)

@@ -1,4 +1,4 @@
-"""Files that are replaced whole, and values that are read again when their files change."""
+"""Atomic writes and reloading files."""
 
 import os
 import stat
@@ -13,7 +13,9 @@ from gpuwarden.files import ReloadingFile, atomic_open, atomic_write
 @pytest.mark.parametrize("content", ["größer\r\n", b"\x00\xff\n"], ids=["text", "bytes"])
 @pytest.mark.parametrize("before", [None, "longer than what comes next"], ids=["new", "there before"])
 @pytest.mark.parametrize("many_writers", [False, True], ids=["one writer", "many writers"])
-def test_a_file_holds_the_text(content: str | bytes, before: str | None, many_writers: bool, tmp_path: Path) -> None:
+def test_atomic_write_stores_the_text(
+    content: str | bytes, before: str | None, many_writers: bool, tmp_path: Path
+) -> None:
     path = tmp_path / "file"
     if before is not None:
         path.write_text(before)
@@ -24,7 +26,7 @@ def test_a_file_holds_the_text(content: str | bytes, before: str | None, many_wr
     assert names(tmp_path) == ["file"]
 
 
-def test_a_reader_keeps_the_old_content_until_the_write_is_done(tmp_path: Path) -> None:
+def test_reader_sees_the_old_content_until_the_write_ends(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -36,7 +38,7 @@ def test_a_reader_keeps_the_old_content_until_the_write_is_done(tmp_path: Path) 
     assert (during, path.read_text()) == ("old", "new")
 
 
-def test_a_block_that_raises_leaves_the_old_file_and_no_scratch_file(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_and_no_scratch_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -46,7 +48,7 @@ def test_a_block_that_raises_leaves_the_old_file_and_no_scratch_file(tmp_path: P
     assert (path.read_text(), names(tmp_path)) == ("old", ["file"])
 
 
-def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path: Path) -> None:
+def test_full_disk_leaves_the_old_file_and_is_reported_with_its_path(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
 
@@ -57,7 +59,7 @@ def test_a_full_disk_leaves_the_old_file_and_names_it(tmp_path: Path) -> None:
     assert (path.read_text(), names(tmp_path)) == ("old", ["file"])
 
 
-def test_the_scratch_file_of_a_killed_writer_is_replaced(tmp_path: Path) -> None:
+def test_scratch_file_of_a_killed_writer_is_replaced(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     target.write_text("untouched")
     (tmp_path / ".file.new").symlink_to(target)
@@ -68,8 +70,8 @@ def test_the_scratch_file_of_a_killed_writer_is_replaced(tmp_path: Path) -> None
     assert (target.read_text(), (tmp_path / "file").read_text()) == ("untouched", "new")
 
 
-def test_a_write_inside_a_write_wins_and_the_outer_one_fails(tmp_path: Path) -> None:
-    """A signal handler of a job may write the file that the job is writing."""
+def test_nested_write_wins_and_the_outer_one_fails(tmp_path: Path) -> None:
+    """A signal handler may write the file that its job is writing."""
     path = tmp_path / "file"
 
     outer = atomic_open(path)
@@ -81,7 +83,7 @@ def test_a_write_inside_a_write_wins_and_the_outer_one_fails(tmp_path: Path) -> 
     assert (path.read_text(), names(tmp_path)) == ("inner", ["file"])
 
 
-def test_the_mode_is_the_files_from_its_first_byte(tmp_path: Path) -> None:
+def test_file_has_its_mode_from_the_first_byte(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("old")
     path.chmod(0o644)
@@ -92,14 +94,14 @@ def test_the_mode_is_the_files_from_its_first_byte(tmp_path: Path) -> None:
     assert (during, stat.S_IMODE(path.stat().st_mode)) == (0o600, 0o600)
 
 
-# --- a value that is read again when its file changes
+# --- reloading files
 
 
 def number_in(path: Path) -> ReloadingFile[int]:
     return ReloadingFile([path], lambda: int(path.read_text()))
 
 
-def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
+def test_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     path = tmp_path / "number"
     path.write_text("1")
     number = number_in(path)
@@ -107,7 +109,7 @@ def test_an_unchanged_file_is_not_read_again(tmp_path: Path) -> None:
     assert (number.reload(), number.value) == (False, 1)
 
 
-def test_a_changed_file_is_read_once(tmp_path: Path) -> None:
+def test_changed_file_is_read_once(tmp_path: Path) -> None:
     path = tmp_path / "number"
     path.write_text("1")
     number = number_in(path)
@@ -117,8 +119,8 @@ def test_a_changed_file_is_read_once(tmp_path: Path) -> None:
     assert (number.reload(), number.value, number.reload()) == (True, 2, False)
 
 
-@pytest.mark.parametrize("bad", ["x", None], ids=["no number", "missing"])
-def test_a_file_that_cannot_be_used_leaves_the_value_and_is_tried_each_time(bad: str | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bad", ["x", None], ids=["not a number", "missing"])
+def test_invalid_file_keeps_the_value_and_is_read_each_time(bad: str | None, tmp_path: Path) -> None:
     path = tmp_path / "number"
     path.write_text("1")
     number = number_in(path)
@@ -133,12 +135,12 @@ def test_a_file_that_cannot_be_used_leaves_the_value_and_is_tried_each_time(bad:
     assert (number.reload(), number.value) == (True, 2)
 
 
-def test_a_file_that_cannot_be_read_at_first_raises(tmp_path: Path) -> None:
+def test_unreadable_file_raises_at_first(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         number_in(tmp_path / "missing")
 
 
-def test_a_change_of_a_file_that_the_value_names_is_noticed(tmp_path: Path) -> None:
+def test_change_of_a_named_file_is_noticed(tmp_path: Path) -> None:
     path, one, two = (tmp_path / name for name in ("config", "one", "two"))
     path.write_text("one")
     one.write_text("1")
@@ -160,7 +162,7 @@ def test_a_change_of_a_file_that_the_value_names_is_noticed(tmp_path: Path) -> N
     assert (unnamed, named, config.value, config.reload()) == (False, True, ("two", "not named yet"), False)
 
 
-def test_files_that_change_during_each_read_are_an_error(tmp_path: Path) -> None:
+def test_files_that_change_during_each_read_raise(tmp_path: Path) -> None:
     reads = iter(range(100))
 
     with pytest.raises(GpuwardenError, match="files change faster than they can be read"):
@@ -168,5 +170,5 @@ def test_files_that_change_during_each_read_are_an_error(tmp_path: Path) -> None
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, sorted."""
+    """Names in a folder, sorted."""
     return sorted(each.name for each in folder.iterdir())

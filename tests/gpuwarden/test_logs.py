@@ -1,4 +1,4 @@
-"""What a program logs, and that a log which cannot be written is not its end."""
+"""Logs of programs, and logs that cannot be written."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ print("lives")
 """
 
 
-def test_an_event_is_a_line_of_json_with_its_level_and_time(tmp_path: Path) -> None:
+def test_event_is_a_json_line_with_level_and_time(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         subprocess.run([sys.executable, "-c", PROGRAM], stderr=log, stdout=subprocess.DEVNULL, check=True)
 
@@ -30,7 +30,7 @@ def test_an_event_is_a_line_of_json_with_its_level_and_time(tmp_path: Path) -> N
     assert "ValueError: a defect" in last["exception"]
 
 
-def test_a_log_on_a_full_disk_ends_no_program() -> None:
+def test_full_log_disk_does_not_end_the_program() -> None:
     with Path("/dev/full").open("w") as full:
         said = subprocess.run(
             [sys.executable, "-c", PROGRAM], stderr=full, stdout=subprocess.PIPE, text=True, check=True
@@ -39,7 +39,7 @@ def test_a_log_on_a_full_disk_ends_no_program() -> None:
     assert said == "lives\n"
 
 
-def test_a_stream_that_is_closed_costs_the_line_and_no_more() -> None:
+def test_closed_stream_loses_only_the_line() -> None:
     closed = PROGRAM.replace("logs.configure()", "logs.configure(); import sys; sys.stderr.close()")
 
     done = subprocess.run([sys.executable, "-c", closed], capture_output=True, text=True, check=True)

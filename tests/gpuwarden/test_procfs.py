@@ -1,4 +1,4 @@
-"""Which process a pid is, and whether it runs."""
+"""Identity and state of processes."""
 
 import os
 import signal
@@ -19,14 +19,14 @@ STAT_AFTER_NAME = "S 1 4242 4242 0 -1 4194560 5 0 0 0 1 2 0 0 20 0 1 0 987654 10
 @pytest.mark.parametrize(
     "name", ["python", "tmux: server", "a) R 1 2 3", "((sd-pam))", "", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
 )
-def test_a_start_is_read_whatever_the_process_calls_itself(tmp_path: Path, name: str) -> None:
+def test_start_is_read_for_any_process_name(tmp_path: Path, name: str) -> None:
     (tmp_path / str(PID)).mkdir()
     (tmp_path / str(PID) / "stat").write_text(f"{PID} ({name}) {STAT_AFTER_NAME}\n")
 
     assert procfs.start_ticks(PID, proc=tmp_path) == 987654
 
 
-def test_a_name_that_is_no_text_does_not_matter(tmp_path: Path) -> None:
+def test_process_name_with_invalid_text_is_accepted(tmp_path: Path) -> None:
     (tmp_path / str(PID)).mkdir()
     (tmp_path / str(PID) / "stat").write_bytes(f"{PID} (".encode() + b"\xff\xfe) " + STAT_AFTER_NAME.encode())
 
@@ -48,23 +48,23 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_that_is_gone_has_no_start(tmp_path: Path) -> None:
+def test_ended_process_has_no_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         procfs.start_ticks(99, proc=tmp_path)
 
 
-def test_a_process_id_is_read_back_as_it_was_written() -> None:
+def test_process_id_round_trips() -> None:
     this = ProcessId.of(os.getpid())
 
     assert ProcessId.parse(f"{this}\n") == this
 
 
 @pytest.mark.parametrize("text", ["", "12", "12 -3", "12 x", "1 2 3"])
-def test_a_text_that_is_no_process_id_is_none(text: str) -> None:
+def test_invalid_process_id_is_none(text: str) -> None:
     assert ProcessId.parse(text) is None
 
 
-def test_a_process_runs_until_it_ends_whether_or_not_it_was_waited_for(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_process_runs_until_it_ends_even_as_a_zombie(sleeper: "subprocess.Popen[bytes]") -> None:
     process = ProcessId.of(sleeper.pid)
     ran = process.runs()
 
@@ -76,7 +76,7 @@ def test_a_process_runs_until_it_ends_whether_or_not_it_was_waited_for(sleeper: 
     assert (ran, zombie, process.runs()) == (True, False, False)
 
 
-def test_a_process_that_got_the_pid_later_is_another_one(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_later_process_with_the_same_pid_is_another_one(sleeper: "subprocess.Popen[bytes]") -> None:
     before = ProcessId(sleeper.pid, procfs.start_ticks(sleeper.pid) - 1)
 
     assert not before.runs()
@@ -84,7 +84,7 @@ def test_a_process_that_got_the_pid_later_is_another_one(sleeper: "subprocess.Po
         pytest.fail("it was opened")
 
 
-def test_an_opened_process_can_be_signalled(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_opened_process_can_be_signalled(sleeper: "subprocess.Popen[bytes]") -> None:
     with ProcessId.of(sleeper.pid).opened() as descriptor:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
 

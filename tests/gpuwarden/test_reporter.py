@@ -1,6 +1,6 @@
-"""What a worker tells by its lock and files, seen from another process, as the exporter sees it.
+"""Lock and files of a worker, as the exporter sees them.
 
-This process never looks at a lock that it holds itself: closing any descriptor of the file would drop it.
+This process never opens a lock file that it holds: a close would drop the lock.
 """
 
 import errno
@@ -28,7 +28,7 @@ from tests.waiting import eventually
 
 Spawn = Callable[..., subprocess.Popen[str]]
 
-# A worker process: opens its reporter, does what it is told, and ends cleanly when its standard input closes.
+# A worker process with a reporter, which ends when its standard input closes.
 SCRIPT = """
 import ctypes, os, sys
 from pathlib import Path
@@ -43,7 +43,7 @@ with reporter.Reporter(Path(sys.argv[1]), worker="w1", queue="gpu", heartbeat_s=
 
 @pytest.fixture
 def start(spawn: Spawn, host_dir: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a worker process that runs some lines, and wait until its files are seen."""
+    """Start a worker process that runs some lines, and wait for its files."""
 
     def run(lines: str = "") -> subprocess.Popen[str]:
         process = spawn("-c", SCRIPT, str(host_dir), lines)
@@ -54,7 +54,7 @@ def start(spawn: Spawn, host_dir: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 def sighting(directory: Path) -> WorkerReading | None:
-    """The one worker of a host, as the exporter sees it; `None` when there is none."""
+    """The one worker of a host as the exporter sees it, if any."""
     readings = workers.read(directory)
     assert not readings.errors
     assert len(readings.workers) <= 1
@@ -69,7 +69,7 @@ def seen(directory: Path) -> WorkerReading:
 
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reporter]:
-    """A reporter of this process that writes each step. Its files are read here, its lock is not."""
+    """A reporter in this process that writes each step."""
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 0.0)
     with Reporter(tmp_path, worker="w1", queue="gpu", heartbeat_s=0.02) as opened:
         yield opened
@@ -95,17 +95,17 @@ def worker_file(report: Reporter) -> WorkerFile:
     return parse_worker((report.folder / "w1.worker.json").read_text())
 
 
-# --- the lock
+# --- lock
 
 
-def test_the_lock_of_a_live_worker_is_seen_with_its_pid(start: Callable[..., Any], host_dir: Path) -> None:
+def test_lock_of_a_live_worker_shows_its_pid(start: Callable[..., Any], host_dir: Path) -> None:
     process = start()
 
     found = seen(host_dir)
     assert (found.alive, found.pid, found.worker.pid) == (True, process.pid, process.pid)
 
 
-def test_a_killed_worker_leaves_its_files_beside_a_free_lock(start: Callable[..., Any], host_dir: Path) -> None:
+def test_killed_worker_leaves_its_files_and_a_free_lock(start: Callable[..., Any], host_dir: Path) -> None:
     process = start("report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "its job is seen")
 
@@ -118,7 +118,7 @@ def test_a_killed_worker_leaves_its_files_beside_a_free_lock(start: Callable[...
     assert found.job.job_id == 7
 
 
-def test_a_stopped_worker_keeps_its_lock(start: Callable[..., Any], host_dir: Path) -> None:
+def test_stopped_worker_keeps_its_lock(start: Callable[..., Any], host_dir: Path) -> None:
     process = start()
     process.send_signal(signal.SIGSTOP)
     eventually(lambda: stopped(process.pid), "the process is stopped")
@@ -132,7 +132,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path) -> None:
+def test_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path) -> None:
     process = start("report.start_job(**JOB); report.ready()")
 
     process.communicate()
@@ -141,7 +141,7 @@ def test_a_clean_end_removes_the_files(start: Callable[..., Any], host_dir: Path
     assert [path.name for path in (host_dir / "w1").iterdir()] == ["w1.lock"]
 
 
-def test_a_second_process_of_one_worker_is_refused(start: Callable[..., Any], host_dir: Path) -> None:
+def test_second_process_of_one_worker_is_refused(start: Callable[..., Any], host_dir: Path) -> None:
     process = start("report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "its job is seen")
 
@@ -153,7 +153,7 @@ def test_a_second_process_of_one_worker_is_refused(start: Callable[..., Any], ho
     assert found.job is not None
 
 
-def test_a_killed_worker_has_a_successor_without_a_job(start: Callable[..., Any], host_dir: Path) -> None:
+def test_successor_of_a_killed_worker_has_no_job(start: Callable[..., Any], host_dir: Path) -> None:
     first = start("report.start_job(**JOB)")
     before = seen(host_dir).worker.incarnation
     first.kill()
@@ -161,28 +161,28 @@ def test_a_killed_worker_has_a_successor_without_a_job(start: Callable[..., Any]
 
     start()
 
-    # What the first one left is there meanwhile, and the next one takes its lock before it writes.
+    # The files of the first worker stay until its successor has the lock.
     eventually(lambda: seen(host_dir).alive and seen(host_dir).worker.incarnation != before, "the next one is there")
     assert seen(host_dir).job is None
 
 
-def test_a_second_reporter_in_one_process_is_refused_and_the_lock_stays(report: Reporter) -> None:
+def test_second_reporter_in_one_process_is_refused_and_the_lock_stays(report: Reporter) -> None:
     with pytest.raises(LockHeldError):
         Reporter(report.folder.parent, worker="w1", queue="gpu").open()
 
     look = "import sys; from pathlib import Path; from exporter.sources import workers\n"
     look += "print([each.pid for each in workers.read(Path(sys.argv[1])).workers])"
-    told = subprocess.run([sys.executable, "-c", look, str(report.folder.parent)], capture_output=True, check=True)
-    assert json.loads(told.stdout) == [os.getpid()]
+    done = subprocess.run([sys.executable, "-c", look, str(report.folder.parent)], capture_output=True, check=True)
+    assert json.loads(done.stdout) == [os.getpid()]
 
 
-def test_a_worker_that_ended_cleanly_can_be_opened_again_in_one_process(tmp_path: Path) -> None:
+def test_closed_reporter_can_be_opened_again_in_one_process(tmp_path: Path) -> None:
     for _ in range(2):
         with Reporter(tmp_path, worker="w1", queue="gpu") as opened:
             assert worker_file(opened).incarnation == opened.incarnation
 
 
-def test_a_forked_child_that_closes_takes_nothing_from_its_parent(start: Callable[..., Any], host_dir: Path) -> None:
+def test_closing_in_a_forked_child_keeps_the_parents_lock(start: Callable[..., Any], host_dir: Path) -> None:
     forked = "pid = os.fork()\nif not pid:\n    report.close()\n    os._exit(0)\n"
     process = start(forked + "os.waitpid(pid, 0); report.start_job(**JOB)")
     eventually(lambda: seen(host_dir).job, "the parent goes on after its child ended")
@@ -194,14 +194,14 @@ def test_a_forked_child_that_closes_takes_nothing_from_its_parent(start: Callabl
 # --- opening
 
 
-def test_a_folder_that_cannot_be_made_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_uncreatable_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
 
     with pytest.raises(StateFolderError, match=r"cannot write state files in .*create it, writable for this user"):
         Reporter(tmp_path / "run", worker="w1", queue="gpu").open()
 
 
-def test_a_failed_opening_publishes_nothing_and_holds_nothing(tmp_path: Path) -> None:
+def test_failed_open_publishes_nothing_and_holds_no_lock(tmp_path: Path) -> None:
     in_the_way = tmp_path / "w1" / "w1.worker.json"
     in_the_way.mkdir(parents=True)
     (in_the_way / "x").touch()
@@ -216,7 +216,7 @@ def test_a_failed_opening_publishes_nothing_and_holds_nothing(tmp_path: Path) ->
         assert worker_file(opened).worker == "w1"
 
 
-def test_a_file_system_without_locks_is_no_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_not_a_held_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -227,12 +227,12 @@ def test_a_file_system_without_locks_is_no_rival(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("names", [{"worker": "../w"}, {"worker": "w1", "subdirectory": "a/b"}])
-def test_a_name_that_leaves_the_folder_is_refused(tmp_path: Path, names: dict[str, Any]) -> None:
+def test_name_that_leaves_the_folder_is_refused(tmp_path: Path, names: dict[str, Any]) -> None:
     with pytest.raises(StateFileError):
         Reporter(tmp_path, queue="gpu", **names)
 
 
-def test_a_container_has_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_container_has_its_own_folder(tmp_path: Path) -> None:
     with Reporter(tmp_path, worker="w1", queue="gpu", subdirectory="c1") as opened:
         assert opened.folder == tmp_path / "c1"
         assert seen_files(tmp_path / "c1") == {"w1.lock", "w1.worker.json"}
@@ -242,12 +242,12 @@ def seen_files(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def test_the_host_key_is_what_was_chosen_at_set_up(host_dir: Path) -> None:
+def test_host_key_is_the_one_chosen_at_set_up(host_dir: Path) -> None:
     assert host_key(host_dir) == "box1"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"two words", b"\xff"], ids=["missing", "empty", "words", "bytes"])
-def test_a_host_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Path, content: bytes | None) -> None:
+def test_invalid_host_key_is_refused_with_a_hint(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "host").write_bytes(content)
 
@@ -258,7 +258,7 @@ def test_a_host_key_that_cannot_be_used_is_refused_with_what_to_do(tmp_path: Pat
 # --- the heartbeat
 
 
-def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter) -> None:
+def test_heartbeat_continues_while_the_job_computes(report: Reporter) -> None:
     first = worker_file(report).heartbeat
 
     eventually(lambda: worker_file(report).heartbeat.boottime_s > first.boottime_s, "a later heartbeat")
@@ -266,7 +266,7 @@ def test_the_heartbeat_goes_on_while_the_job_computes(report: Reporter) -> None:
     assert worker_file(report).loop.boottime_s <= first.boottime_s
 
 
-def test_the_main_loop_is_seen_only_when_it_says_so(report: Reporter) -> None:
+def test_main_loop_is_seen_only_when_it_reports(report: Reporter) -> None:
     before = worker_file(report).loop
 
     report.loop_seen()
@@ -277,7 +277,7 @@ def test_the_main_loop_is_seen_only_when_it_says_so(report: Reporter) -> None:
 # --- the job
 
 
-def test_a_beat_is_absent_until_the_job_is_armed(report: Reporter) -> None:
+def test_beat_is_absent_until_the_first_step_phase(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.LOAD)
     report.phase(Phase.CHECKPOINT)
@@ -290,16 +290,14 @@ def test_a_beat_is_absent_until_the_job_is_armed(report: Reporter) -> None:
     assert armed.phase is Phase.STEP
 
 
-def test_arming_is_published_even_if_the_next_instruction_never_returns(
-    start: Callable[..., Any], host_dir: Path
-) -> None:
-    # PyDLL holds the interpreter's lock through the call: nothing of that process runs on.
+def test_first_beat_is_published_even_if_the_next_instruction_hangs(start: Callable[..., Any], host_dir: Path) -> None:
+    # PyDLL holds the GIL during the call: the whole process hangs.
     start("report.start_job(**JOB); report.ready(); ctypes.PyDLL(None).sleep(600)")
 
     eventually(lambda: (job := seen(host_dir).job) and job.beat, "the arming beat is seen")
 
 
-def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
+def test_phase_is_a_beat_after_the_first_beat(report: Reporter) -> None:
     start_job(report)
     report.ready()
     first = job_file(report).beat
@@ -313,7 +311,7 @@ def test_a_phase_is_a_beat_once_armed(report: Reporter) -> None:
     assert later.beat.boottime_s > first.boottime_s
 
 
-def test_a_job_says_how_long_it_may_be_silent_in_one_phase(report: Reporter) -> None:
+def test_phase_may_set_its_timeout(report: Reporter) -> None:
     start_job(report)
     report.ready()
 
@@ -326,7 +324,7 @@ def test_a_job_says_how_long_it_may_be_silent_in_one_phase(report: Reporter) -> 
     assert job_file(report).timeout_s is None
 
 
-def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
+def test_first_beat_ends_the_timeout_of_the_load(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.LOAD, timeout_s=900)
 
@@ -338,7 +336,7 @@ def test_arming_ends_what_the_load_asked_for(report: Reporter) -> None:
 @pytest.mark.parametrize(
     "timeout_s", [0, -1.0, math.nan, math.inf, 1e12, 10**400, "long", object(), "900", b"900", True]
 )
-def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporter, timeout_s: Any) -> None:
+def test_invalid_phase_timeout_is_counted_and_the_phase_is_set(report: Reporter, timeout_s: Any) -> None:
     start_job(report)
 
     report.phase(Phase.EVAL, timeout_s=timeout_s)
@@ -347,7 +345,7 @@ def test_a_patience_that_is_none_is_counted_and_the_phase_stands(report: Reporte
     assert (job_file(report).phase, job_file(report).timeout_s) == (Phase.EVAL, None)
 
 
-def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
+def test_step_phase_by_the_job_sends_the_first_beat(report: Reporter) -> None:
     start_job(report)
 
     report.phase(Phase.STEP)
@@ -355,7 +353,7 @@ def test_a_job_that_moves_itself_to_step_arms_itself(report: Reporter) -> None:
     assert job_file(report).beat is not None
 
 
-def test_a_step_is_a_beat_and_counts(report: Reporter) -> None:
+def test_step_is_a_beat_and_counts(report: Reporter) -> None:
     start_job(report, steps_total=20)
     report.ready()
 
@@ -373,7 +371,7 @@ def test_a_step_is_a_beat_and_counts(report: Reporter) -> None:
     assert 0 < third.step_mean_s <= third.step_max_s
 
 
-def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longest_steps_include_suspend_time(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
@@ -388,7 +386,7 @@ def test_the_longest_steps_count_sleep(report: Reporter, monkeypatch: pytest.Mon
     assert found.step_max_s == 8.0
 
 
-def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_start_is_unknown_after_a_suspend(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, slept_s = 100.0, 5000.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + slept_s)
@@ -409,7 +407,7 @@ def test_after_a_sleep_a_steps_start_is_unknown(report: Reporter, monkeypatch: p
     assert job_file(report).longest == (LongStep(took_s=3.0, began_s=5103.6),)
 
 
-def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_file_has_earlier_visits_to_its_phase(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: now_s + 5000.0)
@@ -419,7 +417,7 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     for took_s in (60.0, 90.0):
         report.phase(Phase.EVAL)
         now_s += took_s
-        report.step()  # a batch of its evaluation
+        report.step()  # an evaluation batch
         report.phase(Phase.STEP)
         now_s += 1.0
     stepping = job_file(report)
@@ -437,7 +435,7 @@ def test_a_job_tells_how_long_it_stayed_in_its_phase_before(report: Reporter, mo
     assert job_file(report).stays == (), "another attempt has been nowhere yet"
 
 
-def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporter_module, "STEP_WRITE_S", 1.0)
     now_s = 100.0
     monkeypatch.setattr("gpuwarden.reporter.time.monotonic", lambda: now_s)
@@ -446,7 +444,7 @@ def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest
     report.phase(Phase.IDLE, timeout_s=900)
     idle = job_file(report)
 
-    now_s += 0.1  # far less than writes are apart
+    now_s += 0.1  # less than the write interval
     report.step()
 
     stepping = job_file(report)
@@ -457,7 +455,7 @@ def test_a_step_ends_an_idle_phase_at_once(report: Reporter, monkeypatch: pytest
     assert stepping.phase_started.boottime_s > idle.beat.boottime_s
 
 
-def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -> None:
+def test_step_after_idle_sends_the_first_beat(report: Reporter) -> None:
     start_job(report)
     report.phase(Phase.IDLE)
     idle = job_file(report)
@@ -469,7 +467,7 @@ def test_a_step_arms_a_job_that_was_idle_before_it_was_armed(report: Reporter) -
 
 
 @pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.IDLE])
-def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
+def test_step_does_not_end_other_phases(report: Reporter, phase: Phase) -> None:
     start_job(report)
     report.phase(phase, timeout_s=900)
     before = job_file(report)
@@ -483,7 +481,7 @@ def test_a_step_leaves_other_phases(report: Reporter, phase: Phase) -> None:
     assert (after.phase, after.phase_started, after.timeout_s) == (phase, before.phase_started, 900.0)
 
 
-def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter) -> None:
+def test_step_does_not_wait_for_a_thread_that_sets_idle(report: Reporter) -> None:
     start_job(report)
     report.ready()
     report.phase(Phase.IDLE)
@@ -499,13 +497,13 @@ def test_a_step_beside_a_thread_that_says_idle_waits_for_nobody(report: Reporter
     assert (job_file(report).phase, job_file(report).step) == (Phase.STEP, 2)
 
 
-def test_an_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     start_job(report)
     report.ready()
     done_s = time.monotonic()
     report.phase(Phase.IDLE)
 
-    with monkeypatch.context() as late:  # it had looked at the clock, and then the other thread was let in
+    with monkeypatch.context() as late:  # it read the clock, then the other thread ran
         late.setattr("gpuwarden.reporter.time.monotonic", lambda: done_s)
         report.step()
     late_step = job_file(report).phase
@@ -514,7 +512,7 @@ def test_an_earlier_step_does_not_end_an_idle_phase(report: Reporter, monkeypatc
     assert (late_step, job_file(report).phase) == (Phase.IDLE, Phase.STEP)
 
 
-def test_a_warm_up_step_arms_nothing(report: Reporter) -> None:
+def test_warm_up_step_sends_no_beat(report: Reporter) -> None:
     start_job(report)
 
     report.step()
@@ -540,7 +538,7 @@ def test_steps_are_written_at_most_once_a_second(report: Reporter, monkeypatch: 
     assert job_file(report).step == 3
 
 
-def test_a_new_attempt_starts_unarmed_and_from_zero(report: Reporter) -> None:
+def test_new_attempt_starts_without_a_beat_and_from_zero(report: Reporter) -> None:
     start_job(report)
     report.step()
     report.step()
@@ -564,7 +562,7 @@ def test_items_are_published_with_the_next_write(report: Reporter) -> None:
     assert (job_file(report).items_done, job_file(report).items_failed) == (3, 1)
 
 
-def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter) -> None:
+def test_ended_job_has_no_file_and_cannot_return(report: Reporter) -> None:
     start_job(report)
 
     report.end_job()
@@ -579,7 +577,7 @@ def test_an_ended_job_leaves_no_file_and_cannot_come_back(report: Reporter) -> N
 # --- nothing raises into the job
 
 
-def test_a_vanished_folder_raises_nothing(report: Reporter) -> None:
+def test_removed_folder_raises_nothing(report: Reporter) -> None:
     start_job(report)
     away = report.folder.rename(report.folder.with_name("away"))
 
@@ -594,7 +592,7 @@ def test_a_vanished_folder_raises_nothing(report: Reporter) -> None:
     assert job_file(report).step == 2
 
 
-def test_files_that_cannot_be_removed_raise_nothing_and_are_counted(report: Reporter) -> None:
+def test_unremovable_files_raise_nothing_and_are_counted(report: Reporter) -> None:
     (report.folder / "w1.job.json").mkdir()
 
     report.end_job()
@@ -604,7 +602,7 @@ def test_files_that_cannot_be_removed_raise_nothing_and_are_counted(report: Repo
 
 
 @pytest.mark.parametrize("budget_s", [float("inf"), float("nan"), 1j], ids=["inf", "nan", "complex"])
-def test_figures_that_json_does_not_know_raise_nothing_and_are_counted(report: Reporter, budget_s: Any) -> None:
+def test_non_finite_numbers_raise_nothing_and_are_counted(report: Reporter, budget_s: Any) -> None:
     start_job(report, budget_s=budget_s)
 
     assert report.write_errors == 1
@@ -612,13 +610,13 @@ def test_figures_that_json_does_not_know_raise_nothing_and_are_counted(report: R
 
 
 class Int64:
-    """A whole number of another library, which json cannot write: numpy.int64, a 0-d tensor."""
+    """An integer that json cannot write, as numpy.int64 or a 0-d tensor."""
 
     def __index__(self) -> int:
         return 5
 
 
-def test_whole_numbers_of_any_library_are_items(report: Reporter) -> None:
+def test_integers_of_any_library_are_item_counts(report: Reporter) -> None:
     start_job(report)
 
     report.items(done=Int64(), failed=0)  # type: ignore[arg-type]
@@ -629,7 +627,7 @@ def test_whole_numbers_of_any_library_are_items(report: Reporter) -> None:
 
 
 @pytest.mark.parametrize("done", [None, "3", 1.5, -1])
-def test_items_that_are_no_count_change_nothing_and_are_counted(report: Reporter, done: Any) -> None:
+def test_invalid_item_counts_change_nothing_and_are_counted(report: Reporter, done: Any) -> None:
     start_job(report)
 
     report.items(done=done, failed=0)
@@ -639,7 +637,7 @@ def test_items_that_are_no_count_change_nothing_and_are_counted(report: Reporter
     assert job_file(report).items_done == 0
 
 
-def test_a_phase_by_its_word_is_the_phase(report: Reporter) -> None:
+def test_phase_may_be_given_by_its_name(report: Reporter) -> None:
     start_job(report)
 
     report.phase("step")  # type: ignore[arg-type]
@@ -648,7 +646,7 @@ def test_a_phase_by_its_word_is_the_phase(report: Reporter) -> None:
     assert job_file(report).beat is not None
 
 
-def test_a_phase_that_is_none_of_ours_changes_nothing_and_is_counted(report: Reporter) -> None:
+def test_unknown_phase_changes_nothing_and_is_counted(report: Reporter) -> None:
     start_job(report)
 
     report.phase("decode")  # type: ignore[arg-type]
@@ -657,7 +655,7 @@ def test_a_phase_that_is_none_of_ours_changes_nothing_and_is_counted(report: Rep
     assert job_file(report).phase is Phase.LOAD
 
 
-def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_handler_may_report_while_its_thread_writes(report: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     start_job(report)
     replaced = Reporter._replace
 
@@ -673,10 +671,10 @@ def test_a_signal_handler_may_speak_while_its_thread_writes(report: Reporter, mo
     assert job_file(report).phase is Phase.CHECKPOINT
 
 
-# --- files are replaced whole
+# --- atomic files
 
 
-def test_a_reader_sees_the_old_state_or_the_new_and_never_half(start: Callable[..., Any], host_dir: Path) -> None:
+def test_reader_sees_the_old_or_the_new_state_whole(start: Callable[..., Any], host_dir: Path) -> None:
     process = start(
         "reporter.STEP_WRITE_S = 0.0; report.start_job(**JOB)\n"
         "while True:\n    report.step(); report.items(done=10 ** (report._timing.steps % 12), failed=0)"
@@ -696,7 +694,7 @@ def test_a_reader_sees_the_old_state_or_the_new_and_never_half(start: Callable[.
     assert states == sorted(states)
 
 
-def test_threads_that_step_together_never_publish_half(report: Reporter) -> None:
+def test_concurrent_steps_publish_whole_files(report: Reporter) -> None:
     start_job(report)
     with stepping(report, threads=4):
         for _ in range(1500):
@@ -705,7 +703,7 @@ def test_threads_that_step_together_never_publish_half(report: Reporter) -> None
     assert report.write_errors == 0
 
 
-def test_a_thread_that_steps_on_brings_no_ended_job_back(report: Reporter) -> None:
+def test_late_step_of_a_thread_does_not_restore_an_ended_job(report: Reporter) -> None:
     with stepping(report, threads=2):
         for job_id in range(40):
             start_job(report, job_id=job_id)

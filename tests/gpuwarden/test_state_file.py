@@ -1,4 +1,4 @@
-"""State files: what is written is read back, what cannot be trusted is refused with a fixed reason, ages, a shell's."""
+"""State files: round trips, invalid files, ages, and a shell script as writer."""
 
 import json
 import subprocess
@@ -86,17 +86,17 @@ json_values = st.recursive(
 
 
 @given(workers)
-def test_a_worker_file_reads_back_as_it_was_written(worker: WorkerFile) -> None:
+def test_worker_file_round_trips(worker: WorkerFile) -> None:
     assert parse_worker(render(worker)) == worker
 
 
 @given(jobs)
-def test_a_job_file_reads_back_as_it_was_written(job: JobFile) -> None:
+def test_job_file_round_trips(job: JobFile) -> None:
     assert parse_job(render(job)) == job
 
 
 @given(workers | jobs)
-def test_a_file_is_one_line_and_never_oversized(value: WorkerFile | JobFile) -> None:
+def test_file_is_one_line_within_its_size_limit(value: WorkerFile | JobFile) -> None:
     text = render(value)
 
     assert text.count("\n") == 1
@@ -104,14 +104,14 @@ def test_a_file_is_one_line_and_never_oversized(value: WorkerFile | JobFile) -> 
 
 
 @given(st.text())
-def test_whatever_a_tenant_writes_is_read_or_refused_and_nothing_else(text: str) -> None:
+def test_any_file_content_is_parsed_or_refused(text: str) -> None:
     for parse in (parse_worker, parse_job):
         with pytest.raises(StateFileError):
             parse(text)
 
 
 @given(st.sampled_from(sorted(json.loads(render(JOB)))), json_values)
-def test_whatever_one_field_holds_the_file_is_read_or_refused_and_nothing_else(field: str, value: object) -> None:
+def test_any_field_value_is_parsed_or_refused(field: str, value: object) -> None:
     text = json.dumps({**json.loads(render(JOB)), field: value})
 
     try:
@@ -122,7 +122,7 @@ def test_whatever_one_field_holds_the_file_is_read_or_refused_and_nothing_else(f
 
 
 @pytest.mark.parametrize(("parse", "value"), [(parse_worker, WORKER), (parse_job, JOB)], ids=["worker", "job"])
-def test_a_file_cut_at_any_point_is_refused_as_not_json(parse: Callable[[str], object], value: Any) -> None:
+def test_truncated_file_is_refused_as_not_json(parse: Callable[[str], object], value: Any) -> None:
     text = render(value)
 
     for length in range(len(text) - 1):
@@ -165,7 +165,7 @@ def job_with(**fields: object) -> str:
         pytest.param(worker_without("pid"), "field", "'pid': a whole number from 0 was wanted, nothing", id="no pid"),
         pytest.param(worker_without("loop"), "field", "'loop': an object with boottime_s", id="no stamp"),
         pytest.param(worker_with(pid="42"), "field", "'pid': a whole number .* '42' found", id="a pid as a string"),
-        pytest.param(worker_with(pid=True), "field", "'pid': .* True found", id="a boolean is no number"),
+        pytest.param(worker_with(pid=True), "field", "'pid': .* True found", id="a boolean for a number"),
         pytest.param(worker_with(pid=4.0), "field", "'pid': .* 4.0 found", id="a pid with a fraction"),
         pytest.param(worker_with(pid=-1), "field", "'pid': .* -1 found", id="a negative pid"),
         pytest.param(worker_with(pid=2**63), "field", "'pid'", id="a pid past 64 bits"),
@@ -175,7 +175,7 @@ def job_with(**fields: object) -> str:
         pytest.param(worker_with(queue="\ud800"), "field", r"'\\ud800' found", id="half a surrogate pair"),
         pytest.param(worker_with(queue={"a": 1}), "field", "an object found", id="an object for a string"),
         pytest.param(worker_with(started=[[[]]]), "field", "a list found", id="a list for a stamp"),
-        pytest.param(worker_with(worker="../up"), "name", "'../up' is invalid", id="a name that climbs"),
+        pytest.param(worker_with(worker="../up"), "name", "'../up' is invalid", id="a name with a parent folder"),
         pytest.param(worker_with(worker="w" * 64), "name", "1 to 63", id="a name too long"),
         pytest.param(
             worker_with(started={"boottime_s": True, "boot_id": "b", "unix_s": 1}),
@@ -190,7 +190,7 @@ def job_with(**fields: object) -> str:
         ),
     ],
 )  # fmt: skip
-def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(text: str, reason: str, says: str) -> None:
+def test_invalid_worker_file_is_refused_with_a_fixed_reason(text: str, reason: str, says: str) -> None:
     with pytest.raises(StateFileError, match=says) as refused:
         parse_worker(text)
 
@@ -209,7 +209,7 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
         pytest.param(job_with(budget_s=-1), "'budget_s': seconds, a number from 0 .* -1 found", id="budget"),
         pytest.param(job_with(budget_s=False), "'budget_s'.* False found", id="a boolean budget"),
         pytest.param(job_with(beat=0), "'beat': an object", id="beat"),
-        pytest.param(job_with(timeout_s=0), "'timeout_s': seconds, a number above 0 .* 0 found", id="no patience"),
+        pytest.param(job_with(timeout_s=0), "'timeout_s': seconds, a number above 0 .* 0 found", id="timeout 0"),
         pytest.param(job_with(longest={}), "'longest': a list of at most 16 objects .* an object found", id="longest"),
         pytest.param(job_with(longest=[2.5]), "'longest': a list of at most 16 objects", id="longest as numbers"),
         pytest.param(job_with(longest=[{"took_s": 1}] * 17), "'longest': a list of at most 16 objects", id="too many"),
@@ -219,13 +219,13 @@ def test_a_worker_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(tex
         pytest.param(
             job_with(stays=[{"took_s": -1}]), "stays: field 'took_s': seconds.* -1 found", id="a stay of -1 s"
         ),
-        pytest.param(job_with(timeout_s="9"), "'timeout_s': seconds", id="patience as text"),
+        pytest.param(job_with(timeout_s="9"), "'timeout_s': seconds", id="timeout as text"),
         pytest.param(job_with(steps_total="20"), "'steps_total'", id="steps_total"),
         pytest.param(job_with(model="\ud800"), r"'model': .* '\\ud800' found", id="half a surrogate pair"),
         pytest.param(job_with(model=""), "'model'", id="model"),
     ],
 )
-def test_a_job_file_with_a_wrong_field_names_it(text: str, says: str) -> None:
+def test_invalid_job_file_names_the_field(text: str, says: str) -> None:
     with pytest.raises(StateFileError, match=says) as refused:
         parse_job(text)
 
@@ -251,11 +251,11 @@ TASK = {"running_log_id": 123, "remote_pid": "4567", "remote_pgid": "4560", "tim
         pytest.param(
             json.dumps({**TASK, "timestamp": "1734220000.125", "host": "a", "format": "v7"}),
             TaskFile(task_id=123, pid=4567, pgid=4560, started_unix_s=1734220000.125),
-            id="a fraction as text, and fields that are not ours",
+            id="a fraction as text, and unknown fields",
         ),
     ],
 )
-def test_a_task_file_of_another_runner_is_read(text: str, read: TaskFile) -> None:
+def test_task_file_of_another_runner_is_parsed(text: str, read: TaskFile) -> None:
     assert parse_task(text) == read
 
 
@@ -283,7 +283,7 @@ def test_a_task_file_of_another_runner_is_read(text: str, read: TaskFile) -> Non
         pytest.param(json.dumps({**TASK, "timestamp": {}}), "field", "an object found", id="an object for a time"),
     ],
 )
-def test_a_task_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(text: str, reason: str, says: str) -> None:
+def test_invalid_task_file_is_refused_with_a_fixed_reason(text: str, reason: str, says: str) -> None:
     with pytest.raises(StateFileError, match=says) as refused:
         parse_task(text)
 
@@ -291,13 +291,13 @@ def test_a_task_file_that_cannot_be_trusted_is_refused_with_a_fixed_reason(text:
 
 
 @given(st.text())
-def test_whatever_is_in_a_task_file_it_is_read_or_refused_and_nothing_else(text: str) -> None:
+def test_any_task_file_content_is_parsed_or_refused(text: str) -> None:
     with suppress(StateFileError):
         parse_task(text)
 
 
 @given(st.sampled_from(sorted(TASK)), json_values)
-def test_whatever_one_field_of_a_task_holds_it_is_read_or_refused_and_nothing_else(field: str, value: object) -> None:
+def test_any_task_field_value_is_parsed_or_refused(field: str, value: object) -> None:
     with suppress(StateFileError):
         parse_task(json.dumps({**TASK, field: value}))
 
@@ -306,12 +306,12 @@ def test_unknown_fields_are_ignored() -> None:
     assert parse_worker(worker_with(colour="blue", nested={"a": [1]})) == WORKER
 
 
-def test_of_a_field_written_twice_the_last_counts() -> None:
+def test_last_value_of_a_duplicate_field_counts() -> None:
     assert parse_worker(render(WORKER).replace('"pid": 42', '"pid": "x", "pid": 42')) == WORKER
 
 
 @pytest.mark.parametrize("field", ["model", "beat", "steps_total", "step_mean_s", "step_max_s", "timeout_s"])
-def test_what_is_not_known_may_be_null_or_left_out(field: str) -> None:
+def test_unknown_fields_may_be_null_or_absent(field: str) -> None:
     left_out = json.loads(render(JOB))
     del left_out[field]
 
@@ -320,35 +320,35 @@ def test_what_is_not_known_may_be_null_or_left_out(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["longest", "stays"])
-def test_the_longest_may_be_left_out_and_each_may_have_begun_nobody_knows_when(field: str) -> None:
+def test_longest_steps_and_their_starts_are_optional(field: str) -> None:
     left_out = json.loads(render(JOB))
     del left_out[field]
-    told = [{"took_s": 9, "began_s": 100.5}, {"took_s": 2.5}, {"took_s": 1.0, "began_s": None}]
+    written = [{"took_s": 9, "began_s": 100.5}, {"took_s": 2.5}, {"took_s": 1.0, "began_s": None}]
 
     assert parse_job(json.dumps(left_out)) == parse_job(job_with(**{field: None})) == JOB
-    assert getattr(parse_job(job_with(**{field: told})), field) == (
+    assert getattr(parse_job(job_with(**{field: written})), field) == (
         LongStep(took_s=9.0, began_s=100.5),
         LongStep(took_s=2.5, began_s=None),
         LongStep(took_s=1.0, began_s=None),
     )
 
 
-def test_a_whole_number_of_seconds_is_a_duration() -> None:
+def test_integer_seconds_are_a_duration() -> None:
     assert parse_job(job_with(budget_s=60)).budget_s == 60.0
 
 
-def test_a_figure_that_json_does_not_know_is_not_rendered() -> None:
+def test_non_finite_number_is_not_rendered() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         render(replace(JOB, budget_s=float("inf")))
 
 
 @pytest.mark.parametrize("name", ["w1", "GPU-0.a_b", "0", "a" * 63])
-def test_a_safe_name_is_returned(name: str) -> None:
+def test_valid_name_is_returned(name: str) -> None:
     assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "-x", "a/b", "a b", "a\n", "é", "a" * 64])
-def test_a_name_that_is_no_file_name_or_label_is_refused(name: str) -> None:
+def test_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(StateFileError, match="subdirectory name") as refused:
         check_name(name, what="subdirectory")
 
@@ -356,7 +356,7 @@ def test_a_name_that_is_no_file_name_or_label_is_refused(name: str) -> None:
 
 
 @given(stamps, stamps)
-def test_an_age_is_never_negative_and_unknown_across_a_reboot(then: Stamp, now: Stamp) -> None:
+def test_age_is_never_negative_and_unknown_after_a_reboot(then: Stamp, now: Stamp) -> None:
     age_s = then.age_s(now)
 
     if then.boot_id != now.boot_id:
@@ -366,17 +366,17 @@ def test_an_age_is_never_negative_and_unknown_across_a_reboot(then: Stamp, now: 
         assert age_s >= 0
 
 
-def test_an_age_comes_from_the_clock_that_nobody_sets() -> None:
+def test_age_does_not_follow_clock_changes() -> None:
     now = replace(THEN, boottime_s=THEN.boottime_s + 30, unix_s=THEN.unix_s - 3600)
 
     assert THEN.age_s(now) == 30
 
 
-def test_a_stamp_of_the_future_is_of_now() -> None:
+def test_future_stamp_has_age_zero() -> None:
     assert replace(THEN, boottime_s=THEN.boottime_s + 5).age_s(THEN) == 0
 
 
-def test_a_stamp_of_another_boot_has_no_age() -> None:
+def test_stamp_of_another_boot_has_no_age() -> None:
     assert replace(THEN, boot_id="boot-b").age_s(THEN) is None
 
 
@@ -391,7 +391,7 @@ mv "$1/.sh1.new" "$1/sh1.worker.json"
 """
 
 
-def test_a_shell_script_can_write_a_worker_file(tmp_path: Path) -> None:
+def test_shell_script_writes_a_valid_worker_file(tmp_path: Path) -> None:
     subprocess.run(["/bin/sh", "-c", SHELL_WORKER, "sh", str(tmp_path)], check=True)
 
     worker = parse_worker((tmp_path / "sh1.worker.json").read_text())

@@ -1,4 +1,4 @@
-"""How long the steps of an attempt take, and its stays in other phases: what counts as one."""
+"""Durations of steps and phase visits."""
 
 import pytest
 
@@ -9,13 +9,13 @@ pytestmark = pytest.mark.pure
 
 
 def stepping(pace: StepTiming, *, from_s: float, every_s: float, count: int) -> float:
-    """Step so often; returns when the last step was done."""
+    """Report steps; returns the time of the last one."""
     for number in range(count):
         pace.step(from_s + number * every_s)
     return from_s + (count - 1) * every_s
 
 
-def test_one_step_has_taken_no_known_time() -> None:
+def test_single_step_has_no_duration() -> None:
     pace = StepTiming()
 
     pace.step(100.0)
@@ -23,7 +23,7 @@ def test_one_step_has_taken_no_known_time() -> None:
     assert (pace.mean_s, pace.max_s) == (None, None)
 
 
-def test_the_first_steps_count_until_as_many_others_are_known() -> None:
+def test_first_steps_count_until_as_many_later_ones_are_known() -> None:
     pace = StepTiming()
     pace.step(0.0)
     after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY_STEPS)
@@ -40,12 +40,12 @@ def test_the_first_steps_count_until_as_many_others_are_known() -> None:
     assert (pace.max_s, pace.mean_s) == (4.0, (4.0 + 2.0 * (EARLY_STEPS - 1)) / EARLY_STEPS)
 
 
-def test_the_time_in_other_phases_is_taken_out_of_the_step_that_it_falls_into() -> None:
+def test_step_excludes_the_time_in_other_phases() -> None:
     pace = StepTiming()
     pace.enter(0.0, steps=True)
     pace.step(10.0)
 
-    pace.enter(13.0, steps=False)  # 3 s of the next step are over
+    pace.enter(13.0, steps=False)  # 3 s into the next step
     pace.enter(200.0, steps=False)
     pace.enter(313.0, steps=True)
     pace.step(315.0)
@@ -53,7 +53,7 @@ def test_the_time_in_other_phases_is_taken_out_of_the_step_that_it_falls_into() 
     assert (pace.max_s, pace.mean_s) == (5.0, 5.0)
 
 
-def test_who_says_step_before_every_step_has_steps_no_shorter_for_it() -> None:
+def test_repeated_step_phase_does_not_shorten_steps() -> None:
     pace = StepTiming()
     pace.enter(0.0, steps=True)
     pace.step(0.0)
@@ -64,9 +64,9 @@ def test_who_says_step_before_every_step_has_steps_no_shorter_for_it() -> None:
     assert pace.max_s == 60.0
 
 
-def test_the_steps_of_another_phase_are_steps_too() -> None:
+def test_steps_in_another_phase_are_steps() -> None:
     pace = StepTiming()
-    pace.step(10.0)  # while it loads
+    pace.step(10.0)  # during the load
     pace.step(17.0)
 
     pace.enter(300.0, steps=True)
@@ -75,7 +75,7 @@ def test_the_steps_of_another_phase_are_steps_too() -> None:
     assert (pace.max_s, pace.mean_s) == (7.0, 4.5)
 
 
-def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
+def test_step_with_an_unknown_start_is_not_measured() -> None:
     pace = StepTiming()
     pace.step(0.0)
     pace.step(5.0)
@@ -88,7 +88,7 @@ def test_a_step_of_which_nobody_knows_when_it_began_is_no_measure() -> None:
     assert (pace.max_s, pace.mean_s) == (7.0, 6.0)
 
 
-def test_the_phase_before_such_a_step_is_over() -> None:
+def test_phase_ends_before_a_step_with_an_unknown_start() -> None:
     pace = StepTiming()
     pace.enter(0.0, steps=False)
 
@@ -100,7 +100,7 @@ def test_the_phase_before_such_a_step_is_over() -> None:
     assert pace.max_s == 7.0
 
 
-def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
+def test_concurrent_steps_never_have_a_negative_duration() -> None:
     pace = StepTiming()
     pace.step(10.0)
 
@@ -109,7 +109,7 @@ def test_two_threads_that_step_at_once_take_no_time_and_not_less() -> None:
     assert (pace.max_s, pace.mean_s) == (0.0, 0.0)
 
 
-def test_the_longest_steps_are_known_one_by_one_and_since_when_they_ran() -> None:
+def test_longest_steps_are_listed_with_their_starts() -> None:
     pace = StepTiming()
     for now_s in (0.0, 3.0, 4.0, 9.0, 11.0, 18.0):
         pace.step(now_s)
@@ -118,7 +118,7 @@ def test_the_longest_steps_are_known_one_by_one_and_since_when_they_ran() -> Non
     assert len(pace.longest) == LONGEST_KEPT
 
 
-def test_no_step_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
+def test_omitted_step_is_never_longer_than_a_listed_one() -> None:
     pace = StepTiming()
     took_s = [float(3 + number * 7 % 19) for number in range(3 * EARLY_STEPS)]
     now_s = 0.0
@@ -130,7 +130,7 @@ def test_no_step_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
     assert [each for each, _ in pace.longest] == sorted(took_s[EARLY_STEPS:], reverse=True)[:LONGEST_KEPT]
 
 
-def test_the_early_steps_are_among_the_longest_as_long_as_too_few_others_are_known() -> None:
+def test_early_steps_are_listed_until_enough_later_ones_are_known() -> None:
     pace = StepTiming()
     pace.step(0.0)
     after_s = stepping(pace, from_s=300.0, every_s=2.0, count=EARLY_STEPS + 3)
@@ -142,7 +142,7 @@ def test_the_early_steps_are_among_the_longest_as_long_as_too_few_others_are_kno
     assert pace.longest[0] == (5.0, after_s)
 
 
-def test_nobody_knows_since_when_a_step_ran_that_another_phase_fell_into() -> None:
+def test_step_that_contains_another_phase_has_no_start() -> None:
     pace = StepTiming()
     pace.enter(0.0, steps=True)
     pace.step(10.0)
@@ -155,7 +155,7 @@ def test_nobody_knows_since_when_a_step_ran_that_another_phase_fell_into() -> No
     assert pace.longest == ((5.0, None), (4.0, 315.0))
 
 
-def test_steps_that_took_no_time_are_steps() -> None:
+def test_steps_of_no_duration_are_steps() -> None:
     pace = StepTiming()
     pace.step(10.0)
     pace.step(10.0)
@@ -163,7 +163,7 @@ def test_steps_that_took_no_time_are_steps() -> None:
     assert pace.longest == ((0.0, 10.0),)
 
 
-def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:
+def test_phase_before_the_first_step_is_not_counted() -> None:
     pace = StepTiming()
     pace.enter(300.0, steps=True)
 
@@ -174,14 +174,14 @@ def test_a_phase_before_the_first_step_is_none_of_its_time() -> None:
 
 
 def stayed(*turns: tuple[float, Phase]) -> PhaseTiming:
-    """An attempt that began at 0 s, and went on to each phase at that moment."""
+    """An attempt that began at 0 s and entered each phase at its time."""
     stays = PhaseTiming(0.0)
     for now_s, phase in turns:
         stays.enter(now_s, phase)
     return stays
 
 
-def test_the_stays_in_a_phase_are_known_one_by_one_the_longest_first() -> None:
+def test_phase_visits_are_listed_longest_first() -> None:
     stays = stayed(
         (5.0, Phase.STEP), (10.0, Phase.EVAL), (70.0, Phase.STEP), (80.0, Phase.EVAL), (170.0, Phase.CHECKPOINT),
         (172.0, Phase.EVAL), (180.0, Phase.STEP),
@@ -193,19 +193,19 @@ def test_the_stays_in_a_phase_are_known_one_by_one_the_longest_first() -> None:
     assert stays.longest(Phase.SAVE) == ()
 
 
-def test_the_stay_that_an_attempt_is_in_is_none_yet() -> None:
+def test_current_phase_visit_is_not_listed() -> None:
     stays = stayed((5.0, Phase.STEP), (10.0, Phase.EVAL))
 
     assert stays.longest(Phase.EVAL) == ()
 
 
-def test_who_says_its_phase_again_is_in_the_same_stay() -> None:
+def test_repeated_phase_continues_the_visit() -> None:
     stays = stayed((5.0, Phase.EVAL), (30.0, Phase.EVAL), (65.0, Phase.STEP))
 
     assert stays.longest(Phase.EVAL) == ((60.0, 5.0),)
 
 
-def test_no_stay_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
+def test_omitted_visit_is_never_longer_than_a_listed_one() -> None:
     took_s = [float(3 + number * 7 % 19) for number in range(12)]
     stays, now_s = PhaseTiming(0.0), 0.0
     for each in took_s:
@@ -216,7 +216,7 @@ def test_no_stay_that_is_left_out_is_longer_than_one_of_the_longest() -> None:
     assert [each for each, _ in stays.longest(Phase.SAVE)] == sorted(took_s, reverse=True)[:LONGEST_KEPT]
 
 
-def test_no_stay_is_told_of_steps_or_of_rest() -> None:
+def test_step_and_idle_phases_have_no_visits() -> None:
     stays = stayed((5.0, Phase.STEP), (10.0, Phase.IDLE), (30.0, Phase.STEP), (40.0, Phase.EVAL))
 
     assert (stays.longest(Phase.STEP), stays.longest(Phase.IDLE)) == ((), ())

@@ -1,4 +1,4 @@
-"""What `--help` tells of each option, as a person reads it."""
+"""Texts of `--help`."""
 
 import re
 
@@ -9,8 +9,8 @@ from gpuwarden.cli.main import main
 COMMANDS = ("exporter", "remediator serve", "remediator execute", "worker run")
 
 
-def told(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """The whole of it, each option in one line."""
+def help_of(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """The help of a command, each option on one line."""
     monkeypatch.setenv("COLUMNS", "2000")
     with pytest.raises(SystemExit) as end:
         main([*command.split(), "--help"])
@@ -19,10 +19,10 @@ def told(command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_command_tells_of_its_options_in_words_of_python(
+def test_help_shows_no_python_syntax(
     command: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = told(command, capfd, monkeypatch)
+    says = help_of(command, capfd, monkeypatch)
 
     assert (
         re.findall(r"\w+\[[\w,.]+\]|default factory: \w+|\(default: (?:None|\(\))?\)| (?:str|int|float|Path)\b", says)
@@ -34,7 +34,7 @@ def test_no_command_tells_of_its_options_in_words_of_python(
 def test_help_shows_values_and_defaults(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR", raising=False)
 
-    says = told("exporter", capfd, monkeypatch)
+    says = help_of("exporter", capfd, monkeypatch)
 
     assert re.search(r"--runtime-dir PATH .*\(default: /run/gpuwarden\)\n", says)
     assert re.search(r"--port N .*\(default: 29835\)\n", says)

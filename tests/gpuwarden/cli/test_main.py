@@ -1,4 +1,4 @@
-"""The command line: finding a command, saying what is wrong, and a job's way in and out."""
+"""The command line: commands, errors, jobs and quarantines."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def url(database: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """A command's exit code, what it printed and what it complained of."""
+    """Exit code, standard output and standard error of a command."""
     try:
         code = main(list(arguments))
     except SystemExit as ended:
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_prints_help_and_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys)
 
     assert (code, out) == (2, "")
@@ -41,7 +41,7 @@ def test_no_command_prints_the_help_and_exits_2(capsys: pytest.CaptureFixture[st
         assert f"\n  {command} " in err
 
 
-def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "wroker")
 
     assert code == 2
@@ -49,18 +49,18 @@ def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.Captur
     assert "worker" in err
 
 
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "--version") == (0, f"gpuwarden {__version__}\n", "")
 
 
-def test_help_after_a_command_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "job", "submit", "--help")
 
     assert code == 0
     assert out.startswith("usage: gpuwarden job submit")
 
 
-def test_a_missing_package_names_the_extra_that_brings_it(
+def test_missing_package_names_its_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "exporting").mkdir()
@@ -77,7 +77,7 @@ def test_a_missing_package_names_the_extra_that_brings_it(
     )
 
 
-def test_our_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gpuwarden.cli.job", raising=False)
     monkeypatch.setitem(sys.modules, "gpuwarden.queue", None)
 
@@ -87,13 +87,13 @@ def test_our_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monk
     assert "pip install 'gpuwarden[jobs]'" in err
 
 
-def test_programs_register_their_commands_without_the_library_importing_them() -> None:
+def test_library_does_not_import_the_programs_that_register_commands() -> None:
     look = "import sys; from gpuwarden.cli.main import _commands; print(sorted(_commands()))\n"
     look += "assert not {'exporter', 'remediator', 'sqlalchemy'} & set(sys.modules)"
 
-    told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
 
-    assert {"exporter", "remediator", "worker", "job"} <= set(json.loads(told.stdout.replace("'", '"')))
+    assert {"exporter", "remediator", "worker", "job"} <= set(json.loads(done.stdout.replace("'", '"')))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_programs_register_their_commands_without_the_library_importing_them() -
         pytest.param(KeyboardInterrupt(), 130, "", id="Ctrl-C"),
     ],
 )
-def test_a_command_that_ends_early_is_one_line_and_a_code(
+def test_failed_command_prints_one_line_and_exits_with_its_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, says: str
 ) -> None:
     def command(_arguments: list[str]) -> int:
@@ -114,7 +114,7 @@ def test_a_command_that_ends_early_is_one_line_and_a_code(
     assert run(capsys, "job") == (code, "", says)
 
 
-def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def command(_arguments: list[str]) -> int:
         raise ZeroDivisionError
 
@@ -124,25 +124,25 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["job"])
 
 
-def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+def test_closed_pipe_prints_no_traceback(url: str) -> None:
     for _ in range(2):
         assert main(["job", "submit", "--queue-db", url]) == 0
     read_end, write_end = os.pipe()
     os.close(read_end)
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-u", "-m", "gpuwarden", "job", "list", "--queue-db", url],
         stdout=write_end, stderr=subprocess.PIPE, check=False,
     )  # fmt: skip
     os.close(write_end)
 
-    assert (told.returncode, told.stderr) == (1, b"")
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
-# --- a job's way in and out
+# --- jobs
 
 
-def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str) -> None:
     options = ["--queue", "video", "--class", "gpu_video", "--model", "svd", "--run", "r1", "--priority", "5"]
     figures = ["--steps-total", "20", "--budget-s", "60", "--attempts-max", "4", "--payload", '{"prompt": "a cat"}']
     assert run(capsys, "job", "submit", "--queue-db", url, *options, *figures) == (0, "1\n", "")
@@ -165,7 +165,7 @@ def test_a_submitted_job_is_listed(capsys: pytest.CaptureFixture[str], url: str)
     assert second["attempts_max"] == 20
 
 
-def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_table_has_one_line_per_job_under_its_heading(capsys: pytest.CaptureFixture[str], url: str) -> None:
     run(capsys, "job", "submit", "--queue-db", url, "--no-steps")
 
     _, out, _ = run(capsys, "job", "list", "--queue-db", url)
@@ -179,11 +179,11 @@ def test_a_table_has_a_line_a_job_under_its_heading(capsys: pytest.CaptureFixtur
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-def test_a_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+def test_queue_without_jobs_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
     assert run(capsys, "job", "list", "--queue-db", url, *options) == (0, "", "")
 
 
-def test_the_store_may_come_from_the_environment(
+def test_queue_url_may_come_from_the_environment(
     capsys: pytest.CaptureFixture[str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
@@ -194,16 +194,16 @@ def test_the_store_may_come_from_the_environment(
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        pytest.param(["--queue-db", "x", "--payload", "{"], 2, "not JSON", id="payload is no JSON"),
+        pytest.param(["--queue-db", "x", "--payload", "{"], 2, "not JSON", id="payload not JSON"),
         pytest.param(["--queue-db", "x", "--payload", "[1]"], 2, "not a JSON object", id="payload is a list"),
         pytest.param(["--queue-db", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
-        pytest.param(["--queue-db", "x"], 1, "invalid database URL 'x'", id="bad store"),
+        pytest.param(["--queue-db", "x"], 1, "invalid database URL 'x'", id="invalid URL"),
         pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 is invalid", id="no attempts"),
-        pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="endless budget"),
+        pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="infinite budget"),
         pytest.param(["--queue-db", "x", "--model", "\udcff"], 1, r"model '\udcff' is invalid", id="a model in bytes"),
     ],
 )
-def test_a_submission_that_will_not_do_says_why(
+def test_invalid_submission_gives_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], code: int, says: str
 ) -> None:
     monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
@@ -214,17 +214,17 @@ def test_a_submission_that_will_not_do_says_why(
     assert says in err
 
 
-# --- GPUs out of use
+# --- quarantine
 
 
 @pytest.fixture
 def on_box1(host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This host's key is where the programs look for it."""
+    """Set the host key and the runtime folder."""
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
 
 
 @pytest.mark.usefixtures("on_box1")
-def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], store: JobStore, url: str) -> None:
+def test_gpu_is_quarantined_listed_and_released(capsys: pytest.CaptureFixture[str], store: JobStore, url: str) -> None:
     where = ["--queue-db", url]
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
     store.claims.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
@@ -250,7 +250,7 @@ def test_a_gpu_leaves_and_rejoins_the_queue(capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize("named", ["0", "a", "gpu-a", "", "GPU-a\nb"])
-def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str) -> None:
+def test_invalid_gpu_uuid_is_refused(capsys: pytest.CaptureFixture[str], store: JobStore, url: str, named: str) -> None:
     code, _, err = run(capsys, "gpu", "quarantine", "--queue-db", url, "--host", "box1", named)
 
     assert code == 2
@@ -259,7 +259,7 @@ def test_only_a_uuid_is_quarantined(capsys: pytest.CaptureFixture[str], store: J
 
 
 @pytest.mark.parametrize("more", [[], ["--worker", "w1"]], ids=["a GPU", "a slot"])
-def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
+def test_quarantine_of_an_unregistered_gpu_prints_a_warning(
     capsys: pytest.CaptureFixture[str], store: JobStore, url: str, more: list[str]
 ) -> None:
     command = ["gpu", "quarantine", "--queue-db", url, "--host", "box1", "MIG-a", *more]
@@ -273,7 +273,7 @@ def test_a_quarantine_that_keeps_nobody_from_anything_is_made_with_a_warning(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[str], url: str) -> None:
+def test_release_of_a_gpu_outside_quarantine_fails(capsys: pytest.CaptureFixture[str], url: str) -> None:
     code, out, err = run(capsys, "gpu", "release", "--queue-db", url, "GPU-a")
 
     assert (code, out) == (1, "")
@@ -282,18 +282,18 @@ def test_a_gpu_that_is_in_use_cannot_be_put_back(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-def test_no_gpu_out_of_use_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+def test_empty_quarantine_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
     assert run(capsys, "gpu", "list", "--queue-db", url, *options) == (0, "", "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        pytest.param([], "list | quarantine | release", id="no act"),
+        pytest.param([], "list | quarantine | release", id="no command"),
         pytest.param(["release", "--queue-db", "x"], "required: UUID", id="no GPU"),
     ],
 )
-def test_a_gpu_command_that_lacks_something_says_what(
+def test_gpu_command_names_its_missing_argument(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
 ) -> None:
     monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
@@ -305,7 +305,7 @@ def test_a_gpu_command_that_lacks_something_says_what(
 
 
 @pytest.mark.usefixtures("store")
-def test_a_gpu_is_not_taken_out_of_use_on_a_host_without_a_name(
+def test_quarantine_needs_a_host_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""The commands about jobs, runs, queues and events, as a person and as a program read them."""
+"""Commands for jobs, runs, queues and events; text and JSON."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ def parsed(lines: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
-# --- what only asks
+# --- reading
 
 
 ASKS = (
@@ -63,7 +63,7 @@ ASKS = (
 
 
 @pytest.mark.parametrize("asks", ASKS, ids=" ".join)
-def test_a_reading_command_refuses_older_tables(store: JobStore, cli: Cli, url: str, asks: list[str]) -> None:
+def test_read_only_command_refuses_older_tables(store: JobStore, cli: Cli, url: str, asks: list[str]) -> None:
     with writing(store._engine) as connection:
         connection.exec_driver_sql("UPDATE gpuwarden_queue_version SET version_num = '0001'")
 
@@ -95,7 +95,7 @@ CHANGES = (
 
 
 @pytest.mark.parametrize("said", [*ASKS, *CHANGES], ids=" ".join)
-def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
+def test_reading_and_changing_commands_create_no_queue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, said: list[str]
 ) -> None:
     monkeypatch.setenv("GPUWARDEN_QUEUE_DB", f"sqlite:///{tmp_path}/typo.db")
@@ -111,7 +111,7 @@ def test_who_only_asks_or_changes_what_is_there_makes_no_queue(
 # --- jobs
 
 
-def test_the_newest_jobs_are_listed_and_all_where_all_are_asked_for(store: JobStore, cli: Cli) -> None:
+def test_newest_jobs_are_listed_or_all_on_request(store: JobStore, cli: Cli) -> None:
     ids = [submit(store) for _ in range(52)]
 
     code, out, err = cli("job", "list")
@@ -130,7 +130,7 @@ def test_all_jobs_are_listed_page_by_page(store: JobStore, cli: Cli, monkeypatch
     assert [each["job_id"] for each in parsed(cli("job", "list", "--json", "--limit", "0")[1])] == ids
 
 
-def test_jobs_are_chosen_by_queue_run_and_state(store: JobStore, cli: Cli) -> None:
+def test_jobs_are_filtered_by_queue_run_and_state(store: JobStore, cli: Cli) -> None:
     here, other, of_run = submit(store), submit(store, queue="cpu"), submit(store, run_id="r1")
     waits = submit(store, run_id="r1", needs=(of_run,))
     claim(store)
@@ -146,7 +146,7 @@ def test_jobs_are_chosen_by_queue_run_and_state(store: JobStore, cli: Cli) -> No
     assert chosen("--queue", "none") == []
 
 
-def test_a_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, host_dir: Path) -> None:
+def test_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, host_dir: Path) -> None:
     submit(store, steps_total=20)
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
         job = store.claims.claim("gpu", host=HOST, worker="w1", incarnation=reporter.incarnation, now=NOW)
@@ -165,7 +165,7 @@ def test_a_running_job_is_listed_with_its_progress(store: JobStore, cli: Cli, ho
     assert json_line["progress"]["steps_total"] == 20
 
 
-def test_a_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
+def test_watched_list_follows_changes(store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     submit(store)
     watching = spawn("-m", "gpuwarden", "job", "list", "--watch", "--json", "--queue-db", url)
     assert watching.stdout is not None
@@ -179,7 +179,7 @@ def test_a_watched_list_follows_changes(store: JobStore, url: str, spawn: Callab
     assert watching.wait(timeout=20) == 130
 
 
-def test_a_job_that_needs_others_waits_for_them_and_shows_what_it_waits_for(store: JobStore, cli: Cli) -> None:
+def test_job_with_needs_waits_and_shows_them(store: JobStore, cli: Cli) -> None:
     first, second = (int(cli("job", "submit", "--run", "r1")[1]) for _ in range(2))
     code, third, _ = cli("job", "submit", "--run", "r1", "--needs", str(first), "--needs", str(second))
     assert code == 0
@@ -200,7 +200,7 @@ def test_a_job_that_needs_others_waits_for_them_and_shows_what_it_waits_for(stor
     )  # fmt: skip
 
 
-def test_a_job_is_of_the_class_that_its_queue_says_unless_it_says_so_itself(store: JobStore, cli: Cli) -> None:
+def test_class_of_a_job_defaults_to_its_queue(store: JobStore, cli: Cli) -> None:
     assert cli("queue", "set", "sweeps", "--class", "ingest", "--budget-s", "60")[0] == 0
 
     for options in (["--queue", "sweeps"], ["--queue", "load"], [], ["--class", "cpu"]):
@@ -221,7 +221,7 @@ def test_a_job_is_of_the_class_that_its_queue_says_unless_it_says_so_itself(stor
         pytest.param([State.CANCELLED, State.COMPLETED], 1, id="one cancelled"),
     ],
 )
-def test_a_wait_ends_with_its_jobs_and_says_how_they_ended(
+def test_wait_ends_with_its_jobs_and_prints_their_states(
     store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]], ends: list[State], code: int
 ) -> None:
     ids = [submit(store) for _ in ends]
@@ -242,7 +242,7 @@ def test_a_wait_ends_with_its_jobs_and_says_how_they_ended(
     assert waiting.wait(timeout=20) == code
 
 
-def test_a_wait_that_is_over_before_its_jobs_ends_with_2_and_names_them(store: JobStore, cli: Cli) -> None:
+def test_wait_that_times_out_exits_2_and_names_the_jobs(store: JobStore, cli: Cli) -> None:
     done, open_one = submit(store), submit(store)
     complete(store, claim(store))
     began_s = time.monotonic()
@@ -258,7 +258,7 @@ def test_a_wait_that_is_over_before_its_jobs_ends_with_2_and_names_them(store: J
 # --- queues
 
 
-def test_queues_are_listed_with_their_jobs_workers_and_settings(store: JobStore, cli: Cli) -> None:
+def test_queues_are_listed_with_jobs_workers_and_settings(store: JobStore, cli: Cli) -> None:
     assert cli("queue", "list") == (0, "", "")
     now = store.now()
     for _ in range(3):
@@ -292,7 +292,7 @@ def test_queues_are_listed_with_their_jobs_workers_and_settings(store: JobStore,
     assert "by ann@" in out
 
 
-def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cli) -> None:
+def test_unnamed_settings_stay_and_none_removes_one(store: JobStore, cli: Cli) -> None:
     def settings() -> tuple[Any, ...]:
         (found,) = store.queue_settings.all()
         return found.job_class, found.budget_s, found.lost_hold_s
@@ -315,13 +315,13 @@ def test_what_is_not_named_stays_set_and_none_undoes_it(store: JobStore, cli: Cl
     ("options", "code", "says"),
     [
         pytest.param(["gpu"], 1, "missing --class, --budget-s or --lost-hold-s", id="nothing"),
-        pytest.param(["gpu", "--class", "tpu"], 2, "unknown class 'tpu': use one of gpu, ", id="no class"),
-        pytest.param(["gpu", "--budget-s", "much"], 2, "invalid 'much': use a number of seconds", id="no number"),
+        pytest.param(["gpu", "--class", "tpu"], 2, "unknown class 'tpu': use one of gpu, ", id="unknown class"),
+        pytest.param(["gpu", "--budget-s", "much"], 2, "invalid 'much': use a number of seconds", id="not a number"),
         pytest.param(["gpu", "--budget-s", "-1"], 1, "budget_s -1.0 is invalid", id="below 0"),
         pytest.param(["", "--budget-s", "1"], 1, "queue '' is invalid", id="no name"),
     ],
 )
-def test_a_bad_setting_is_refused(store: JobStore, cli: Cli, options: list[str], code: int, says: str) -> None:
+def test_invalid_setting_is_refused(store: JobStore, cli: Cli, options: list[str], code: int, says: str) -> None:
     ended, _, err = cli("queue", "set", *options)
 
     assert ended == code
@@ -349,7 +349,7 @@ def written(tmp_path: Path, whole: object) -> str:
     return str(path)
 
 
-def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore, cli: Cli, tmp_path: Path) -> None:
+def test_run_is_submitted_from_a_file_and_shown_to_its_end(store: JobStore, cli: Cli, tmp_path: Path) -> None:
     code, out, _ = cli("runs", "submit", written(tmp_path, DIAMOND))
     ids = {line.split()[1]: int(line.split()[0]) for line in out.splitlines()}
 
@@ -377,7 +377,7 @@ def test_a_run_is_submitted_from_a_file_and_followed_to_its_end(store: JobStore,
     assert {each["job_id"]: each["needs_jobs"] for each in shown["all"]}[ids["left"]] == [ids["load"]]
 
 
-def test_the_page_about_files_shows_one_that_will_do() -> None:
+def test_example_file_of_the_docs_is_valid() -> None:
     page = (Path(__file__).parents[3] / "docs" / "queue-commands.md").read_text(encoding="utf-8")
     example = page.partition("```json\n")[2].partition("```")[0]
 
@@ -389,7 +389,7 @@ def test_the_page_about_files_shows_one_that_will_do() -> None:
 
 
 @pytest.mark.behaviour("D7")
-def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: JobStore, cli: Cli) -> None:
+def test_cancel_of_a_lost_job_warns_that_its_process_may_still_run(store: JobStore, cli: Cli) -> None:
     lost, other, kept = submit(store), submit(store), submit(store)
     for number in (1, 2, 3):
         assert store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
@@ -408,7 +408,7 @@ def test_who_cancels_a_lost_job_is_told_that_its_process_may_run_still(store: Jo
     ]
 
 
-def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
+def test_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: Path) -> None:
     cli("runs", "submit", written(tmp_path, DIAMOND), "--run", "other", "--json")
 
     assert cli("runs", "cancel", "other", "--reason", "wrong scene") == (0, "4 jobs cancelled: 1, 2, 3, 4\n", "")
@@ -420,7 +420,7 @@ def test_a_run_is_cancelled_with_its_jobs(store: JobStore, cli: Cli, tmp_path: P
         )  # fmt: skip
 
 
-def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cli: Cli) -> None:
+def test_run_shows_its_items_with_reasons_of_failures(store: JobStore, cli: Cli) -> None:
     store.items.add("r1", ["a", "b", "c"], now=NOW)
     submit(store, run_id="r1")
     job = claim(store)
@@ -439,7 +439,7 @@ def test_a_run_shows_its_items_and_why_those_failed_that_did(store: JobStore, cl
     assert [item["state"] for item in listed["items"]] == ["failed", "done", "pending"]
 
 
-def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
+def test_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
     for n in range(3):
         store.runs.submit(Submission(queue="gpu", run_id=f"r{n}"), now=NOW + n)
 
@@ -451,27 +451,35 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("whole", "says"),
     [
-        pytest.param("{", "it is not JSON", id="no JSON"),
+        pytest.param("{", "it is not JSON", id="not JSON"),
         pytest.param([], 'it is not an object with "jobs"', id="a list"),
         pytest.param({"run": "r", "jobs": {}}, 'it is not an object with "jobs"', id="no jobs"),
         pytest.param({"jobs": {"a": {}}}, "names no run: add", id="no name"),
         pytest.param({"run": 7, "jobs": {"a": {}}}, "`run` must be a text", id="a number as name"),
-        pytest.param({"run": "r", "job": {}, "jobs": {"a": {}}}, "unknown key 'job'", id="a word it does not know"),
-        pytest.param('{"run": "r", "jobs": {"a": {}, "a": {}}}', "duplicate key 'a'", id="twice"),
-        pytest.param({"run": "r", "jobs": {"a": []}}, "job 'a' is not an object", id="no object"),
+        pytest.param({"run": "r", "job": {}, "jobs": {"a": {}}}, "unknown key 'job'", id="unknown key"),
+        pytest.param('{"run": "r", "jobs": {"a": {}, "a": {}}}', "duplicate key 'a'", id="duplicate key"),
+        pytest.param({"run": "r", "jobs": {"a": []}}, "job 'a' is not an object", id="not an object"),
         pytest.param(
-            {"run": "r", "jobs": {"a": {"prio": 1}}}, "job 'a': unknown key 'prio': use queue, ", id="a job's word"
+            {"run": "r", "jobs": {"a": {"prio": 1}}},
+            "job 'a': unknown key 'prio': use queue, ",
+            id="unknown key of a job",
         ),
         pytest.param({"run": "r", "jobs": {"a": {"priority": "1"}}}, "`priority` must be a whole number", id="a text"),
         pytest.param({"run": "r", "jobs": {"a": {"budget_s": True}}}, "`budget_s` must be a number", id="a bool"),
         pytest.param({"run": "r", "jobs": {"a": {"budget_s": -1}}}, "job 'a': budget_s -1 is invalid", id="below 0"),
         pytest.param(
-            {"run": "r", "jobs": {"a": {"class": "x"}}}, "job 'a': unknown class 'x': use one of gpu, ", id="no class"
+            {"run": "r", "jobs": {"a": {"class": "x"}}},
+            "job 'a': unknown class 'x': use one of gpu, ",
+            id="unknown class",
         ),
-        pytest.param({"run": "r", "jobs": {"a": {"needs": [1]}}}, "`needs` must be a list of names", id="an id"),
-        pytest.param({"run": "r", "jobs": {"a": {"needs": ["b"]}}}, "no job of this run is named 'b'", id="a stranger"),
+        pytest.param({"run": "r", "jobs": {"a": {"needs": [1]}}}, "`needs` must be a list of names", id="needs by id"),
         pytest.param(
-            {"run": "r", "jobs": {"a": {"needs": ["b"]}, "b": {"needs": ["a"]}}}, "wait for one another", id="a circle"
+            {"run": "r", "jobs": {"a": {"needs": ["b"]}}}, "no job of this run is named 'b'", id="unknown job"
+        ),
+        pytest.param(
+            {"run": "r", "jobs": {"a": {"needs": ["b"]}, "b": {"needs": ["a"]}}},
+            "wait for one another",
+            id="circular needs",
         ),
         pytest.param(
             {"run": "r", "jobs": {"a": {}, "b": {"queue": "load"}}},
@@ -480,7 +488,7 @@ def test_the_newest_runs_are_listed(store: JobStore, cli: Cli) -> None:
         ),
     ],
 )
-def test_a_bad_run_file_is_refused_whole(store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str) -> None:
+def test_invalid_run_file_is_refused_whole(store: JobStore, cli: Cli, tmp_path: Path, whole: object, says: str) -> None:
     code, out, err = cli("runs", "submit", written(tmp_path, whole))
 
     assert (code, out) == (1, "")
@@ -491,7 +499,7 @@ def test_a_bad_run_file_is_refused_whole(store: JobStore, cli: Cli, tmp_path: Pa
 # --- events
 
 
-def test_each_consumer_is_told_once_of_everything_that_ended(store: JobStore, cli: Cli) -> None:
+def test_each_consumer_gets_every_event_once(store: JobStore, cli: Cli) -> None:
     submit(store, run_id="r1")
     complete(store, claim(store))
 
@@ -519,14 +527,14 @@ def test_events_are_followed(store: JobStore, url: str, spawn: Callable[..., sub
     assert following.wait(timeout=20) == 130
 
 
-def test_what_no_reader_took_is_printed_again(
+def test_events_that_no_reader_took_are_printed_again(
     store: JobStore, url: str, spawn: Callable[..., subprocess.Popen[str]], cli: Cli
 ) -> None:
     submit(store)
     complete(store, claim(store))
-    told = spawn("-c", CLOSED, url)
+    reader = spawn("-c", CLOSED, url)
 
-    assert told.wait(timeout=30) == 1
+    assert reader.wait(timeout=30) == 1
     assert len(cli("events", "mailer")[1].splitlines()) == 1
 
 

@@ -1,4 +1,4 @@
-"""The databases' promises: clear refusals, bounded waits, whole transactions, one history, wakes, locks."""
+"""Databases: errors, timeouts, transactions, changes and locks."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ def opened_with_counts(url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
-    """Either database, with a table of counts beside the queue's."""
+    """A database with the queue's tables and a table of counts."""
     yield from opened_with_counts(url)
 
 
@@ -75,7 +75,7 @@ def postgres_engine(postgres_url: str) -> Iterator[Engine]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writers give up after a tenth of a second."""
+    """Set the busy timeout to 0.1 s."""
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 0.1)
 
 
@@ -92,7 +92,7 @@ def count(engine: Engine, name: str = "a") -> int | None:
         ),
         pytest.param("", "invalid database URL ''", id="nothing"),
         pytest.param("mysql://u:p@h/d", "SQLite and PostgreSQL are supported, not mysql", id="MySQL"),
-        pytest.param("postgresql://u@h:port/d", "invalid database URL", id="a port that is no number"),
+        pytest.param("postgresql://u@h:port/d", "invalid database URL", id="invalid port"),
         pytest.param("sqlite+aiosqlite:////x.db", "are supported, not sqlite.aiosqlite", id="another SQLite driver"),
         pytest.param("sqlite://", "a database in memory is not kept: give a file", id="no file"),
         pytest.param("sqlite:///:memory:", "a database in memory is not kept", id="memory"),
@@ -101,33 +101,33 @@ def count(engine: Engine, name: str = "a") -> int | None:
         ),
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_with_what_to_do(url: str, says: str) -> None:
+def test_invalid_url_is_refused_with_a_hint(url: str, says: str) -> None:
     with pytest.raises(DatabaseError, match=says):
         open_database(url, QUEUE)
 
 
 @pytest.mark.parametrize("url", ["postgresql://u:secret@127.0.0.1:1/d", "postgresql://u:secret@127.0.0.1:port/d"])
-def test_a_password_is_not_shown(url: str) -> None:
+def test_password_is_not_shown(url: str) -> None:
     with pytest.raises(DatabaseError) as refused:
         open_database(url, QUEUE)
 
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_is_no_database_is_refused(database: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(database: Path) -> None:
     database.write_text("this is a letter, " * 100)
 
     with pytest.raises(DatabaseError, match="file is not a database"):
         open_database(f"sqlite:///{database}", QUEUE)
 
 
-def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+def test_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatabaseError, match="unable to open database file"):
         open_database(f"sqlite:///{tmp_path}", QUEUE)
 
 
 @pytest.mark.usefixtures("engine")
-def test_opening_again_keeps_what_is_there(url: str) -> None:
+def test_reopening_keeps_the_rows(url: str) -> None:
     again = open_database(url, QUEUE)
 
     assert count(again) == 0
@@ -135,7 +135,7 @@ def test_opening_again_keeps_what_is_there(url: str) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_writer_gives_up_after_the_timeout_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+def test_writer_times_out_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
     engine = sqlite_engine
     again = open_database(f"sqlite:///{database}", QUEUE)
     with writing(engine) as holder:
@@ -151,7 +151,7 @@ def test_a_writer_gives_up_after_the_timeout_while_another_writes(sqlite_engine:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_database_that_is_locked_whole_cannot_be_opened(database: Path) -> None:
+def test_locked_database_cannot_be_opened(database: Path) -> None:
     holder = sqlite3.connect(database, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
 
@@ -161,7 +161,7 @@ def test_a_database_that_is_locked_whole_cannot_be_opened(database: Path) -> Non
     holder.close()
 
 
-def test_a_writer_waits_its_turn_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
+def test_writer_waits_while_another_writes(sqlite_engine: Engine, database: Path) -> None:
     engine = sqlite_engine
     holder = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     holder.execute("BEGIN IMMEDIATE")
@@ -183,9 +183,9 @@ def test_a_writer_waits_its_turn_while_another_writes(sqlite_engine: Engine, dat
     assert count(engine) == 12
 
 
-def test_two_that_read_and_then_write_both_succeed(sqlite_engine: Engine) -> None:
+def test_concurrent_read_then_write_transactions_both_succeed(sqlite_engine: Engine) -> None:
     engine = sqlite_engine
-    # A transaction that begins as a reader and upgrades would fail at once here, whatever the timeout.
+    # A read transaction that becomes a write would fail here at once.
     together = threading.Barrier(2)
     failures: list[BaseException] = []
 
@@ -209,7 +209,7 @@ def test_two_that_read_and_then_write_both_succeed(sqlite_engine: Engine) -> Non
     assert count(engine) == 60
 
 
-def test_a_reader_waits_for_no_writer_and_sees_one_snapshot(engine: Engine) -> None:
+def test_reader_does_not_wait_and_sees_one_snapshot(engine: Engine) -> None:
     with reading(engine) as reader:
         before = reader.scalar(select(COUNTS.c.n))
         with writing(engine) as writer:
@@ -231,14 +231,14 @@ def write_much(engine: Engine, *, n: int) -> None:
         connection.execute(insert(COUNTS), [{"name": f"{n}" * 200, "n": n} for n in range(1000)])
 
 
-def test_a_transaction_that_raises_keeps_nothing(engine: Engine) -> None:
+def test_failed_transaction_writes_nothing(engine: Engine) -> None:
     with pytest.raises(RuntimeError, match="half way"):
         write_half(engine)
 
     assert count(engine) == 0
 
 
-def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_not(sqlite_engine: Engine) -> None:
+def test_full_disk_keeps_committed_rows_only(sqlite_engine: Engine) -> None:
     engine = sqlite_engine
     with writing(engine) as connection:
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
@@ -254,14 +254,14 @@ def test_a_full_disk_loses_nothing_that_was_kept_and_keeps_nothing_of_what_was_n
     assert (count(engine), count(engine, "999" * 200)) == (1, 999)
 
 
-def test_a_commit_is_on_the_disk_and_journalled(sqlite_engine: Engine) -> None:
+def test_commit_is_synced_and_in_the_wal(sqlite_engine: Engine) -> None:
     with reading(sqlite_engine) as connection:
         asked = [connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "synchronous")]
 
     assert asked == ["wal", 2]
 
 
-def test_no_connection_free_is_the_databases_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_pool_is_a_database_error(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.pool, "_timeout", 0.01)
     monkeypatch.setattr(engine.pool, "_max_overflow", 0)
     held = [engine.connect() for _ in range(5)]
@@ -274,7 +274,7 @@ def test_no_connection_free_is_the_databases_error(engine: Engine, monkeypatch: 
 
 
 @pytest.mark.needs_postgres
-def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
+def test_postgresql_reader_cannot_write(postgres_engine: Engine) -> None:
     with pytest.raises(DatabaseError, match="read-only transaction"), reading(postgres_engine) as connection:
         connection.execute(update(COUNTS).values(n=1))
 
@@ -284,7 +284,7 @@ def test_a_reader_on_postgresql_writes_nothing(postgres_engine: Engine) -> None:
 
 
 @pytest.mark.needs_postgres
-def test_a_row_lock_is_bounded(postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_lock_times_out(postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(db_engine, "BUSY_TIMEOUT_S", 1)
     again = open_database(postgres_url, QUEUE)
     with writing(postgres_engine) as holder:
@@ -313,7 +313,7 @@ def settings_of(engine: Engine, *names: str) -> dict[str, str]:
 
 
 @pytest.mark.needs_postgres
-def test_the_server_too_notices_a_client_that_vanished(postgres_engine: Engine) -> None:
+def test_server_notices_a_vanished_client(postgres_engine: Engine) -> None:
     assert settings_of(postgres_engine, *SETTINGS) == SETTINGS
 
 
@@ -322,14 +322,14 @@ def test_the_server_too_notices_a_client_that_vanished(postgres_engine: Engine) 
     ("options", "changed"),
     [
         pytest.param("options=-csearch_path%3Dpg_temp,public", {"search_path": "pg_temp,public"}, id="another setting"),
-        pytest.param("options=-c%20lock_timeout%3D7s", {"lock_timeout": "7s"}, id="one of ours"),
+        pytest.param("options=-c%20lock_timeout%3D7s", {"lock_timeout": "7s"}, id="our setting"),
         pytest.param(
             "options=-clock_timeout%3D7s&options=-cwork_mem%3D1MB", {"lock_timeout": "7s", "work_mem": "1MB"}, id="two"
         ),
-        pytest.param("application_name=mine", {"application_name": "mine"}, id="beside the options"),
+        pytest.param("application_name=mine", {"application_name": "mine"}, id="with other options"),
     ],
 )
-def test_the_urls_options_join_ours(postgres_url: str, options: str, changed: dict[str, str]) -> None:
+def test_options_of_the_url_are_added_to_ours(postgres_url: str, options: str, changed: dict[str, str]) -> None:
     engine = open_database(f"{postgres_url}?{options}", QUEUE)
 
     found = settings_of(engine, *(SETTINGS | changed))
@@ -339,7 +339,7 @@ def test_the_urls_options_join_ours(postgres_url: str, options: str, changed: di
 
 
 @pytest.mark.needs_postgres
-def test_a_server_is_reached_through_a_socket_which_has_no_keepalives(postgres: Postgres, postgres_url: str) -> None:
+def test_server_is_reached_through_a_unix_socket(postgres: Postgres, postgres_url: str) -> None:
     name = postgres_url.rpartition("/")[2]
     engine = open_database(postgres.url(name, sockets=str(postgres.sockets)), QUEUE)
 
@@ -349,7 +349,7 @@ def test_a_server_is_reached_through_a_socket_which_has_no_keepalives(postgres: 
     engine.dispose()
 
 
-# --- Changes
+# --- changes
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def change(engine: Engine) -> None:
         notify_after_commit(connection, QUEUE.channel)
 
 
-def test_nothing_changed_until_somebody_commits(engine: Engine, changes: Changes) -> None:
+def test_watch_sees_no_change_before_a_commit(engine: Engine, changes: Changes) -> None:
     assert not changes.any()
     with writing(engine) as connection:
         connection.execute(update(COUNTS).values(n=1))
@@ -376,7 +376,7 @@ def test_nothing_changed_until_somebody_commits(engine: Engine, changes: Changes
     assert not changes.any()
 
 
-def test_a_rollback_and_a_reader_are_no_change(engine: Engine, changes: Changes) -> None:
+def test_rollback_and_read_are_no_change(engine: Engine, changes: Changes) -> None:
     with pytest.raises(RuntimeError, match="half way"):
         write_half(engine)
     count(engine)
@@ -384,7 +384,7 @@ def test_a_rollback_and_a_reader_are_no_change(engine: Engine, changes: Changes)
     assert not changes.wait(0.1)
 
 
-def test_a_wait_ends_at_the_change_or_at_its_bound(engine: Engine, changes: Changes) -> None:
+def test_wait_ends_at_a_change_or_its_timeout(engine: Engine, changes: Changes) -> None:
     writer = threading.Timer(0.1, change, args=[engine])
     began_s = time.monotonic()
     writer.start()
@@ -395,15 +395,15 @@ def test_a_wait_ends_at_the_change_or_at_its_bound(engine: Engine, changes: Chan
     writer.join()
 
 
-def test_what_changed_before_the_wait_began_ends_it(engine: Engine, changes: Changes) -> None:
+def test_earlier_change_ends_the_wait(engine: Engine, changes: Changes) -> None:
     for _ in range(3):
         change(engine)
 
     assert changes.wait(10)
-    eventually(lambda: not changes.wait(0.1), "what was told is told no more")
+    eventually(lambda: not changes.wait(0.1), "the change is reported once")
 
 
-def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: Engine, spawn: Spawn) -> None:
+def test_commit_of_another_process_is_a_change(database: Path, sqlite_engine: Engine, spawn: Spawn) -> None:
     watching = watch(sqlite_engine, QUEUE.channel)
     lines = "import sqlite3, sys\nwith sqlite3.connect(sys.argv[1]) as c: c.execute('UPDATE counts SET n = 3')"
     writer = spawn("-c", lines, str(database))
@@ -414,7 +414,7 @@ def test_a_commit_of_another_process_is_a_change(database: Path, sqlite_engine: 
     watching.close()
 
 
-def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> None:
+def test_failed_watch_raises_a_database_error(sqlite_engine: Engine) -> None:
     watching: Any = watch(sqlite_engine, QUEUE.channel)
     watching._connection.driver_connection.close()
 
@@ -423,7 +423,7 @@ def test_a_watch_that_cannot_ask_says_so_in_our_words(sqlite_engine: Engine) -> 
 
 
 @pytest.mark.needs_postgres
-def test_a_watch_outlives_its_server(postgres_engine: Engine, postgres: Postgres) -> None:
+def test_watch_survives_a_server_restart(postgres_engine: Engine, postgres: Postgres) -> None:
     watching = watch(postgres_engine, QUEUE.channel)
     assert not watching.any()
     postgres.stop()
@@ -440,12 +440,12 @@ def test_a_watch_outlives_its_server(postgres_engine: Engine, postgres: Postgres
     watching.close()
 
 
-# --- a server that is away
+# --- server outages
 
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_a_server_that_is_back_is_used_again(postgres_engine: Engine, postgres: Postgres, end: str) -> None:
+def test_restarted_server_is_used_again(postgres_engine: Engine, postgres: Postgres, end: str) -> None:
     assert count(postgres_engine) == 0
     getattr(postgres, end)()
 
@@ -461,7 +461,7 @@ def test_a_server_that_is_back_is_used_again(postgres_engine: Engine, postgres: 
 
 
 @pytest.mark.needs_postgres
-def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, postgres: Postgres) -> None:
+def test_transaction_of_a_dead_server_writes_nothing(postgres_engine: Engine, postgres: Postgres) -> None:
     def half() -> None:
         with writing(postgres_engine) as connection:
             connection.execute(update(COUNTS).values(n=5))
@@ -476,7 +476,7 @@ def test_a_transaction_whose_server_dies_keeps_nothing(postgres_engine: Engine, 
 
 
 @pytest.mark.needs_postgres
-def test_a_commit_without_answer(postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_without_answer(postgres_engine: Engine, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = postgres_engine.dialect.do_commit
 
     def commit_and_lose(borrowed: Any) -> None:
@@ -496,7 +496,7 @@ def test_a_commit_without_answer(postgres_engine: Engine, postgres: Postgres, mo
 
 @contextmanager
 def alarmed(after_s: float) -> Iterator[None]:
-    """A signal whose handler raises, as a program's own limit of time does."""
+    """Raise from a signal handler, as a time limit does."""
 
     def too_late(*_: object) -> None:
         raise TimeoutError("it took too long")
@@ -511,7 +511,7 @@ def alarmed(after_s: float) -> Iterator[None]:
 
 
 @pytest.mark.needs_postgres
-def test_an_interrupted_watch_drops_its_connection(postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_watch_drops_its_connection(postgres_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hanging:
         hanging.setattr(db_changes, "_wake", lambda driver, _: driver.execute("SELECT pg_sleep(20)"))
         with pytest.raises(TimeoutError, match="it took too long"), alarmed(0.5):
@@ -524,7 +524,7 @@ def test_an_interrupted_watch_drops_its_connection(postgres_engine: Engine, monk
 
 
 @pytest.mark.needs_postgres
-def test_what_the_server_refuses_for_good_is_told_apart_from_its_absence(postgres_engine: Engine) -> None:
+def test_permanent_server_error_differs_from_no_answer(postgres_engine: Engine) -> None:
     with pytest.raises(DatabaseError, match="does not exist") as refused, reading(postgres_engine) as connection:
         connection.exec_driver_sql("SELECT 1 FROM nothing")
 
@@ -532,12 +532,12 @@ def test_what_the_server_refuses_for_good_is_told_apart_from_its_absence(postgre
 
 
 @pytest.mark.needs_postgres
-def test_a_database_that_is_not_there_is_named(postgres: Postgres) -> None:
+def test_missing_database_is_named(postgres: Postgres) -> None:
     with pytest.raises(DatabaseError, match='database "no_such" does not exist'):
         open_database(postgres.url("no_such"), QUEUE)
 
 
-# --- what one process alone may do
+# --- process locks
 
 
 LOCKER = """
@@ -558,7 +558,7 @@ def held_elsewhere(url: str, spawn: Spawn) -> subprocess.Popen[str]:
     return holder
 
 
-def test_a_second_process_is_refused_and_told_who_is_first(engine: Engine, url: str, spawn: Spawn) -> None:
+def test_second_process_is_refused_and_the_holder_named(engine: Engine, url: str, spawn: Spawn) -> None:
     holder = held_elsewhere(url, spawn)
 
     with pytest.raises(LockHeldElsewhereError, match=rf"pid {holder.pid}\b.* holds"):
@@ -581,12 +581,12 @@ def free(engine: Engine) -> Any:
         return None
 
 
-def test_a_lock_that_was_let_go_is_free(engine: Engine) -> None:
+def test_released_lock_is_free(engine: Engine) -> None:
     for _ in range(2):
         lock_for_one(engine, "sweeping the floor").close()
 
 
-def test_a_database_has_one_lock_however_its_url_spells_it(database: Path, sqlite_engine: Engine) -> None:
+def test_all_spellings_of_a_url_share_one_lock(database: Path, sqlite_engine: Engine) -> None:
     link = database.with_name("link.db")
     link.symlink_to(database)
     other = create_engine(f"sqlite:///{link}")
@@ -600,7 +600,7 @@ def test_a_database_has_one_lock_however_its_url_spells_it(database: Path, sqlit
 
 
 @pytest.mark.needs_postgres
-def test_a_lock_is_of_one_database(postgres_engine: Engine, postgres: Postgres, queue_template: str) -> None:
+def test_each_database_has_its_own_lock(postgres_engine: Engine, postgres: Postgres, queue_template: str) -> None:
     postgres.create("other", template=queue_template)
     other = open_database(postgres.url("other"), QUEUE)
     mine, theirs = (lock_for_one(each, "sweeping the floor") for each in (postgres_engine, other))
@@ -615,7 +615,7 @@ def test_a_lock_is_of_one_database(postgres_engine: Engine, postgres: Postgres, 
 
 
 @pytest.mark.needs_postgres
-def test_a_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Postgres) -> None:
+def test_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Postgres) -> None:
     lock = lock_for_one(postgres_engine, "sweeping the floor")
     assert lock.held()
     postgres.stop()
@@ -636,7 +636,7 @@ def test_a_lost_connection_loses_the_lock(postgres_engine: Engine, postgres: Pos
 
 
 @pytest.mark.needs_postgres
-def test_the_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine: Engine, postgres_url: str) -> None:
+def test_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine: Engine, postgres_url: str) -> None:
     with writing(postgres_engine) as holder:
         holder.execute(update(COUNTS).values(n=1))
 
@@ -646,7 +646,7 @@ def test_the_queue_waits_for_a_migration_and_not_for_a_busy_row(postgres_engine:
 
 
 @pytest.mark.needs_postgres
-def test_postgresql_may_be_named_without_its_driver(postgres_url: str) -> None:
+def test_postgresql_url_needs_no_driver_name(postgres_url: str) -> None:
     engine = open_database(postgres_url.replace("+psycopg", ""), QUEUE)
 
     with writing(engine) as connection:
@@ -655,7 +655,7 @@ def test_postgresql_may_be_named_without_its_driver(postgres_url: str) -> None:
     engine.dispose()
 
 
-def test_two_threads_that_open_new_databases_at_once_both_succeed(tmp_path: Path) -> None:
+def test_threads_that_open_new_databases_at_once_both_succeed(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         stores = list(pool.map(lambda n: JobStore.open(f"sqlite:///{tmp_path}/{n}.db"), range(8)))
 

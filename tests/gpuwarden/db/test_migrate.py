@@ -1,4 +1,4 @@
-"""Tables are made and upgraded when a program opens the database; those of an unknown version are refused."""
+"""Creation, upgrade and refusal of tables."""
 
 import hashlib
 import importlib
@@ -65,7 +65,7 @@ SCHEMA = Schema(name="queue", tables=METADATA, migrations="next_release:migratio
 
 @pytest.fixture(scope="module")
 def next_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the package `next_release` is: the queue's revisions, and one more."""
+    """Folder of the package `next_release`: the queue's revisions and one more."""
     folder = tmp_path_factory.mktemp("next")
     package = folder / "next_release"
     shutil.copytree(Path(gpuwarden.__file__).parent / "migrations", package / "migrations")
@@ -78,7 +78,7 @@ def next_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def next_schema(next_folder: Path) -> Schema:
-    """The queue's tables as the next release may have them."""
+    """The queue's schema of the next release."""
     assert next_folder
     found: Schema = importlib.import_module("next_release").SCHEMA
     return found
@@ -86,7 +86,7 @@ def next_schema(next_folder: Path) -> Schema:
 
 @pytest.fixture
 def empty_url(backend: str, request: pytest.FixtureRequest, database: Path) -> Iterator[str]:
-    """A database in which nothing is."""
+    """URL of an empty database."""
     if backend == "sqlite":
         yield f"sqlite:///{database}"
         return
@@ -98,7 +98,7 @@ def empty_url(backend: str, request: pytest.FixtureRequest, database: Path) -> I
 
 @pytest.fixture
 def engine(empty_url: str) -> Iterator[Engine]:
-    """A database with the queue's tables as they are now."""
+    """A database with the current tables of the queue."""
     opened = open_database(empty_url, QUEUE)
     yield opened
     opened.dispose()
@@ -125,14 +125,14 @@ def has_next_column(engine: Engine) -> bool:
     return "of_the_next_release" in {column["name"] for column in inspect(engine).get_columns("jobs")}
 
 
-# --- the tables of this version
+# --- this version
 
 
-def test_a_new_database_has_the_tables_that_the_code_has(engine: Engine) -> None:
+def test_new_database_has_the_tables_of_the_code(engine: Engine) -> None:
     assert differences(engine) == []
 
 
-def test_the_check_of_the_tables_sees_a_difference(engine: Engine) -> None:
+def test_table_check_finds_a_difference(engine: Engine) -> None:
     with engine.begin() as connection:
         connection.execute(text("ALTER TABLE workers DROP COLUMN retired"))
         connection.execute(text("DROP INDEX jobs_by_lease"))
@@ -140,7 +140,7 @@ def test_the_check_of_the_tables_sees_a_difference(engine: Engine) -> None:
     assert {each[0] for each in differences(engine)} == {"add_column", "add_index"}
 
 
-def test_changed_tables_have_a_new_revision_number() -> None:
+def test_changed_tables_need_a_new_revision() -> None:
     made = [
         str(each.compile(dialect=postgresql.dialect()))  # type: ignore[attr-defined, no-untyped-call]
         for table in METADATA.sorted_tables
@@ -151,7 +151,7 @@ def test_changed_tables_have_a_new_revision_number() -> None:
     assert (newest_revision(QUEUE), shape) == ("0008", "c3313362"), "raise the number of the revision, then pin this"
 
 
-# --- tables of another version
+# --- other versions
 
 
 @pytest.mark.parametrize("migrate", [True, False])
@@ -160,7 +160,7 @@ def test_changed_tables_have_a_new_revision_number() -> None:
     [(OLDER, OlderTablesError, "give this program a new database"), (NEWER, NewerTablesError, "upgrade this program")],
     ids=["older", "newer"],
 )
-def test_tables_of_an_unknown_revision_are_refused_and_left_alone(
+def test_tables_of_an_unknown_revision_are_refused_and_unchanged(
     empty_url: str, engine: Engine, found: str, error: type[DatabaseError], advice: str, *, migrate: bool
 ) -> None:
     set_revision(engine, found)
@@ -174,7 +174,7 @@ def test_tables_of_an_unknown_revision_are_refused_and_left_alone(
 
 
 @pytest.mark.parametrize("found", [None, OLDER, NEWER])
-def test_a_refusal_is_one_line_and_shows_no_password(found: str | None) -> None:
+def test_revision_error_is_one_line_without_a_password(found: str | None) -> None:
     engine = connect("postgresql://ann:secret@db.example/queue")
 
     said = str(refusal(engine, QUEUE, found))
@@ -184,7 +184,7 @@ def test_a_refusal_is_one_line_and_shows_no_password(found: str | None) -> None:
 
 
 @pytest.mark.parametrize("table", ["jobs", "avoided"])
-def test_another_programs_table_is_named_and_left_alone(empty_url: str, table: str) -> None:
+def test_table_of_another_program_is_named_and_unchanged(empty_url: str, table: str) -> None:
     theirs = connect(empty_url)
     with theirs.begin() as connection:
         connection.execute(text(f"CREATE TABLE {table} (id integer)"))
@@ -199,10 +199,10 @@ def test_another_programs_table_is_named_and_left_alone(empty_url: str, table: s
     theirs.dispose()
 
 
-# --- an upgrade
+# --- upgrades
 
 
-def test_an_upgrade_keeps_the_rows(empty_url: str, next_schema: Schema) -> None:
+def test_upgrade_keeps_the_rows(empty_url: str, next_schema: Schema) -> None:
     store = JobStore.open(empty_url)
     submitted = store.runs.submit(Submission(queue="gpu", payload={"a": 1}), now=NOW)
 
@@ -214,7 +214,7 @@ def test_an_upgrade_keeps_the_rows(empty_url: str, next_schema: Schema) -> None:
     store.close()
 
 
-def test_an_upgrade_that_breaks_off_leaves_the_tables_as_they_were(
+def test_failed_upgrade_leaves_the_tables_unchanged(
     empty_url: str, engine: Engine, next_schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -233,7 +233,7 @@ def broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("power cut")
 
 
-def test_a_program_that_only_asks_changes_no_tables(empty_url: str, next_schema: Schema) -> None:
+def test_read_only_program_changes_no_tables(empty_url: str, next_schema: Schema) -> None:
     with pytest.raises(DatabaseError, match="has no tables: start this version's programs first"):
         open_database(empty_url, QUEUE, migrate=False)
     open_database(empty_url, QUEUE).dispose()
@@ -258,7 +258,7 @@ print("open")
 """
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["empty", "of the version before"])
+@pytest.mark.parametrize("old", [False, True], ids=["empty", "previous version"])
 @pytest.mark.slow
 def test_processes_that_open_a_database_together_all_succeed(
     empty_url: str, next_folder: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]], *, old: bool
@@ -274,7 +274,7 @@ def test_processes_that_open_a_database_together_all_succeed(
 
 
 @only_postgresql
-def test_an_upgrade_lets_a_begun_transaction_through(empty_url: str, engine: Engine, next_schema: Schema) -> None:
+def test_upgrade_lets_a_begun_transaction_through(empty_url: str, engine: Engine, next_schema: Schema) -> None:
     plain = empty_url.replace("+psycopg", "")
     with ExitStack() as stack:
         other, asking = (stack.enter_context(closing(psycopg.connect(plain))) for _ in range(2))
@@ -294,7 +294,7 @@ def test_an_upgrade_lets_a_begun_transaction_through(empty_url: str, engine: Eng
 
 
 @only_postgresql
-def test_a_transaction_that_has_read_the_revision_goes_on_before_an_upgrade(
+def test_transaction_that_read_the_revision_precedes_the_upgrade(
     empty_url: str, engine: Engine, next_schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db_migrate, "IN_USE_S", 0.6)
@@ -307,7 +307,7 @@ def test_a_transaction_that_has_read_the_revision_goes_on_before_an_upgrade(
 
 
 @only_postgresql
-def test_tables_that_a_program_does_not_release_are_not_upgraded(
+def test_tables_in_use_are_not_upgraded(
     empty_url: str, engine: Engine, next_schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(db_migrate, "IN_USE_S", 0.6)

@@ -1,4 +1,4 @@
-"""The server of both programs: its bounds on slow callers, where it listens, and how it ends."""
+"""The HTTP server: timeouts, connection limits and addresses."""
 
 import errno
 import http.client
@@ -26,7 +26,7 @@ from tests.served import get, served_app
 from tests.waiting import eventually
 
 HANGS_UP_AT_ONCE = struct.pack("ii", 1, 0)
-"""SO_LINGER (socket(7)): a close breaks the connection off, as a crash does, or a probe of a port."""
+"""SO_LINGER (socket(7)): a close resets the connection, as a crash does."""
 
 PLAIN = WebConfig(None)
 
@@ -36,7 +36,7 @@ async def small(request: Request) -> Response:
 
 
 async def large(_: Request) -> Response:
-    return PlainTextResponse("x" * 2**25)  # more than a connection holds
+    return PlainTextResponse("x" * 2**25)  # more than the socket buffers
 
 
 async def broken(_: Request) -> Response:
@@ -76,7 +76,7 @@ def secured(caller: socket.socket, trusts: Authority) -> ssl.SSLSocket:
 
 
 def hung_up(caller: socket.socket, sends: bytes = b"") -> bool:
-    """Whether the server has closed the connection. Sends a byte each time if it is to be slow and not silent."""
+    """Whether the server has closed the connection. With `slow` it sends a byte first."""
     caller.settimeout(0.05)
     try:
         caller.sendall(sends)
@@ -90,18 +90,18 @@ def hung_up(caller: socket.socket, sends: bytes = b"") -> bool:
 # Slow callers
 
 
-def test_a_caller_that_sends_nothing_delays_no_other() -> None:
+def test_idle_caller_does_not_delay_others() -> None:
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)):
         assert answered(port)
 
 
-def test_a_caller_that_does_not_shake_hands_delays_no_other(encrypted: WebConfig, ours: Authority) -> None:
+def test_caller_without_handshake_does_not_delay_others(encrypted: WebConfig, ours: Authority) -> None:
     with served_app(APP, encrypted) as port, socket.create_connection(("127.0.0.1", port)):
         assert answered(port, ours)
 
 
 @pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\n"], ids=["its first line", "a header"])
-def test_a_slow_header_has_no_more_time(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
+def test_slow_header_times_out(monkeypatch: pytest.MonkeyPatch, beginning: bytes) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
 
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
@@ -110,7 +110,7 @@ def test_a_slow_header_has_no_more_time(monkeypatch: pytest.MonkeyPatch, beginni
         assert answered(port)
 
 
-def test_a_second_header_on_a_connection_has_no_more_time_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_slow_header_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
 
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
@@ -123,7 +123,7 @@ def test_a_second_header_on_a_connection_has_no_more_time_than_the_first(monkeyp
         eventually(lambda: hung_up(slow, b"x"), "it is closed")
 
 
-def test_the_rest_of_a_body_that_was_answered_unread_has_no_more_time_either(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rest_of_an_unread_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
 
     with served_app(APP, PLAIN) as port, socket.create_connection(("127.0.0.1", port)) as slow:
@@ -131,9 +131,9 @@ def test_the_rest_of_a_body_that_was_answered_unread_has_no_more_time_either(mon
         eventually(lambda: hung_up(slow, b"x"), "it is closed")
 
 
-def test_a_handshake_counts_in_the_headers_time(monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig) -> None:
+def test_handshake_counts_towards_the_header_timeout(monkeypatch: pytest.MonkeyPatch, encrypted: WebConfig) -> None:
     monkeypatch.setattr(serving, "REQUEST_TIMEOUT_S", 0.3)
-    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the beginning of a ClientHello of 512 bytes
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # start of a ClientHello of 512 bytes
 
     with served_app(APP, encrypted) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(hello)
@@ -146,12 +146,12 @@ def test_a_handshake_counts_in_the_headers_time(monkeypatch: pytest.MonkeyPatch,
         pytest.param(b"GET /lar", False, id="hangs up within its request"),
         pytest.param(b"GET /large HTTP/1.0\r\n\r\n", False, id="hangs up before it has the answer"),
         pytest.param(b"GET /large HTTP/1.0\r\n\r\n", True, id="does not take the answer"),
-        pytest.param(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", True, id="does not take it and wants another"),
-        pytest.param(b"\x00\r\n\r\n", False, id="sends no HTTP"),
+        pytest.param(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n", True, id="does not take it and sends another request"),
+        pytest.param(b"\x00\r\n\r\n", False, id="does not send HTTP"),
     ],
 )
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "by TLS"])
-def test_a_place_is_free_again_and_no_error_is_logged_where_a_caller(
+def test_failed_caller_frees_its_place_without_an_error(
     request: pytest.FixtureRequest,
     ours: Authority,
     monkeypatch: pytest.MonkeyPatch,
@@ -185,7 +185,7 @@ def test_a_place_is_free_again_and_no_error_is_logged_where_a_caller(
 # Many callers
 
 
-def test_too_many_connections_are_closed_until_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_connections_are_closed_until_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:
@@ -194,7 +194,7 @@ def test_too_many_connections_are_closed_until_others_end(monkeypatch: pytest.Mo
         eventually(lambda: answered(port), "two have hung up")
 
 
-def test_one_address_leaves_connections_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_address_cannot_use_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "ADDRESS_CONNECTIONS_MAX", 2)
 
     with served_app(APP, PLAIN) as port:
@@ -206,7 +206,7 @@ def test_one_address_leaves_connections_to_the_others(monkeypatch: pytest.Monkey
             each.close()
 
 
-def test_a_caller_that_hangs_up_keeps_its_place_until_its_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caller_that_hangs_up_keeps_its_place_until_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "CONNECTIONS_MAX", 1)
     began, go_on = threading.Event(), threading.Event()
 
@@ -225,10 +225,10 @@ def test_a_caller_that_hangs_up_keeps_its_place_until_its_request_is_answered(mo
         eventually(lambda: answered(port), "its place is free")
 
 
-def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
+def test_full_number_of_callers_can_connect_at_once() -> None:
     with bind("127.0.0.1", 0) as listener, ExitStack() as held:
 
-        def comes() -> bool:  # none is accepted yet; a caller without a place in the queue tries again 1 s later
+        def comes() -> bool:  # not accepted yet; a refused SYN is retried after 1 s
             try:
                 held.enter_context(socket.create_connection(listener.getsockname(), timeout=0.5))
             except TimeoutError:
@@ -241,7 +241,7 @@ def test_as_many_as_may_be_answered_can_come_at_the_same_moment() -> None:
 # Errors
 
 
-def test_an_error_in_a_page_is_a_500_and_one_line_in_our_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_page_error_is_a_500_and_one_log_line(capfd: pytest.CaptureFixture[str]) -> None:
     with served_app(APP, PLAIN) as port:
         assert get(port, "/broken")[0] == 500
         assert answered(port)
@@ -249,10 +249,10 @@ def test_an_error_in_a_page_is_a_500_and_one_line_in_our_log(capfd: pytest.Captu
     assert "it is broken" in "".join(capfd.readouterr())
 
 
-# Where it listens
+# Addresses
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_port_in_use_is_named() -> None:
     with bind("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
 
@@ -263,7 +263,7 @@ def test_a_port_in_use_is_named() -> None:
 @pytest.mark.parametrize(
     ("address", "because"), [("192.0.2.1", "Cannot assign requested address"), ("1.2.3.4.5", ".*(?i:name).*")]
 )
-def test_an_address_of_another_host_is_named_with_what_to_give(address: str, because: str) -> None:
+def test_address_of_another_host_is_named_with_a_hint(address: str, because: str) -> None:
     says = "give --listen an address of this host, or 0.0.0.0 for all of them"
 
     with pytest.raises(GpuwardenError, match=rf"^cannot listen on {address}:0 \({because}\): {says}$"):
@@ -271,13 +271,13 @@ def test_an_address_of_another_host_is_named_with_what_to_give(address: str, bec
 
 
 @needs_ipv6
-def test_an_ipv6_address_is_named_in_brackets() -> None:
+def test_ipv6_address_is_shown_in_brackets() -> None:
     with pytest.raises(GpuwardenError, match=re.escape("cannot listen on [2001:db8::1]:0")):
         bind("2001:db8::1", 0)
 
 
 @needs_ipv6
-def test_all_of_ipv6_is_all_of_ipv4_too_and_a_caller_keeps_its_ipv4_address() -> None:
+def test_ipv6_wildcard_serves_ipv4_with_ipv4_caller_addresses() -> None:
     with served_app(APP, PLAIN, listen="::") as port:
         assert [get(port, "/", host=host)[1] for host in ("::1", "127.0.0.1")] == ["::1\n", "127.0.0.1\n"]
 
@@ -292,9 +292,9 @@ def test_all_of_ipv6_is_all_of_ipv4_too_and_a_caller_keeps_its_ipv4_address() ->
         (OSError(errno.EACCES, ""), "1024 or more"),
     ],
 )
-def test_each_refusal_says_what_to_give(error: OSError, says: str) -> None:
+def test_bind_error_has_a_hint(error: OSError, says: str) -> None:
     assert says in (hint(error) or "")
 
 
-def test_an_unknown_refusal_has_no_hint() -> None:
+def test_unknown_bind_error_has_no_hint() -> None:
     assert hint(OSError(errno.ENOMEM, "")) is None

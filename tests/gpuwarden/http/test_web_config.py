@@ -1,4 +1,4 @@
-"""TLS, passwords and tokens: real certificates, real handshakes, and files that cannot be used."""
+"""TLS, passwords and tokens, with real certificates and handshakes."""
 
 import asyncio
 import http.client
@@ -31,7 +31,7 @@ PASSWORD = "correct horse"
 
 
 def hashed(password: str) -> str:
-    """Of the least cost, which is all that a test needs."""
+    """A bcrypt hash of the lowest cost."""
     return bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
 
 
@@ -55,14 +55,14 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> LogCapture:
-    """What is logged."""
+    """Captured log events."""
     capture = LogCapture()
     monkeypatch.setattr(gpuwarden.http.web_config, "log", structlog.wrap_logger(None, processors=[capture]))
     return capture
 
 
 def write(path: Path, text: str) -> Path:
-    """Replace it as a whole, as a deployment does."""
+    """Replace a file by rename."""
     scratch = path.with_suffix(".new")
     scratch.write_text(text)
     scratch.replace(path)
@@ -87,18 +87,18 @@ def tls(ours: Authority, **more: str) -> str:
         pytest.param(basic("prom", PASSWORD), 200, id="the right one"),
         pytest.param({}, 401, id="none"),
         pytest.param(basic("prom", "guess"), 401, id="a wrong one"),
-        pytest.param(basic("nobody", PASSWORD), 401, id="a user that is none"),
+        pytest.param(basic("stranger", PASSWORD), 401, id="unknown user"),
         pytest.param(basic("", PASSWORD), 401, id="no user"),
         pytest.param(basic("prom", ""), 401, id="an empty one"),
-        pytest.param(basic("other", "x" * 72 + "y"), 401, id="one that bcrypt would cut to the right one"),
-        pytest.param(basic("prom", PASSWORD + "\0x"), 401, id="one with a byte that ends it"),
+        pytest.param(basic("other", "x" * 72 + "y"), 401, id="truncated by bcrypt to the right one"),
+        pytest.param(basic("prom", PASSWORD + "\0x"), 401, id="with a NUL byte"),
         pytest.param({"Authorization": f"Bearer {PASSWORD}"}, 401, id="another scheme"),
-        pytest.param({"Authorization": "Basic !!!"}, 401, id="no base64"),
-        pytest.param({"Authorization": "Basic " + b64encode(b"\xff:\xff").decode()}, 401, id="no text"),
+        pytest.param({"Authorization": "Basic !!!"}, 401, id="not base64"),
+        pytest.param({"Authorization": "Basic " + b64encode(b"\xff:\xff").decode()}, 401, id="not UTF-8"),
         pytest.param({"Authorization": "Basic " + b64encode(b"prom").decode()}, 401, id="no colon"),
     ],
 )
-def test_a_caller_without_its_password_is_refused(tmp_path: Path, headers: dict[str, str], status: int) -> None:
+def test_caller_without_password_is_refused(tmp_path: Path, headers: dict[str, str], status: int) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD, other="x" * 72))
 
     with served(live(build.sighting()), web_config_file=config) as port:
@@ -113,12 +113,12 @@ def test_a_caller_without_its_password_is_refused(tmp_path: Path, headers: dict[
 
 
 @pytest.mark.parametrize("path", ["/-/healthy", "/-/ready"])
-def test_whether_it_is_well_is_told_without_a_password(tmp_path: Path, path: str) -> None:
+def test_health_pages_need_no_password(tmp_path: Path, path: str) -> None:
     with served(live(), web_config_file=write(tmp_path / "web.yml", users(prom=PASSWORD))) as port:
         assert get(port, path)[:2] == (200, "ok\n")
 
 
-def test_a_known_password_costs_no_bcrypt_until_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_password_needs_no_bcrypt_until_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD))
     asked: list[bytes] = []
     check = bcrypt.checkpw
@@ -139,7 +139,7 @@ def test_a_known_password_costs_no_bcrypt_until_a_change(tmp_path: Path, monkeyp
     assert len(asked) == 4
 
 
-def test_who_guesses_holds_up_nobody_whose_password_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guesses_do_not_delay_known_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door, right = WebConfig(write(tmp_path / "web.yml", users(prom=PASSWORD))), basic("prom", PASSWORD)
     assert admits(door, right["Authorization"])
     held, go_on = threading.Event(), threading.Event()
@@ -163,14 +163,14 @@ def test_who_guesses_holds_up_nobody_whose_password_is_known(tmp_path: Path, mon
 
     try:
         assert admits(door, right["Authorization"])
-        with pytest.raises(BusyError):  # its turn does not come in time
+        with pytest.raises(BusyError):  # it waits too long
             admits(door, basic("prom", "another guess")["Authorization"])
     finally:
         go_on.set()
         guessing.join()
 
 
-def test_concurrent_guesses_are_sent_away_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_guesses_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpuwarden.http.web_config, "CHECKED_MAX", 1)
     held, go_on = threading.Event(), threading.Event()
 
@@ -202,7 +202,7 @@ def test_concurrent_guesses_are_sent_away_at_once(tmp_path: Path, monkeypatch: p
     assert (statuses, again) == ([401], 401)
 
 
-def test_no_more_passwords_are_remembered_than_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_passwords_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpuwarden.http.web_config, "KNOWN_MAX", 2)
     door = WebConfig(write(tmp_path / "web.yml", users(a="1", b="2", c="3")))
 
@@ -228,13 +228,13 @@ def in_place(path: Path, text: str) -> None:
 
 @pytest.fixture
 def tokens(tmp_path: Path) -> Path:
-    """The file of tokens beside `web.yml`."""
+    """Write the token file next to `web.yml`."""
     write(tmp_path / "web.yml", TOKENS)
     return write(tmp_path / "tokens", f"{OLD}\n")
 
 
 @pytest.mark.parametrize("change", [write, in_place])
-def test_a_token_is_changed_without_a_gap(tokens: Path, change: Callable[[Path, str], object]) -> None:
+def test_token_changes_without_a_gap(tokens: Path, change: Callable[[Path, str], object]) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
     assert (admits(door, bearer(OLD)), admits(door, bearer(NEW))) == (True, False)
 
@@ -245,7 +245,7 @@ def test_a_token_is_changed_without_a_gap(tokens: Path, change: Callable[[Path, 
     assert (admits(door, bearer(OLD)), admits(door, bearer(NEW))) == (False, True)
 
 
-def test_a_file_of_the_same_size_and_time_is_another_all_the_same(tokens: Path) -> None:
+def test_replaced_file_of_same_size_and_time_is_reloaded(tokens: Path) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
     new, found = tokens.with_name("new"), tokens.stat()
     new.write_text(f"{NEW}\n")
@@ -263,14 +263,14 @@ def test_a_file_of_the_same_size_and_time_is_another_all_the_same(tokens: Path) 
     ids=["no header", "no token", "its beginning", "more than it", "not ASCII", "without a scheme", "another scheme",
          "as a password"],
 )  # fmt: skip
-def test_without_the_token_a_caller_is_refused(tokens: Path, authorization: str) -> None:
+def test_caller_without_token_is_refused(tokens: Path, authorization: str) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
 
     assert not admits(door, authorization)
     assert (admits(door, f"bearer {OLD}"), door.challenge) == (True, "Bearer")
 
 
-def test_with_tokens_and_users_either_is_accepted_and_a_refused_caller_is_told_of_both(tokens: Path) -> None:
+def test_tokens_and_users_are_both_accepted_and_both_offered(tokens: Path) -> None:
     config = write(tokens.with_name("web.yml"), TOKENS + users(ann=PASSWORD))
 
     with served(live(), web_config_file=config) as port:
@@ -281,7 +281,7 @@ def test_with_tokens_and_users_either_is_accepted_and_a_refused_caller_is_told_o
     assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer, Basic realm="gpuwarden"')
 
 
-def test_as_many_tokens_as_are_accepted_are(tokens: Path) -> None:
+def test_maximum_number_of_tokens_is_accepted(tokens: Path) -> None:
     write(tokens, "".join(f"token-{number:010}\n" for number in range(TOKENS_MAX)))
     door = WebConfig(tokens.with_name("web.yml"))
 
@@ -294,14 +294,14 @@ UNUSABLE_TOKENS: Mapping[str, tuple[bytes, str]] = {
     "short": (b"0123456789abcde", "line 1 of the bearer token file .* has 15 characters: use 16 or more"),
     "with a space": (f"{OLD}\n{NEW} {NEW}".encode(), "line 2 of .* is not a token: use ASCII without spaces"),
     "not ASCII": ("t\xf6ken-0123456789abc".encode(), "is not a token"),
-    "no text": (b"\xff" * 20, "is not UTF-8 text"),
+    "not text": (b"\xff" * 20, "is not UTF-8 text"),
     "too many": (f"{OLD}\n".encode() * (TOKENS_MAX + 1), "has 101 lines"),
     "too large": (b"x" * 70_000, "is over 65536 bytes"),
 }
 
 
 @pytest.mark.parametrize(("content", "says"), UNUSABLE_TOKENS.values(), ids=UNUSABLE_TOKENS)
-def test_bad_tokens_are_an_error_and_leave_the_earlier_ones(tokens: Path, content: bytes, says: str) -> None:
+def test_invalid_tokens_leave_the_earlier_ones_in_use(tokens: Path, content: bytes, says: str) -> None:
     door = WebConfig(tokens.with_name("web.yml"))
     tokens.write_bytes(content)
 
@@ -313,7 +313,7 @@ def test_bad_tokens_are_an_error_and_leave_the_earlier_ones(tokens: Path, conten
     assert door.look() == str(refused.value)
 
 
-def test_tokens_that_cannot_be_read_are_named(tokens: Path) -> None:
+def test_unreadable_token_file_is_named(tokens: Path) -> None:
     tokens.unlink()
     with pytest.raises(WebConfigError, match=r"tokens cannot be read \(No such file"):
         WebConfig(tokens.with_name("web.yml"))
@@ -322,10 +322,10 @@ def test_tokens_that_cannot_be_read_are_named(tokens: Path) -> None:
         WebConfig(tokens.with_name("web.yml"))
 
 
-# Credentials that are required
+# Required credentials
 
 
-def test_required_credentials_are_required_at_every_reading(tmp_path: Path, ours: Authority) -> None:
+def test_required_credentials_are_checked_at_each_reload(tmp_path: Path, ours: Authority) -> None:
     wants = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=str(ours.own.cert))
     config = write(tmp_path / "web.yml", wants)
     with pytest.raises(WebConfigError, match="lets every caller in"):
@@ -344,7 +344,7 @@ def test_required_credentials_are_required_at_every_reading(tmp_path: Path, ours
 def ask(
     port: int, trusts: Authority, path: str = "/metrics", *, shows: Authority | None = None, newest: str = "TLSv1_3"
 ) -> int:
-    """The status of an answer by TLS."""
+    """Status of an answer by TLS."""
     context = ssl.create_default_context(cafile=trusts.own.cert)
     context.maximum_version = ssl.TLSVersion[newest]
     if shows is not None:
@@ -358,7 +358,7 @@ def ask(
 
 
 def refused(port: int, trusts: Authority, *, shows: Authority | None = None, newest: str = "TLSv1_3") -> bool:
-    """Whether the connection itself is refused, before any answer."""
+    """Whether the connection is refused."""
     try:
         ask(port, trusts, shows=shows, newest=newest)
     except OSError:
@@ -366,7 +366,7 @@ def refused(port: int, trusts: Authority, *, shows: Authority | None = None, new
     return False
 
 
-def test_pages_are_read_by_tls_and_by_nothing_else(tmp_path: Path, ours: Authority, another: Authority) -> None:
+def test_pages_are_served_by_tls_only(tmp_path: Path, ours: Authority, another: Authority) -> None:
     with served(live(), web_config_file=write(tmp_path / "web.yml", tls(ours))) as port:
         assert ask(port, ours) == 200
         assert refused(port, another)
@@ -378,11 +378,11 @@ def test_pages_are_read_by_tls_and_by_nothing_else(tmp_path: Path, ours: Authori
 @pytest.mark.parametrize(
     ("kind", "without", "with_ours", "with_anothers"),
     [
-        pytest.param("RequireAndVerifyClientCert", False, True, False, id="wanted"),
-        pytest.param("VerifyClientCertIfGiven", True, True, False, id="looked at where it is given"),
+        pytest.param("RequireAndVerifyClientCert", False, True, False, id="required"),
+        pytest.param("VerifyClientCertIfGiven", True, True, False, id="verified if given"),
     ],
 )
-def test_a_callers_certificate_is(
+def test_client_certificate(
     tmp_path: Path, ours: Authority, another: Authority, kind: str, without: bool, with_ours: bool, with_anothers: bool
 ) -> None:
     wants = tls(ours, client_auth_type=kind, client_ca_file=str(ours.own.cert))
@@ -395,7 +395,7 @@ def test_a_callers_certificate_is(
         ]
 
 
-def test_a_version_of_tls_that_is_too_old_is_refused(tmp_path: Path, ours: Authority) -> None:
+def test_old_tls_version_is_refused(tmp_path: Path, ours: Authority) -> None:
     config = write(tmp_path / "web.yml", tls(ours, min_version="TLS13"))
 
     with served(live(), web_config_file=config) as port:
@@ -405,7 +405,7 @@ def test_a_version_of_tls_that_is_too_old_is_refused(tmp_path: Path, ours: Autho
         assert not refused(port, ours, newest="TLSv1_2")
 
 
-def test_names_are_relative_to_the_file(tmp_path: Path, ours: Authority) -> None:
+def test_paths_are_relative_to_the_file(tmp_path: Path, ours: Authority) -> None:
     for name, its in (("cert.pem", ours.server.cert), ("key.pem", ours.server.key)):
         (tmp_path / name).write_bytes(its.read_bytes())
     config = write(tmp_path / "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n")
@@ -413,7 +413,7 @@ def test_names_are_relative_to_the_file(tmp_path: Path, ours: Authority) -> None
     assert WebConfig(config).describe() == "https, 0 users, 0 tokens"
 
 
-def test_a_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another: Authority, said: LogCapture) -> None:
+def test_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another: Authority, said: LogCapture) -> None:
     for name, its in (("cert.pem", ours.server.cert), ("key.pem", ours.server.key)):
         (tmp_path / name).write_bytes(its.read_bytes())
     config = write(tmp_path / "web.yml", "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n")
@@ -421,7 +421,7 @@ def test_a_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another:
     with served(live(), web_config_file=config) as port:
         assert ask(port, ours) == 200
         write(tmp_path / "cert.pem", another.server.cert.read_text())
-        assert ask(port, ours) == 200  # half of the two is renewed: the pair before stays
+        assert ask(port, ours) == 200  # only one file is new: the old pair stays
         write(tmp_path / "key.pem", another.server.key.read_text())
         assert ask(port, another) == 200
         assert refused(port, ours)
@@ -432,10 +432,10 @@ def test_a_renewed_certificate_is_used(tmp_path: Path, ours: Authority, another:
     ]
 
 
-# Files that change, and files that will not do
+# Changed and invalid files
 
 
-def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path: Path, said: LogCapture) -> None:
+def test_invalid_file_leaves_the_old_one_in_use_and_is_logged_once(tmp_path: Path, said: LogCapture) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD))
     door, right = WebConfig(config), basic("prom", PASSWORD)["Authorization"]
 
@@ -456,7 +456,7 @@ def test_what_cannot_be_used_leaves_what_was_in_force_and_is_said_once(tmp_path:
     assert "prom" not in str(said.entries[1]["because"]).replace(str(config), "")
 
 
-def test_a_file_that_comes_back_as_it_was_is_in_force_again(tmp_path: Path) -> None:
+def test_restored_file_is_valid_again(tmp_path: Path) -> None:
     config = write(tmp_path / "web.yml", users(prom=PASSWORD))
     door = WebConfig(config)
     config.rename(tmp_path / "away")
@@ -467,14 +467,14 @@ def test_a_file_that_comes_back_as_it_was_is_in_force_again(tmp_path: Path) -> N
     assert door.look() == ""
 
 
-def test_a_file_that_did_not_change_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_web_config_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     door = WebConfig(write(tmp_path / "web.yml", users(prom=PASSWORD)))
     monkeypatch.setattr(gpuwarden.http.web_config, "_yaml", lambda *_: pytest.fail("it is read again"))
 
     assert door.look() == ""
 
 
-def test_without_a_file_everybody_is_let_in() -> None:
+def test_without_a_file_every_caller_is_admitted() -> None:
     door = WebConfig(None)
 
     assert (door.look(), admits(door), door.describe()) == ("", True, "http, 0 users, 0 tokens")
@@ -484,11 +484,11 @@ GOOD = hashed("x")
 
 UNUSABLE: Mapping[str, tuple[str, str]] = {
     "nothing": ("", "it is empty: add one of tls_server_config"),
-    "no YAML": ("{", "is not valid YAML in line"),
+    "not YAML": ("{", "is not valid YAML in line"),
     "a list": ("- 1\n", "must be a mapping of tls_server_config"),
-    "no text": ("\x00", "is not valid YAML"),
-    "something that is not done": ("rate_limit: {interval: 1s}\n", "rate_limit is not supported"),
-    "a key of Prometheus' that is not done": (
+    "not text": ("\x00", "is not valid YAML"),
+    "an unsupported section": ("rate_limit: {interval: 1s}\n", "rate_limit is not supported"),
+    "an unsupported key of Prometheus": (
         "tls_server_config: {cipher_suites: [x]}\n",
         "tls_server_config.cipher_suites is not supported",
     ),
@@ -503,17 +503,17 @@ UNUSABLE: Mapping[str, tuple[str, str]] = {
         "tls_server_config: {key_file: x}\n",
         "cert_file: Field required",
     ),
-    "a file that is none": ("tls_server_config: {cert_file: none.pem, key_file: x}\n", "cannot be read .No such file"),
+    "a missing file": ("tls_server_config: {cert_file: none.pem, key_file: x}\n", "cannot be read .No such file"),
     "a number": ("tls_server_config: {cert_file: 1, key_file: x}\n", "cert_file: Input should be a valid string"),
     "a tag that does not fit its value": ("!!bool foo\n", "is not valid YAML"),
-    "a time that is none": ("!!timestamp foo\n", "is not valid YAML"),
+    "an invalid time": ("!!timestamp foo\n", "is not valid YAML"),
     "a number without digits": ("!!int ''\n", "is not valid YAML"),
     "a key that is a list": ("[a]: b\n", "is not valid YAML"),
     "a section twice": (
         f"basic_auth_users: {{a: '{GOOD}'}}\nbasic_auth_users: {{b: '{GOOD}'}}\n",
         "'basic_auth_users' is written twice, once more in line 2",
     ),
-    "no name of a file": ("bearer_token_file:\n", "bearer_token_file is empty"),
+    "an empty file name": ("bearer_token_file:\n", "bearer_token_file is empty"),
     "no TLS": ("tls_server_config:\n", "tls_server_config is empty"),
     "a token in place of its file": ("bearer_token_file: {token: secret-word}\n", "Input should be a valid string"),
     "a user twice": (
@@ -544,7 +544,7 @@ UNUSABLE: Mapping[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize(("text", "says"), UNUSABLE.values(), ids=UNUSABLE)
-def test_a_file_that_will_not_do_is_told_with_what_is_wanted(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_web_config_is_refused_with_a_hint(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(WebConfigError, match=says) as raised:
         WebConfig(write(tmp_path / "web.yml", text))
 
@@ -552,12 +552,12 @@ def test_a_file_that_will_not_do_is_told_with_what_is_wanted(tmp_path: Path, tex
     assert "secret-word" not in str(raised.value)
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_unreadable_web_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match=r"web\.yml cannot be read \(No such file"):
         WebConfig(tmp_path / "web.yml")
 
 
-def test_a_file_that_is_too_long_is_none_of_ours(tmp_path: Path) -> None:
+def test_oversized_web_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WebConfigError, match="is over 65536 bytes"):
         WebConfig(write(tmp_path / "web.yml", "#" * 70_000))
 
@@ -566,11 +566,11 @@ def test_a_file_that_is_too_long_is_none_of_ours(tmp_path: Path) -> None:
     ("more", "says"),
     [
         pytest.param({"client_auth_type": "RequireAndVerifyClientCert"}, "wants client_ca_file", id="without a CA"),
-        pytest.param({"client_ca_file": "{ca}"}, "wants client_auth_type", id="a CA that nobody is held to"),
+        pytest.param({"client_ca_file": "{ca}"}, "wants client_auth_type", id="a CA without client_auth_type"),
         pytest.param(
             {"client_auth_type": "RequireAnyClientCert"},
             "should be 'NoClientCert'",
-            id="not done",
+            id="not supported",
         ),
         pytest.param(
             {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "{key}"},
@@ -584,7 +584,7 @@ def test_a_file_that_is_too_long_is_none_of_ours(tmp_path: Path) -> None:
         pytest.param({"key_file": "{ca}"}, "cannot be used", id="a certificate as key"),
     ],
 )
-def test_tls_that_cannot_be_is_told(tmp_path: Path, ours: Authority, more: dict[str, str], says: str) -> None:
+def test_invalid_tls_settings_are_refused(tmp_path: Path, ours: Authority, more: dict[str, str], says: str) -> None:
     encrypted = tmp_path / "encrypted"
     openssl("pkey", "-in", ours.server.key, "-aes256", "-passout", "pass:secret", "-out", encrypted)
     paths = {"ca": ours.own.cert, "key": ours.server.key, "ca_key": ours.own.key, "encrypted": encrypted}
@@ -595,7 +595,9 @@ def test_tls_that_cannot_be_is_told(tmp_path: Path, ours: Authority, more: dict[
 
 
 @pytest.mark.parametrize("goes", ["server.key", "ca.pem"])
-def test_a_file_that_went_is_named(tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, goes: str) -> None:
+def test_removed_web_config_is_named(
+    tmp_path: Path, ours: Authority, monkeypatch: pytest.MonkeyPatch, goes: str
+) -> None:
     for its in (ours.server.cert, ours.server.key, ours.own.cert):
         (tmp_path / its.name).write_bytes(its.read_bytes())
     read = gpuwarden.http.web_config._bytes
@@ -615,7 +617,7 @@ def test_a_file_that_went_is_named(tmp_path: Path, ours: Authority, monkeypatch:
 
 
 @pytest.mark.needs_parts
-def test_what_is_taken_here_is_taken_by_prometheus_own_tool(tmp_path: Path, ours: Authority) -> None:
+def test_accepted_web_config_is_accepted_by_promtool(tmp_path: Path, ours: Authority) -> None:
     ca = str(ours.own.cert)
     whole = tls(ours, client_auth_type="RequireAndVerifyClientCert", client_ca_file=ca, min_version="TLS13")
     config = write(tmp_path / "web.yml", whole + users(prom=PASSWORD))

@@ -14,7 +14,7 @@ def submit(store: JobStore, **changed: Any) -> JobId:
 
 
 def claim(store: JobStore, incarnation: str = "i1", *, now: float = NOW, queue: str = "gpu") -> Job:
-    """Incarnation `i1` is of worker `w1`, and so on."""
+    """Claim as incarnation `i1` of worker `w1`, and so on."""
     worker = incarnation.replace("i", "w")
     job = store.claims.claim(queue, host="box1", worker=worker, incarnation=incarnation, now=now)
     assert job is not None
@@ -52,7 +52,7 @@ def refuse_events(store: JobStore, when: str = "INSERT") -> None:
 
 
 def register(store: JobStore, incarnation: str, *, now: float = NOW, gpus: tuple[str, ...] = ()) -> list[JobId]:
-    """Incarnation `i1` and `i1b` are of worker `w1`."""
+    """Register incarnation `i1` or `i1b` of worker `w1`."""
     worker = incarnation.replace("i", "w").rstrip("b")
     return store.claims.register("gpu", host="box1", worker=worker, incarnation=incarnation, now=now, gpus=gpus)
 

@@ -1,4 +1,4 @@
-"""A person's hand on the queue: jobs ended, held and repeated; workers locked, drained, and found dead."""
+"""Acts of operators on jobs and workers, and the flag of a dead worker."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def register(store: JobStore, worker: str = "w1", *, incarnation: str = "i1") ->
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["waits", "runs"])
-def test_a_job_that_is_cancelled_is_over_and_its_attempt_accepted_no_more(store: JobStore, *, running: bool) -> None:
+def test_cancelled_job_is_final_and_its_attempt_is_refused(store: JobStore, *, running: bool) -> None:
     job_id = submit(store)
     if running:
         claim(store)
@@ -48,10 +48,10 @@ def test_a_job_that_is_cancelled_is_over_and_its_attempt_accepted_no_more(store:
     assert (job.state, job.because, job.claimed_by) == (State.CANCELLED, "cancelled by ann", None)
     assert claim(store) is None
     assert not store.claims.complete(job_id, attempt=1, incarnation="i1", now=NOW)
-    assert not store.admin.cancel(job_id, because="again", now=NOW), "what is over stays so"
+    assert not store.admin.cancel(job_id, because="again", now=NOW), "an ended job stays ended"
 
 
-def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: JobStore) -> None:
+def test_cancelled_run_cancels_its_jobs_and_takes_no_more(store: JobStore) -> None:
     done, waits, other = submit(store, run_id="r1"), submit(store, run_id="r1"), submit(store, run_id="r2")
     claim(store)
     store.claims.complete(done, attempt=1, incarnation="i1", now=NOW)
@@ -66,7 +66,7 @@ def test_a_cancelled_run_takes_its_jobs_along_and_nothing_is_added_to_it(store: 
 
 
 @pytest.mark.behaviour("B9")
-def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStore) -> None:
+def test_blocked_job_is_not_claimed_until_it_is_unblocked(store: JobStore) -> None:
     held, next_one = submit(store, priority=1), submit(store)
     assert store.admin.block(held, because="blocked by ann")
     assert not store.admin.block(held, because="again")
@@ -87,8 +87,8 @@ def test_a_blocked_job_is_claimed_by_nobody_until_it_is_unblocked(store: JobStor
 
 
 @pytest.mark.behaviour("B9")
-@pytest.mark.parametrize("again", [False, True], ids=["it", "the next one in its place"])
-def test_a_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *, again: bool) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["it", "its successor"])
+def test_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *, again: bool) -> None:
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
@@ -113,14 +113,14 @@ def test_a_locked_worker_finishes_its_job_and_claims_nothing(store: JobStore, *,
     assert found.job_id == waits
 
 
-def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_place_claims(store: JobStore) -> None:
+def test_drained_worker_ends_when_idle_and_its_successor_claims(store: JobStore) -> None:
     register(store)
     running, waits = submit(store), submit(store)
     claim(store)
     assert store.admin.drain(host=HOST, worker="w1")
     again = claim(store)
     assert again is not None
-    assert again.job_id == running, "what it holds is given to it again"
+    assert again.job_id == running, "it gets its own job again"
     store.claims.complete(running, attempt=1, incarnation="i1", now=NOW)
 
     with pytest.raises(DrainedError, match="w1 is draining"):
@@ -133,7 +133,7 @@ def test_a_drained_worker_ends_once_it_has_nothing_to_do_and_the_next_in_its_pla
 
 
 @pytest.mark.parametrize("held_back", ["lock", "drain"])
-def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: JobStore, held_back: str) -> None:
+def test_job_avoids_its_slot_only_while_another_worker_would_claim_it(store: JobStore, held_back: str) -> None:
     register(store)
     store.claims.register("gpu", host="box2", worker="w9", incarnation="i9", now=NOW)
     if held_back == "lock":
@@ -151,13 +151,13 @@ def test_a_job_avoids_its_slot_only_while_another_worker_would_take_it(store: Jo
     assert claim(store, incarnation="i1b") is not None
 
 
-def test_nobody_locks_drains_or_unlocks_a_worker_that_never_was(store: JobStore) -> None:
+def test_unknown_worker_is_not_locked_drained_or_unlocked(store: JobStore) -> None:
     assert not store.admin.lock(host=HOST, worker="w1", who="ann", because="", now=NOW)
     assert not store.admin.drain(host=HOST, worker="w1")
     assert not store.admin.unlock(host=HOST, worker="w1", who="bob", now=NOW)
 
 
-def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: JobStore) -> None:
+def test_workers_are_listed_with_job_and_liveness(store: JobStore) -> None:
     register(store)
     store.claims.register("gpu", host=HOST, worker="w2", incarnation="i2", now=NOW - 31)
     job_id = submit(store, model="sd-xl")
@@ -173,7 +173,7 @@ def test_workers_are_told_with_what_they_run_and_whether_they_are_there(store: J
 
 
 @pytest.mark.behaviour("A14")
-def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(store: JobStore) -> None:
+def test_dead_flag_is_set_once_and_cleared_by_a_sign_of_life(store: JobStore) -> None:
     register(store)
     job_id = submit(store)
     claim(store)
@@ -197,7 +197,7 @@ def test_a_dead_workers_flag_is_set_once_and_cleared_by_a_sign_of_life(store: Jo
 
 
 @pytest.mark.behaviour("A14")
-def test_a_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     register(store)
     job_id = submit(store)
     claim(store)
@@ -217,7 +217,7 @@ def test_a_late_heartbeat_leaves_a_newer_flag(store: JobStore, monkeypatch: pyte
 
 @pytest.mark.behaviour("A14")
 @pytest.mark.parametrize("condition", [Condition.STALL, Condition.BUDGET, Condition.HEALTH])
-def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, condition: Condition) -> None:
+def test_hung_worker_is_not_flagged_dead(store: JobStore, condition: Condition) -> None:
     job_id = submit(store)
     claim(store)
 
@@ -229,7 +229,7 @@ def test_a_worker_that_is_wedged_and_not_dead_is_not_flagged(store: JobStore, co
 # --- the commands
 
 
-def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) -> None:
+def test_jobs_are_blocked_cancelled_and_requeued_by_command(store: JobStore, cli: Cli) -> None:
     first, second = submit(store), submit(store, run_id="r1", job_class=JobClass.GPU_VIDEO, payload={"a": 1})
 
     assert cli("job", "block", str(first), "--reason", "it fails everywhere") == (0, "", "")
@@ -254,7 +254,7 @@ def test_jobs_are_held_ended_and_repeated_by_command(store: JobStore, cli: Cli) 
     assert cli("job", "show", "99")[::2] == (1, "gpuwarden job: the queue has no job 99\n")
 
 
-def test_a_job_is_shown_with_its_progress_where_it_runs_on_this_host(store: JobStore, cli: Cli, host_dir: Path) -> None:
+def test_job_on_this_host_is_shown_with_its_progress(store: JobStore, cli: Cli, host_dir: Path) -> None:
     job_id = submit(store, model="sd-xl", steps_total=20)
     _, waits, _ = cli("job", "show", str(job_id))
     with Reporter(host_dir, worker="w1", queue="gpu") as reporter:
@@ -302,14 +302,14 @@ def test_workers_are_listed_locked_and_drained_by_command(store: JobStore, cli: 
     assert cli("worker", "unlock", "locked") == (0, "", "")
     assert re.search(r"\n    unlocked \d+ s ago by ann@", cli("worker", "list")[1])
     assert cli("worker", "unlock", "locked") == (1, "", "gpuwarden worker: locked on box1 is not locked\n")
-    assert cli("worker", "lock", "nobody")[0] == cli("worker", "drain", "nobody")[0] == 1
+    assert cli("worker", "lock", "stranger")[0] == cli("worker", "drain", "stranger")[0] == 1
 
     store.fencing.fence(1, attempt=1, incarnation="i-busy", condition=Condition.DEAD_WORKER, now=store.now())
     assert "busy on box1, queue gpu: dead for" in cli("worker", "list", "--dead")[1]
     assert json.loads(cli("worker", "list", "--dead", "--queue", "gpu", "--json")[1])["incarnation"] == "i-busy"
 
 
-def test_a_worker_that_is_drained_finishes_its_job_and_ends_with_0(
+def test_drained_worker_finishes_its_job_and_exits_0(
     store: JobStore, url: str, host_dir: Path, tmp_path: Path, spawn: Callable[..., subprocess.Popen[str]]
 ) -> None:
     (tmp_path / "bodies.py").write_text(

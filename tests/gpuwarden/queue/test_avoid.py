@@ -1,4 +1,4 @@
-"""A requeued job avoids the worker and the GPU that it was taken from, and a GPU in quarantine gets no job."""
+"""Avoidance after a requeue, and GPU quarantine."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.both_databases
 
 
 def avoiding(store: JobStore) -> JobId:
-    """A job that was taken from worker `w1` and its GPU `GPU-a`."""
+    """A job that was requeued from worker `w1` and `GPU-a`."""
     register(store, "i1", gpus=("GPU-a",))
     job = fenced(store)
     avoid = Slot(host="box1", worker="w1", gpus=("GPU-a",))
@@ -31,7 +31,7 @@ def takes(store: JobStore, incarnation: str, *, now: float = NOW) -> bool:
     return store.claims.claim("gpu", host="box1", worker=worker, incarnation=incarnation, now=now) is not None
 
 
-def test_a_requeued_job_is_left_to_another_gpu_that_is_there(store: JobStore) -> None:
+def test_requeued_job_is_left_to_another_live_gpu(store: JobStore) -> None:
     avoiding(store)
     register(store, "i2", gpus=("GPU-b",))
 
@@ -39,7 +39,7 @@ def test_a_requeued_job_is_left_to_another_gpu_that_is_there(store: JobStore) ->
     assert takes(store, "i2")
 
 
-def test_another_worker_with_the_same_gpu_avoids_it_too(store: JobStore) -> None:
+def test_another_worker_with_the_same_gpu_is_avoided_too(store: JobStore) -> None:
     avoiding(store)
     register(store, "i2", gpus=("GPU-a", "GPU-c"))
     register(store, "i3", gpus=("GPU-b",))
@@ -48,7 +48,7 @@ def test_another_worker_with_the_same_gpu_avoids_it_too(store: JobStore) -> None
     assert takes(store, "i3")
 
 
-def test_a_job_passes_over_the_worker_it_avoids_but_others_do_not(store: JobStore) -> None:
+def test_avoided_worker_still_claims_other_jobs(store: JobStore) -> None:
     avoiding(store)
     register(store, "i2")
     other = submit(store)
@@ -88,14 +88,14 @@ def absent(_store: JobStore) -> None: ...
 @pytest.mark.parametrize(
     "other", [absent, avoided_too, of_another_queue, stale, retired, in_quarantine, beside_a_lost_job]
 )
-def test_where_nobody_else_could_run_it_the_job_goes_back(store: JobStore, other: Callable[[JobStore], None]) -> None:
+def test_job_returns_to_its_worker_if_no_other_could_run_it(store: JobStore, other: Callable[[JobStore], None]) -> None:
     avoiding(store)
     other(store)
 
     assert takes(store, "i1b")
 
 
-def test_a_job_avoids_for_a_while_only(store: JobStore) -> None:
+def test_avoidance_ends_after_a_while(store: JobStore) -> None:
     avoiding(store)
     register(store, "i2", now=NOW + AVOID_S)
 
@@ -103,7 +103,7 @@ def test_a_job_avoids_for_a_while_only(store: JobStore) -> None:
     assert takes(store, "i1b", now=NOW + AVOID_S)
 
 
-def test_a_sweep_forgets_what_no_job_has_to_avoid_any_more_and_nothing_else(store: JobStore) -> None:
+def test_sweep_deletes_only_expired_avoidances(store: JobStore) -> None:
     avoiding(store)
 
     store.sweeps.reclaim_expired(now=NOW + AVOID_S - 1)
@@ -118,7 +118,7 @@ def avoided_rows(store: JobStore) -> int | None:
         return connection.scalar(select(func.count()).select_from(AVOIDED))
 
 
-def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
+def test_avoided_slots_add_up_over_requeues(store: JobStore) -> None:
     job_id = avoiding(store)
     register(store, "i2", gpus=("GPU-b",))
     register(store, "i3", gpus=("GPU-c",))
@@ -136,7 +136,7 @@ def test_what_a_job_avoids_adds_up_over_its_trips(store: JobStore) -> None:
 # --- quarantine
 
 
-def test_nothing_is_claimed_with_a_gpu_in_quarantine_until_it_is_released(store: JobStore) -> None:
+def test_quarantined_gpu_claims_nothing_until_it_is_released(store: JobStore) -> None:
     register(store, "i1", gpus=("GPU-a", "GPU-b"))
     register(store, "i2", gpus=("GPU-c",))
     submit(store)
@@ -150,7 +150,7 @@ def test_nothing_is_claimed_with_a_gpu_in_quarantine_until_it_is_released(store:
     assert takes(store, "i1")
 
 
-def test_a_worker_that_does_not_know_its_gpus_is_known_by_its_slot(store: JobStore) -> None:
+def test_worker_with_unknown_gpus_is_matched_by_its_slot(store: JobStore) -> None:
     submit(store)
     store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker="w1", because="D state", now=NOW)
 
@@ -171,7 +171,7 @@ def test_slots_that_share_an_unknown_gpu_are_both_in_quarantine(store: JobStore)
     assert takes(store, "i2")
 
 
-def test_a_quarantine_is_told_with_its_first_reason(store: JobStore) -> None:
+def test_quarantine_is_listed_with_its_first_reason(store: JobStore) -> None:
     register(store, "i1", gpus=("GPU-a", "GPU-b"))
     assert store.gpu_quarantine.quarantine_of(host="box1", worker="w1") is None
     store.gpu_quarantine.quarantine(["GPU-b"], host="box1", worker="w7", because="D state", now=NOW)

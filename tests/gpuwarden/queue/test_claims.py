@@ -1,4 +1,4 @@
-"""Claims: each job is claimed once, by order of priority and age, and only its holder may act on it."""
+"""Claims: order, races and the rights of the holder."""
 
 import subprocess
 from collections import Counter
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.both_databases
 Spawn = Callable[..., subprocess.Popen[str]]
 
 
-def test_a_claim_names_its_holder_raises_the_attempt_and_leases(store: JobStore) -> None:
+def test_claim_sets_holder_attempt_and_lease(store: JobStore) -> None:
     submit(store)
 
     job = claim(store)
@@ -32,13 +32,13 @@ def test_a_claim_names_its_holder_raises_the_attempt_and_leases(store: JobStore)
     assert job == store.job(job.job_id)
 
 
-def test_the_lowest_priority_goes_first_then_the_oldest(store: JobStore) -> None:
+def test_lowest_priority_number_goes_first_then_the_oldest(store: JobStore) -> None:
     late, first, soon = submit(store), submit(store), submit(store, priority=5)
 
     assert [claim(store, f"i{n}").job_id for n in range(3)] == [soon, late, first]
 
 
-def test_an_empty_queue_and_another_queue_give_nothing(store: JobStore) -> None:
+def test_empty_queue_and_another_queue_have_no_job(store: JobStore) -> None:
     submit(store, queue="cpu")
 
     assert store.claims.claim("gpu", host="box1", worker="w1", incarnation="i1", now=NOW) is None
@@ -51,7 +51,7 @@ from pathlib import Path
 from gpuwarden.db.engine import NoAnswerError
 from gpuwarden.queue import JobStore
 
-def as_a_worker(asks):  # who waits in vain for its turn to write has written nothing, and asks again
+def as_a_worker(asks):  # a write that times out has written nothing: retry
     while True:
         try:
             return asks()
@@ -73,7 +73,7 @@ while (job := as_a_worker(claim)) is not None:
 
 
 @pytest.mark.behaviour("A11")
-def test_of_racing_processes_one_claims_each_job(store: JobStore, url: str, tmp_path: Path, spawn: Spawn) -> None:
+def test_racing_processes_claim_each_job_once(store: JobStore, url: str, tmp_path: Path, spawn: Spawn) -> None:
     submitted = [submit(store) for _ in range(200)]
     said = {f"w{n}": tmp_path / f"w{n}.err" for n in range(8)}
     racers = {name: spawn("-c", CLAIMER, url, name, str(tmp_path), stderr=path) for name, path in said.items()}
@@ -89,14 +89,14 @@ def test_of_racing_processes_one_claims_each_job(store: JobStore, url: str, tmp_
     assert sum(bool(lines) for lines in claims.values()) > 1
 
 
-# --- holding, and no longer holding
+# --- holders
 
 
 @pytest.mark.behaviour("A11")
 @pytest.mark.parametrize(
     ("attempt", "incarnation"), [(1, "i1"), (2, "i1"), (1, "i2")], ids=["old", "attempt alone", "incarnation alone"]
 )
-def test_whoever_no_longer_holds_the_job_is_refused_everything(store: JobStore, attempt: int, incarnation: str) -> None:
+def test_former_holder_is_refused_everything(store: JobStore, attempt: int, incarnation: str) -> None:
     submit(store)
     first = claim(store, "i1")
     assert store.claims.release(first.job_id, attempt=1, incarnation="i1", now=NOW)
@@ -116,7 +116,7 @@ def test_whoever_no_longer_holds_the_job_is_refused_everything(store: JobStore, 
 
 
 @pytest.mark.behaviour("A11")
-def test_while_fencing_nothing_is_accepted_and_nobody_claims(store: JobStore) -> None:
+def test_fenced_job_accepts_nothing_and_is_not_claimed(store: JobStore) -> None:
     job = fenced(store)
     held = {"attempt": 1, "incarnation": "i1"}
 
@@ -132,7 +132,7 @@ def test_while_fencing_nothing_is_accepted_and_nobody_claims(store: JobStore) ->
     assert (found.state, found.attempt, found.because) == (State.FENCING, 1, "stall: fenced")
 
 
-def test_a_fence_of_another_attempt_is_refused(store: JobStore) -> None:
+def test_fence_of_another_attempt_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
@@ -142,7 +142,7 @@ def test_a_fence_of_another_attempt_is_refused(store: JobStore) -> None:
     assert store.job(job.job_id) == job
 
 
-def test_a_renewal_lengthens_the_lease(store: JobStore) -> None:
+def test_renewal_extends_the_lease(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
@@ -151,7 +151,7 @@ def test_a_renewal_lengthens_the_lease(store: JobStore) -> None:
     assert store.job(job.job_id).lease_expires_at == NOW + 70
 
 
-def test_a_completed_job_has_no_holder_and_one_event(store: JobStore) -> None:
+def test_completed_job_has_no_holder_and_one_event(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
@@ -163,7 +163,7 @@ def test_a_completed_job_has_no_holder_and_one_event(store: JobStore) -> None:
     assert not store.claims.complete(job.job_id, attempt=1, incarnation="i1", now=NOW + 11)
 
 
-def test_a_job_given_back_counts_no_retry_and_keeps_its_priority(store: JobStore) -> None:
+def test_released_job_counts_no_retry_and_keeps_its_priority(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
@@ -174,7 +174,7 @@ def test_a_job_given_back_counts_no_retry_and_keeps_its_priority(store: JobStore
     assert (back.watchdog_retries, back.reclaims, back.priority) == (0, 0, 100)
 
 
-def test_a_claim_that_finds_nothing_writes_nothing_and_so_wakes_nobody(store: JobStore) -> None:
+def test_empty_claim_writes_nothing_and_wakes_no_worker(store: JobStore) -> None:
     register(store, "i1")
     watch = store.changes()
     watch.any()
@@ -187,7 +187,7 @@ def test_a_claim_that_finds_nothing_writes_nothing_and_so_wakes_nobody(store: Jo
     watch.close()
 
 
-def test_a_claim_whose_answer_was_lost_gives_the_same_job_again_with_its_lease_renewed(store: JobStore) -> None:
+def test_claim_with_a_lost_answer_returns_the_job_with_a_renewed_lease(store: JobStore) -> None:
     submit(store)
     other = submit(store)
     lost = claim(store)
@@ -200,7 +200,7 @@ def test_a_claim_whose_answer_was_lost_gives_the_same_job_again_with_its_lease_r
     assert claim(store).job_id == other
 
 
-def test_a_claim_whose_answer_was_lost_is_given_again_on_an_empty_queue_and_to_nobody_else(store: JobStore) -> None:
+def test_claim_with_a_lost_answer_is_repeated_only_for_its_holder(store: JobStore) -> None:
     submit(store)
     lost = claim(store)
 
@@ -209,12 +209,12 @@ def test_a_claim_whose_answer_was_lost_is_given_again_on_an_empty_queue_and_to_n
 
 
 @pytest.mark.needs_postgres
-def test_a_claim_waits_for_the_commit_of_the_one_that_it_repeats(shared_store: JobStore) -> None:
+def test_repeated_claim_waits_for_the_commit_of_the_first(shared_store: JobStore) -> None:
     lost = submit(shared_store)
     other = submit(shared_store)
     register(shared_store, "i1")
     with ThreadPoolExecutor(1) as pool:
-        with writing(shared_store._engine) as first:  # as `claim` writes, and its commit is on its way
+        with writing(shared_store._engine) as first:  # as `claim` writes, before its commit
             first.execute(update(WORKERS).where(WORKERS.c.worker == "w1").values(current_model="m"))
             held = {"state": "running", "attempt": 1, "claimed_by": "i1", "host": "box1", "worker": "w1"}
             first.execute(update(JOBS).where(JOBS.c.job_id == lost).values(**held))
@@ -232,7 +232,7 @@ def waits_for_a_row(store: JobStore) -> bool:
         return bool(connection.scalar(text(waits)))
 
 
-def test_a_job_that_was_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
+def test_job_ready_while_blocked_has_waited_since_then(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
     store.admin.block(second, because="a person said so")

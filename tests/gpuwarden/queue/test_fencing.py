@@ -1,4 +1,4 @@
-"""A trip: the fence, then a requeue or a fail in one transaction, with its event."""
+"""Fences, requeues, failures and their events."""
 
 import pytest
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.both_databases
 
 @pytest.mark.behaviour("A9")
 @pytest.mark.parametrize(("priority", "becomes"), [(100, 10), (11, 10), (10, 10), (3, 3)])
-def test_a_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, priority: int, becomes: int) -> None:
+def test_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, priority: int, becomes: int) -> None:
     job = fenced(store, priority=priority, run_id="r1")
 
     assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
@@ -27,7 +27,7 @@ def test_a_requeue_counts_one_retry_and_never_lowers_urgency(store: JobStore, pr
 
 
 @pytest.mark.behaviour("A9")
-def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) -> None:
+def test_requeued_job_is_claimed_before_older_jobs(store: JobStore) -> None:
     job = fenced(store)
     submit(store)
     store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
@@ -38,7 +38,7 @@ def test_a_requeued_job_is_claimed_before_what_waited_longer(store: JobStore) ->
 
 
 @pytest.mark.behaviour("A9")
-def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStore) -> None:
+def test_idle_worker_notices_a_requeue_without_a_claim(store: JobStore) -> None:
     job = fenced(store)
     watch = store.changes()
     assert not watch.any()
@@ -52,7 +52,7 @@ def test_an_idle_worker_notices_a_requeue_without_asking_for_jobs(store: JobStor
     watch.close()
 
 
-def test_an_idle_worker_notices_a_job_given_back_without_asking_for_jobs(store: JobStore) -> None:
+def test_idle_worker_notices_a_release_without_a_claim(store: JobStore) -> None:
     submit(store)
     job = claim(store)
     watch = store.changes()
@@ -64,7 +64,7 @@ def test_an_idle_worker_notices_a_job_given_back_without_asking_for_jobs(store: 
     watch.close()
 
 
-def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store: JobStore) -> None:
+def test_fence_for_an_incarnation_without_the_job_is_refused(store: JobStore) -> None:
     submit(store)
     job = claim(store, "holder")
 
@@ -74,7 +74,7 @@ def test_a_fence_for_an_incarnation_that_does_not_hold_the_job_is_refused(store:
     assert store.fencing.fence(job.job_id, attempt=1, incarnation="holder", condition=Condition.STALL, now=NOW)
 
 
-def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
+def test_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
     submit(store)
     job = claim(store)
     assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
@@ -88,7 +88,7 @@ def test_a_requeue_needs_the_fence_and_happens_once(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A10")
-def test_a_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
+def test_failed_job_is_final_and_has_one_event(store: JobStore) -> None:
     job = fenced(store)
 
     assert store.fencing.fail(job.job_id, attempt=1, because="stall: at the cap", now=NOW + 2)
@@ -104,7 +104,7 @@ def accept_events(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A10")
-def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: JobStore) -> None:
+def test_fenced_job_is_unchanged_if_its_event_cannot_be_written(store: JobStore) -> None:
     job = fenced(store)
     before = store.job(job.job_id)
     refuse_events(store)
@@ -119,7 +119,7 @@ def test_when_the_event_cannot_be_written_a_tripped_job_stays_as_it_was(store: J
 
 
 @pytest.mark.behaviour("A10")
-def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: JobStore) -> None:
+def test_worker_keeps_its_job_if_the_event_cannot_be_written(store: JobStore) -> None:
     submit(store)
     job = claim(store)
     refuse_events(store)
@@ -132,7 +132,7 @@ def test_when_the_event_cannot_be_written_the_worker_still_holds_its_job(store: 
 
 
 @pytest.mark.behaviour("A10")
-def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(store: JobStore) -> None:
+def test_event_fails_the_run_and_cancels_its_other_jobs(store: JobStore) -> None:
     done, tripped, running, waiting = (submit(store, run_id="r1") for _ in range(4))
     stranger = submit(store, run_id="r2")
     assert claim(store, "i0").job_id == done
@@ -158,7 +158,7 @@ def test_the_event_fails_the_run_and_cancels_its_other_jobs_even_those_that_run(
 
 
 @pytest.mark.behaviour("A10")
-def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStore) -> None:
+def test_event_is_consumed_once(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
     stranger = submit(store, run_id="r2")
@@ -170,7 +170,7 @@ def test_an_event_is_consumed_once_however_often_it_is_looked_for(store: JobStor
 
 
 @pytest.mark.behaviour("A10")
-def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
+def test_failed_run_takes_no_more_jobs(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
     before = submit(store, run_id="r1")
@@ -183,7 +183,7 @@ def test_a_run_that_has_failed_takes_no_more_jobs(store: JobStore) -> None:
     assert [found.job_id for found in store.jobs()] == [job.job_id, before]
 
 
-def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: JobStore) -> None:
+def test_event_of_a_job_without_a_run_is_consumed_without_effect(store: JobStore) -> None:
     job = fenced(store)
     other = submit(store)
     store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
@@ -193,7 +193,7 @@ def test_the_event_of_a_job_without_a_run_is_consumed_and_touches_nobody(store: 
     assert store.job(other).state is State.QUEUED
 
 
-def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
+def test_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) -> None:
     job = fenced(store, run_id="r1")
     sibling = submit(store, run_id="r1")
     store.fencing.fail(job.job_id, attempt=1, because="stall", now=NOW)
@@ -210,7 +210,7 @@ def test_a_consumer_that_dies_half_way_leaves_the_event_unread(store: JobStore) 
 
 
 @pytest.mark.behaviour("A13")
-def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobStore) -> None:
+def test_fence_without_a_holder_expires_and_records_its_condition(store: JobStore) -> None:
     job = fenced(store)
 
     assert store.sweeps.reclaim_expired(now=NOW + 1 + FENCE_S) == []
@@ -223,7 +223,7 @@ def test_a_fence_that_nobody_holds_runs_out_and_says_what_it_was_for(store: JobS
     assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
 
-def test_a_fence_that_is_held_stays_and_no_other_is_held(store: JobStore) -> None:
+def test_held_fence_stays_and_others_expire(store: JobStore) -> None:
     job = fenced(store)
 
     assert store.fencing.hold_fence(job.job_id, attempt=1, now=NOW + FENCE_S)

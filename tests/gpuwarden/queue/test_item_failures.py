@@ -1,4 +1,4 @@
-"""What is done about faulty workers and runs: one transaction each, and only while it is so; on both databases."""
+"""Measures against faulty workers and runs, on both databases."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -29,7 +29,7 @@ def still(_: RunTally) -> bool:
 
 
 def start(store: JobStore, *, jobs: int = 2, items: int = 9, run_id: str = "r1") -> None:
-    """A run that asked for it, with so many jobs and items."""
+    """A run that is wrangled, with jobs and items."""
     store.runs.submit_run(run_id, {str(n): Submission(queue="gpu") for n in range(jobs)}, wrangled=True, now=NOW)
     store.items.add(run_id, [f"{n:02}" for n in range(items)], now=NOW)
 
@@ -61,7 +61,7 @@ def finish(store: JobStore, job: Job) -> bool:
 
 
 def counts(store: JobStore, run_id: str = "r1", *, now: float = NOW) -> dict[str, tuple[int, int, float | None]]:
-    """Of each worker: how many it finished, how many it failed, and for how long it has run the run."""
+    """Of each worker: finished items, failed items, and seconds in the run."""
     found = store.item_failures.tally(run_id, now=now)
     assert found is not None
     return {each.worker: (each.done, each.failed, each.runs_for_s) for each in found.workers}
@@ -75,7 +75,7 @@ def everything(store: JobStore) -> dict[str, list[Any]]:
         }
 
 
-def test_a_run_is_counted_worker_by_worker_with_those_who_have_yet_to_end_an_item(store: JobStore) -> None:
+def test_items_of_a_run_are_counted_by_worker(store: JobStore) -> None:
     start(store, jobs=3)
     first, second = claimed(store, 1), claimed(store, 2)
     claimed(store, 3, now=NOW + 5)
@@ -100,7 +100,7 @@ def test_a_run_is_counted_worker_by_worker_with_those_who_have_yet_to_end_an_ite
 
 
 @pytest.mark.parametrize("how", ["fenced", "host lost", "ranks", "over", "asked for nothing"])
-def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how: str) -> None:
+def test_obstacles_of_a_judgement_are_counted_too(store: JobStore, how: str) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
     fail(store, job)
@@ -127,7 +127,7 @@ def test_what_forbids_or_delays_a_judgement_is_counted_too(store: JobStore, how:
     assert (store.item_failures.wrangled_runs() == ["r1"]) is (how not in ("over", "asked for nothing"))
 
 
-def test_only_a_run_whose_owner_asked_is_wrangled_and_it_may_be_asked_for_at_any_time(store: JobStore) -> None:
+def test_only_enabled_runs_are_wrangled_and_enabling_works_at_any_time(store: JobStore) -> None:
     store.runs.submit_run("r1", {"a": Submission(queue="gpu")}, now=NOW)
     start(store, run_id="r2")
     assert store.item_failures.wrangled_runs() == ["r2"]
@@ -142,7 +142,7 @@ def test_only_a_run_whose_owner_asked_is_wrangled_and_it_may_be_asked_for_at_any
 # --- a faulty worker
 
 
-def test_a_worker_found_faulty_is_locked_and_what_it_failed_is_done_by_others(store: JobStore) -> None:
+def test_faulty_worker_is_locked_and_others_do_its_failed_items(store: JobStore) -> None:
     start(store, items=7)
     bad, good = claimed(store, 1), claimed(store, 2)
     fail(store, bad, times=3, tries_max=1)
@@ -167,7 +167,7 @@ def test_a_worker_found_faulty_is_locked_and_what_it_failed_is_done_by_others(st
     assert store.items.counts("r1") == {ItemState.DONE: 7}
 
 
-def test_no_two_attempts_are_at_a_job_while_its_worker_may_still_run(store: JobStore) -> None:
+def test_job_has_one_attempt_while_its_worker_may_still_run(store: JobStore) -> None:
     start(store, jobs=1)
     claimed(store, 1)
     store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
@@ -176,7 +176,7 @@ def test_no_two_attempts_are_at_a_job_while_its_worker_may_still_run(store: JobS
     assert claim(store, 2, now=NOW + HAND_OVER_S) is None
 
 
-def test_a_locked_workers_failures_count_no_more_against_it_or_its_items(store: JobStore) -> None:
+def test_failures_of_a_locked_worker_no_longer_count(store: JobStore) -> None:
     start(store, jobs=3, items=1)
     bad, second, third = (claimed(store, number) for number in (1, 2, 3))
     fail(store, bad, times=2)
@@ -190,7 +190,7 @@ def test_a_locked_workers_failures_count_no_more_against_it_or_its_items(store: 
     assert finish(store, second)
 
 
-def test_what_another_failed_for_good_is_left_to_be_judged_by_itself(store: JobStore) -> None:
+def test_final_failures_of_another_worker_are_judged_separately(store: JobStore) -> None:
     start(store, items=2)
     bad, second = claimed(store, 1), claimed(store, 2)
     fail(store, bad, tries_max=1)
@@ -201,7 +201,7 @@ def test_what_another_failed_for_good_is_left_to_be_judged_by_itself(store: JobS
     assert [each.state for each in store.items.of_run("r1")] == [ItemState.PENDING, ItemState.FAILED]
 
 
-def test_a_lock_of_a_persons_stays_theirs(store: JobStore) -> None:
+def test_lock_of_an_operator_is_kept(store: JobStore) -> None:
     start(store)
     fail(store, claimed(store, 1), times=6)
     store.admin.lock(**W1, who="bob@box2", because="smells", now=NOW - 5)
@@ -213,7 +213,7 @@ def test_a_lock_of_a_persons_stays_theirs(store: JobStore) -> None:
     assert counts(store)["w1"] == (0, 0, None)
 
 
-def test_what_it_runs_of_other_runs_it_finishes(store: JobStore) -> None:
+def test_locked_worker_finishes_jobs_of_other_runs(store: JobStore) -> None:
     start(store, jobs=1)
     bad = claimed(store, 1)
     fail(store, bad, times=6)
@@ -229,10 +229,10 @@ def test_what_it_runs_of_other_runs_it_finishes(store: JobStore) -> None:
     assert store.job(other.job_id).state is State.RUNNING
 
 
-# --- a run that moves
+# --- moves of a run
 
 
-def test_a_run_that_moves_never_comes_back_to_one_that_was_tried(store: JobStore) -> None:
+def test_moved_run_never_returns_to_a_tried_worker(store: JobStore) -> None:
     start(store, jobs=5)
     store.runs.submit_run("r2", {"a": Submission(queue="gpu", priority=200)}, now=NOW)
     now = NOW
@@ -250,12 +250,12 @@ def test_a_run_that_moves_never_comes_back_to_one_that_was_tried(store: JobStore
     assert found.migrations == 4
 
     others = [claimed(store, number, now=now) for number in (1,)]
-    assert [each.run_id for each in others] == ["r2"], "the first worker claims what is of another run"
+    assert [each.run_id for each in others] == ["r2"], "the first worker claims jobs of another run"
     assert [claim(store, number, now=now) for number in (2, 3, 4)] == [None, None, None]
     assert claimed(store, 5, now=now).run_id == "r1"
 
 
-def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more(store: JobStore) -> None:
+def test_all_tried_workers_are_barred_and_items_get_one_more_try(store: JobStore) -> None:
     start(store, items=1)
     first, second = claimed(store, 1), claimed(store, 2)
     fail(store, first, times=2)
@@ -271,10 +271,10 @@ def test_everyone_who_has_tried_it_is_kept_from_it_and_its_items_have_a_try_more
     assert claim(store, 1) is None
     assert claim(store, 2) is None
     assert store.items.counts("r1") == {ItemState.PENDING: 1}
-    assert counts(store)["w1"] == (0, 1, None), "what they failed is remembered"
+    assert counts(store)["w1"] == (0, 1, None), "their failures are remembered"
 
 
-def test_a_claim_from_before_the_bar_is_taken_off_without_another_move(store: JobStore) -> None:
+def test_claim_from_before_the_bar_is_taken_without_another_move(store: JobStore) -> None:
     start(store)
     job = claimed(store, 1)
     fail(store, job, times=6)
@@ -290,7 +290,7 @@ def test_a_claim_from_before_the_bar_is_taken_off_without_another_move(store: Jo
     assert found.migrations == 1
 
 
-def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> None:
+def test_job_is_not_left_to_a_barred_worker(store: JobStore) -> None:
     start(store, jobs=1)
     job = claimed(store, 2)
     fail(store, job)
@@ -302,7 +302,7 @@ def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> 
     store.fencing.requeue(
         again.job_id, attempt=again.attempt, condition=Condition.STALL, now=LATER, avoid=avoid, avoid_s=AVOID_S
     )
-    for number in (1, 2):  # both are there, started anew
+    for number in (1, 2):  # both have restarted
         store.claims.register("gpu", host="box1", worker=f"w{number}", incarnation=f"n{number}", now=LATER)
 
     assert store.claims.claim("gpu", host="box1", worker="w2", incarnation="n2", now=LATER) is None
@@ -312,7 +312,7 @@ def test_a_job_is_not_left_to_a_worker_that_is_kept_from_it(store: JobStore) -> 
 # --- a faulty run
 
 
-def test_a_blocked_run_is_claimed_by_nobody_and_its_workers_stop(store: JobStore) -> None:
+def test_blocked_run_is_not_claimed_and_its_workers_stop(store: JobStore) -> None:
     ids = store.runs.submit_run(
         "r1",
         {name: Submission(queue="gpu") for name in ("runs", "waits", "needs", "fenced")},
@@ -337,7 +337,7 @@ def test_a_blocked_run_is_claimed_by_nobody_and_its_workers_stop(store: JobStore
     assert store.runs.state("r1") == "running"
 
 
-def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> None:
+def test_one_command_undoes_all_measures_on_a_run(store: JobStore) -> None:
     ids = store.runs.submit_run(
         "r1",
         {name: Submission(queue="gpu") for name in ("a", "b", "c")},
@@ -374,7 +374,7 @@ def test_what_was_done_to_a_run_is_undone_by_one_command(store: JobStore) -> Non
         store.item_failures.forgive_run("r9", **FORGIVING, now=later)
 
 
-def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_failed_again(store: JobStore) -> None:
+def test_move_after_forgive_bars_only_the_worker_that_failed_again(store: JobStore) -> None:
     start(store, jobs=1)
     for number in (1, 2):
         now = NOW + (number - 1) * (HAND_OVER_S + 1)
@@ -393,7 +393,7 @@ def test_a_second_move_after_forgiving_keeps_the_run_only_from_the_one_that_fail
     assert claim(store, 1, now=later) is not None
 
 
-def test_failures_from_before_the_unlock_keep_no_worker_from_the_run(store: JobStore) -> None:
+def test_failures_before_an_unlock_bar_no_worker(store: JobStore) -> None:
     start(store, jobs=1)
     fail(store, claimed(store, 1), times=6)
     store.item_failures.lock_faulty("r1", **W1, still=still, **BY)
@@ -409,15 +409,15 @@ def test_failures_from_before_the_unlock_keep_no_worker_from_the_run(store: JobS
     assert claim(store, 1, now=later) is not None
 
 
-# --- a worker that may still be at it
+# --- workers that may still run
 
 CUT_OFF = NOW + HAND_OVER_S
 OVER = NOW + LEASE_S
-"""When it stops, which has heard of nothing since its claim."""
+"""When an unreachable worker stops itself."""
 
 
 @pytest.mark.parametrize("act", ["lock", "migrate"])
-def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_ends(store: JobStore, act: str) -> None:
+def test_job_of_an_unreachable_worker_is_not_requeued_before_its_lease(store: JobStore, act: str) -> None:
     start(store, jobs=1)
     fail(store, claimed(store, 1), times=6)
     by: dict[str, Any] = {**BY, "now": CUT_OFF}
@@ -432,9 +432,9 @@ def test_a_job_of_a_worker_that_is_cut_off_is_given_to_nobody_before_its_lease_e
 @pytest.mark.parametrize("how", ["job", "run"])
 @pytest.mark.parametrize(
     ("at", "over"),
-    [pytest.param(NOW, NOW + HAND_OVER_S, id="it is there"), pytest.param(CUT_OFF, OVER, id="it is cut off")],
+    [pytest.param(NOW, NOW + HAND_OVER_S, id="reachable"), pytest.param(CUT_OFF, OVER, id="unreachable")],
 )
-def test_a_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: str, at: float, over: float) -> None:
+def test_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: str, at: float, over: float) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
     store.item_failures.block_run("r1", still=still, because="", now=at)
@@ -458,7 +458,7 @@ def test_a_blocked_job_is_kept_while_its_worker_may_run(store: JobStore, how: st
 
 @pytest.mark.parametrize("cap", ["attempts", "reclaims"])
 @pytest.mark.parametrize("act", ["lock", "migrate"])
-def test_a_job_that_would_fail_for_being_taken_is_left_to_its_worker(store: JobStore, act: str, cap: str) -> None:
+def test_job_at_its_last_attempt_is_left_to_its_worker(store: JobStore, act: str, cap: str) -> None:
     start(store, jobs=1)
     job = claimed(store, 1)
     fail(store, job, times=6)
@@ -474,7 +474,7 @@ def test_a_job_that_would_fail_for_being_taken_is_left_to_its_worker(store: JobS
     assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
 
 
-def test_a_blocked_job_without_an_attempt_left_has_one_more_only_of_who_forgives_its_run(store: JobStore) -> None:
+def test_forgive_gives_an_exhausted_blocked_job_one_more_attempt(store: JobStore) -> None:
     ids = store.runs.submit_run("r1", {"a": Submission(queue="gpu", attempts_max=1)}, wrangled=True, now=NOW)
     claimed(store, 1)
     store.item_failures.block_run("r1", still=still, because="", now=NOW)
@@ -489,7 +489,7 @@ def test_a_blocked_job_without_an_attempt_left_has_one_more_only_of_who_forgives
     assert (again.attempt, again.attempts_max) == (2, 2)
 
 
-def test_an_item_that_fails_again_and_again_counts_once(store: JobStore) -> None:
+def test_item_that_fails_repeatedly_counts_once(store: JobStore) -> None:
     start(store, items=2)
     job = claimed(store, 1)
 
@@ -498,7 +498,7 @@ def test_an_item_that_fails_again_and_again_counts_once(store: JobStore) -> None
     assert counts(store) == {"w1": (0, 2, 0.0)}
 
 
-# --- only while it is so
+# --- outdated measures
 
 ACTS: dict[str, Callable[..., Any]] = {
     "lock": lambda store, its: store.item_failures.lock_faulty("r1", **W1, still=its, **BY),
@@ -508,7 +508,7 @@ ACTS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_what_is_so_no_more_is_not_done_and_nothing_is_written(store: JobStore, act: str) -> None:
+def test_outdated_measure_writes_nothing(store: JobStore, act: str) -> None:
     start(store)
     fail(store, claimed(store, 1), times=6)
     before, asked = everything(store), list[RunTally]()
@@ -526,7 +526,7 @@ def test_what_is_so_no_more_is_not_done_and_nothing_is_written(store: JobStore, 
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_ranks_end_as_one_and_nothing_is_done_to_them(store: JobStore, act: str) -> None:
+def test_ranks_are_not_wrangled(store: JobStore, act: str) -> None:
     start(store)
     store.runs.submit(Submission(queue="gpu", run_id="r1", ranks=2), now=NOW)
     fail(store, claimed(store, 1), times=6)
@@ -538,18 +538,18 @@ def test_ranks_end_as_one_and_nothing_is_done_to_them(store: JobStore, act: str)
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_nothing_is_done_about_a_run_that_is_not_there(store: JobStore, act: str) -> None:
+def test_unknown_run_is_not_changed(store: JobStore, act: str) -> None:
     assert not ACTS[act](store, still)
 
 
-def test_a_worker_that_never_registered_is_not_locked(store: JobStore) -> None:
+def test_unregistered_worker_is_not_locked(store: JobStore) -> None:
     start(store)
 
     assert not store.item_failures.lock_faulty("r1", host="box1", worker="w9", still=still, **BY)
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_of_two_who_act_at_once_one_does(store: JobStore, act: str) -> None:
+def test_concurrent_actions_run_once(store: JobStore, act: str) -> None:
     start(store)
     fail(store, claimed(store, 1), times=6)
 
@@ -565,15 +565,15 @@ def test_of_two_who_act_at_once_one_does(store: JobStore, act: str) -> None:
 
 
 def waiting(store: JobStore) -> Any:
-    """How many wait for a lock; each look in a transaction of its own, for one sees the same all through."""
+    """Number of waits for a lock, in a new transaction, since one sees a single snapshot."""
     waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
     with store._engine.connect() as connection:
         return connection.exec_driver_sql(waits).scalar()
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_an_item_that_is_finished_meanwhile_is_waited_for_and_counts(shared_store: JobStore, act: str) -> None:
-    """Its transaction has its job, and the outcome is not to be seen before it commits."""
+def test_item_finished_meanwhile_is_awaited_and_counts(shared_store: JobStore, act: str) -> None:
+    """An item outcome that is not committed yet."""
     store = shared_store
     start(store)
     job = claimed(store, 1)
@@ -582,11 +582,11 @@ def test_an_item_that_is_finished_meanwhile_is_waited_for_and_counts(shared_stor
     assert item is not None
     answers: list[Any] = []
 
-    def nobody_finished(found: RunTally) -> bool:
+    def no_worker_finished(found: RunTally) -> bool:
         return not any(each.done for each in found.workers)
 
-    acting = Thread(target=lambda: answers.append(ACTS[act](store, nobody_finished)))
-    with store._engine.begin() as connection:  # as `finish_item` has it, and held open
+    acting = Thread(target=lambda: answers.append(ACTS[act](store, no_worker_finished)))
+    with store._engine.begin() as connection:  # as in `finish_item`, before the commit
         connection.execute(select(JOBS.c.job_id).where(JOBS.c.job_id == job.job_id).with_for_update(read=True))
         its = {"run_id": "r1", "item": item.item, "job_id": job.job_id, "attempt": 1, "at": NOW, **W1}
         connection.execute(insert(ITEM_OUTCOMES).values(**its, outcome=ItemOutcome.DONE))

@@ -1,4 +1,4 @@
-"""The items of a run: each is done once, whoever takes it, dies with it, or fails it; on both databases."""
+"""Items of a run, on both databases."""
 
 from typing import Any
 
@@ -47,12 +47,12 @@ def states(store: JobStore) -> list[ItemState]:
     return [item.state for item in store.items.of_run("r1")]
 
 
-def test_the_jobs_of_a_run_share_its_items_in_order(store: JobStore) -> None:
+def test_jobs_of_a_run_take_its_items_in_order(store: JobStore) -> None:
     assert store.items.add("r1", ["a", "b", "a", "c"], now=NOW) == 3
     first, second, third, fourth = (share(store, number) for number in (1, 2, 3, 4))
 
     assert [take(store, job) for job in (first, second, third, fourth)] == ["a", "b", "c", None]
-    assert take(store, third) == "c"  # the one that it has, of a take whose answer was lost
+    assert take(store, third) == "c"  # again: the answer of the take was lost
     assert finish(store, first, "a", result={"frame": "é"})
     assert finish(store, second, "b")
     assert store.items.of_run("r1")[:2] == [
@@ -64,7 +64,7 @@ def test_the_jobs_of_a_run_share_its_items_in_order(store: JobStore) -> None:
     assert store.items.counts("r1") == {ItemState.DONE: 2, ItemState.TAKEN: 1}
 
 
-def test_a_run_may_be_given_more_to_do_and_knows_what_it_has(store: JobStore) -> None:
+def test_items_can_be_added_and_duplicates_are_ignored(store: JobStore) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
 
     assert store.items.add("r1", ["b", "c"], now=NOW) == 1
@@ -74,23 +74,23 @@ def test_a_run_may_be_given_more_to_do_and_knows_what_it_has(store: JobStore) ->
         store.items.add("r1", [""], now=NOW)
 
 
-@pytest.mark.parametrize("end", ["requeued", "reclaimed", "started anew", "given back", "cancelled"])
-def test_an_ended_attempt_leaves_its_results_and_takes_no_more(store: JobStore, end: str) -> None:
+@pytest.mark.parametrize("end", ["requeued", "reclaimed", "restarted", "released", "cancelled"])
+def test_ended_attempt_keeps_its_results_and_takes_no_more(store: JobStore, end: str) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
     old, other = share(store), share(store, 2)
     assert take(store, old) == "a"
 
     if end == "requeued":
         assert store.fencing.fence(old.job_id, **by(old), condition=Condition.STALL)
-        assert states(store) == [ItemState.TAKEN, ItemState.PENDING]  # its process may still be at it
+        assert states(store) == [ItemState.TAKEN, ItemState.PENDING]  # its process may still run
         assert not finish(store, old, "a")
         assert store.fencing.requeue(old.job_id, attempt=1, condition=Condition.STALL, now=NOW)
     elif end == "reclaimed":
         store.claims.renew(other.job_id, attempt=1, incarnation="i2", now=NOW + LEASE_S)
         assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [old.job_id]
-    elif end == "started anew":
+    elif end == "restarted":
         store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW)
-    elif end == "given back":
+    elif end == "released":
         assert store.claims.release(old.job_id, **by(old))
     else:
         assert store.admin.cancel(old.job_id, because="", now=NOW)
@@ -105,7 +105,7 @@ def test_an_ended_attempt_leaves_its_results_and_takes_no_more(store: JobStore, 
     assert finish(store, other, "a")
 
 
-def test_the_next_attempt_of_the_same_job_does_not_finish_what_the_one_before_took(store: JobStore) -> None:
+def test_next_attempt_does_not_finish_items_of_the_previous_one(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
     old = share(store)
     take(store, old)
@@ -117,16 +117,16 @@ def test_the_next_attempt_of_the_same_job_does_not_finish_what_the_one_before_to
     assert take(store, new) == "a"
     assert not finish(store, old, "a")
     assert finish(store, new, "a")
-    assert finish(store, new, "a")  # told again, because the answer was lost
+    assert finish(store, new, "a")  # again: the answer was lost
     assert not finish(store, old, "a")
 
 
-def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_its_tries(store: JobStore) -> None:
+def test_failed_item_is_retried_last_and_given_up_after_its_tries(store: JobStore) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
     first, second = share(store), share(store, 2)
 
     assert fail(store, first, take(store, first))
-    assert fail(store, first, "a")  # told again, because the answer was lost
+    assert fail(store, first, "a")  # again: the answer was lost
     assert take(store, first) == "b"
     assert take(store, second) == "a"
     assert fail(store, second, "a")
@@ -139,7 +139,7 @@ def test_a_failed_item_is_tried_again_last_where_it_failed_and_given_up_after_it
     assert take(store, second) is None
 
 
-def test_what_failed_for_good_is_tried_again_when_somebody_says_so(store: JobStore) -> None:
+def test_final_failures_are_retried_after_a_reset(store: JobStore) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
     first, second = share(store), share(store, 2)
     for job in (first, second):
@@ -154,7 +154,7 @@ def test_what_failed_for_good_is_tried_again_when_somebody_says_so(store: JobSto
     assert store.items.reset("r1", now=NOW) == 1
 
 
-def test_nothing_of_a_run_that_is_over_is_reset_for_nobody_would_try_it(store: JobStore) -> None:
+def test_items_of_an_ended_run_are_not_reset(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
     job = share(store)
     fail(store, job, take(store, job), tries_max=1)
@@ -167,7 +167,7 @@ def test_nothing_of_a_run_that_is_over_is_reset_for_nobody_would_try_it(store: J
     assert states(store) == [ItemState.FAILED]
 
 
-def test_who_did_and_failed_what_is_kept(store: JobStore) -> None:
+def test_worker_of_each_result_and_failure_is_stored(store: JobStore) -> None:
     store.items.add("r1", ["a", "b"], now=NOW)
     job = share(store)
     fail(store, job, take(store, job))
@@ -182,7 +182,7 @@ def test_who_did_and_failed_what_is_kept(store: JobStore) -> None:
     ]
 
 
-def test_two_that_take_at_once_get_different_items(store: JobStore) -> None:
+def test_concurrent_takes_get_different_items(store: JobStore) -> None:
     store.items.add("r1", [str(n) for n in range(40)], now=NOW)
     jobs = [share(store, number) for number in range(1, 5)]
 
@@ -199,7 +199,7 @@ def test_two_that_take_at_once_get_different_items(store: JobStore) -> None:
     assert set(states(store)) == {ItemState.DONE}
 
 
-def test_a_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
+def test_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
     first, second = share(store), share(store, 2)
     item = take(store, first)
@@ -211,7 +211,7 @@ def test_a_lost_host_keeps_its_item_and_may_finish_it(store: JobStore) -> None:
     assert (job.state, job.lease_expires_at) == (State.RUNNING, NOW + LEASE_S)
 
 
-def test_nothing_to_do_opens_no_run_that_is_over(store: JobStore) -> None:
+def test_empty_addition_does_not_reopen_a_run(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
     job = share(store)
     finish(store, job, take(store, job))
@@ -223,7 +223,7 @@ def test_nothing_to_do_opens_no_run_that_is_over(store: JobStore) -> None:
     assert store.runs.state("r1") == "completed"
 
 
-def test_a_run_of_items_alone_can_be_cancelled(store: JobStore) -> None:
+def test_run_with_items_only_can_be_cancelled(store: JobStore) -> None:
     store.items.add("r1", ["a"], now=NOW)
 
     assert store.admin.cancel_run("r1", because="", now=NOW) == []

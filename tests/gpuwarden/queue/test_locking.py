@@ -1,4 +1,4 @@
-"""Transactions that meet: claims, registrations, sweeps and consumers at the same time."""
+"""Concurrent claims, registrations, sweeps and consumers."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.both_databases
 
 
 @pytest.mark.behaviour("A11")
-def test_a_claim_and_the_registration_of_the_next_incarnation_leave_no_job_with_the_old(store: JobStore) -> None:
+def test_claim_and_next_registration_leave_no_job_with_the_old(store: JobStore) -> None:
     for turn in range(15):
         old, new = f"{turn}-old", f"{turn}-new"
         job_id = submit(store)
@@ -41,7 +41,7 @@ def test_a_claim_and_the_registration_of_the_next_incarnation_leave_no_job_with_
 
 
 @pytest.mark.behaviour("A11")
-def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_once(store: JobStore) -> None:
+def test_fence_and_next_registration_settle_the_job_once(store: JobStore) -> None:
     for turn in range(15):
         old, new = f"{turn}-old", f"{turn}-new"
         job_id = submit(store)
@@ -64,7 +64,7 @@ def test_a_fence_and_the_registration_of_the_next_incarnation_settle_the_job_onc
 
 
 @pytest.mark.behaviour("A13")
-def test_a_sweep_and_a_renewal_of_an_expired_lease_agree_who_has_the_job(store: JobStore) -> None:
+def test_sweep_and_renewal_of_an_expired_lease_agree_on_the_holder(store: JobStore) -> None:
     for _ in range(15):
         job_id = submit(store)
         claim(store)
@@ -82,7 +82,7 @@ def test_a_sweep_and_a_renewal_of_an_expired_lease_agree_who_has_the_job(store: 
             store.claims.complete(claim(store).job_id, attempt=2, incarnation="i1", now=NOW)
 
 
-def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobStore) -> None:
+def test_fence_that_expires_while_it_is_settled_is_settled_once(store: JobStore) -> None:
     for turn in range(15):
         job_id = submit(store)
         claim(store, f"i{turn}")
@@ -99,7 +99,7 @@ def test_a_fence_that_runs_out_while_it_is_settled_is_settled_once(store: JobSto
         store.claims.complete(claim(store, "i99").job_id, attempt=2, incarnation="i99", now=NOW)
 
 
-def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_one_another(store: JobStore) -> None:
+def test_concurrent_sweeps_registrations_and_consumers_do_not_deadlock(store: JobStore) -> None:
     for turn in range(8):
         ids = [submit(store, run_id=f"r{turn}", attempts_max=1) for _ in range(12)]
         culprit = submit(store, run_id=f"r{turn}", priority=1)
@@ -108,7 +108,7 @@ def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_o
             slot: dict[str, Any] = {"host": "box1", "worker": f"w{n}", "incarnation": f"{turn}-i{n}", "now": NOW}
             store.claims.register("gpu", **slot)
             assert store.claims.claim("gpu", **slot)
-        with writing(store._engine) as connection:  # so that a registration meets all of them, too
+        with writing(store._engine) as connection:  # for a registration with many jobs
             connection.execute(update(JOBS).where(JOBS.c.state == State.RUNNING).values(worker="w0"))
         assert store.claims.fail_by_worker(culprit, attempt=1, incarnation=f"{turn}-i0", because="boom", now=NOW)
 
@@ -129,7 +129,7 @@ def test_sweeps_registrations_and_consumers_that_meet_on_many_jobs_never_block_o
         assert store.job(other).state is State.QUEUED
 
 
-def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
+def test_job_is_not_added_to_a_run_while_the_run_fails(store: JobStore) -> None:
     for turn in range(15):
         run_id = f"r{turn}"
         culprit = submit(store, run_id=run_id)
@@ -144,7 +144,7 @@ def test_a_job_is_not_added_to_a_run_while_that_fails(store: JobStore) -> None:
 
 
 @pytest.mark.needs_postgres
-def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore) -> None:
+def test_claim_does_not_wait_for_uncommitted_claims(shared_store: JobStore) -> None:
     first, second = submit(shared_store), submit(shared_store)
     with writing(shared_store._engine) as connection:
         connection.execute(select(JOBS).where(JOBS.c.job_id == first).with_for_update())
@@ -156,7 +156,7 @@ def test_a_claim_waits_for_no_other_that_is_not_committed(shared_store: JobStore
 
 @pytest.mark.needs_postgres
 @pytest.mark.parametrize("act", ["renew", "claim", "fail_by_worker", "release"])
-def test_what_is_heard_of_a_lost_job_waits_for_nobody_who_has_its_run(shared_store: JobStore, act: str) -> None:
+def test_sign_of_a_lost_job_does_not_wait_for_a_lock_on_its_run(shared_store: JobStore, act: str) -> None:
     job_id = submit(shared_store, run_id="r1")
     claim(shared_store)
     shared_store.lost_hosts.mark_lost(job_id, attempt=1, now=NOW)

@@ -1,4 +1,4 @@
-"""The statements that every job takes use an index."""
+"""Plans of the statements of every job."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.both_databases
 
 
 def scans(plan: dict[str, Any]) -> set[tuple[str, str]]:
-    """Each look at a table in a plan: the table, and the index by which it is looked at, or none."""
+    """Each table of a plan with its index, if any."""
     is_look = "Relation Name" in plan and "Scan" in plan["Node Type"]
     found = {(plan["Relation Name"], plan.get("Index Name", "none"))} if is_look else set()
     return found.union(*(scans(each) for each in plan.get("Plans", [])))
@@ -44,7 +44,7 @@ def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: st
     with psycopg.connect(
         postgres_url.replace("+psycopg", ""), autocommit=True, cursor_factory=psycopg.ClientCursor
     ) as connection:
-        # As planned of a full queue in which nothing runs yet, and kept.
+        # The plan of a full queue without running jobs, which is cached.
         more = f"INSERT INTO jobs ({columns}) SELECT {columns} FROM jobs, generate_series(1, 5000)"  # noqa: S608 - our own
         connection.execute(more)
         connection.execute("UPDATE jobs SET state = 'queued', worker = NULL")
@@ -61,7 +61,7 @@ def test_common_statements_use_an_index(shared_store: JobStore, postgres_url: st
 
 
 def for_postgresql(statement: Any, **values: object) -> tuple[str, list[object]]:
-    """A kept statement as the server gets it, with `$1` and so on, and what stands for each."""
+    """A prepared statement with `$1` and so on, and its arguments."""
     compiled = statement.compile(dialect=PGDialect_psycopg(paramstyle="numeric_dollar"))  # type: ignore[no-untyped-call]
     found = compiled.construct_params({f"p_{name}": value for name, value in values.items()}, _check=False)
     return str(compiled), [found[name] for name in compiled.positiontup]

@@ -1,4 +1,4 @@
-"""The clock of a queue on PostgreSQL is the clock of its server."""
+"""The clock of a queue on PostgreSQL."""
 
 import pytest
 from sqlalchemy import func, select, text
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.both_databases
 
 
 @pytest.mark.needs_postgres
-def test_the_time_is_the_servers(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_the_servers(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with reading(shared_store._engine) as connection:
         server = float(connection.scalar(select(func.extract("epoch", func.clock_timestamp()))) or 0)
 
@@ -26,7 +26,9 @@ def test_the_time_is_the_servers(shared_store: JobStore, monkeypatch: pytest.Mon
 
 
 @pytest.mark.needs_postgres
-def test_the_servers_time_is_kept(shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_clock_offset_is_reused(
+    shared_store: JobStore, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = shared_store.now()
     fresh = JobStore(shared_store._engine)
     monkeypatch.setattr("gpuwarden.db.clock.CLOCK_TRUSTED_S", 0.0)
@@ -47,14 +49,14 @@ def test_renewals_follow_a_clock_that_is_set_ahead(postgres_url: str, monkeypatc
     monkeypatch.setattr("gpuwarden.clock.boottime_s", lambda: steady_s)
     job_id = store.runs.submit(Submission(queue="gpu"), now=store.now())
     claim(store, now=store.now())
-    with writing(store._engine) as connection:  # stands before the server's own, by the order of the search path
+    with writing(store._engine) as connection:  # found before the server's own, by the search path
         ahead = "SELECT pg_catalog.clock_timestamp() + interval '700 s'"
         returns = "RETURNS timestamptz LANGUAGE sql"
         connection.execute(text(f"CREATE FUNCTION public.clock_timestamp() {returns} AS $${ahead}$$"))
     stepped_s = steady_s
     others = JobStore(store._engine)
 
-    steady_s += CLOCK_TRUSTED_S - 0.1  # as late as a renewal can come that goes by the old clock
+    steady_s += CLOCK_TRUSTED_S - 0.1  # the latest renewal by the old clock
     store.claims.renew(job_id, attempt=1, incarnation="i1", now=store.now())
     assert others.sweeps.expired(now=others.now()) == {(job_id, 1)}
     steady_s += HEARTBEAT_S

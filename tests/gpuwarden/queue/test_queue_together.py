@@ -1,4 +1,4 @@
-"""Workers, people, timers and consumers at one queue, all at once: nobody blocks another, and all adds up."""
+"""Workers, operators, timers and consumers on one queue at once."""
 # ruff: noqa: S311, S608 - chance that keeps no secret, and queries of our own words
 
 import random
@@ -35,22 +35,22 @@ WORKERS: Final = 6
 NEEDS: Final = {"b": ["a"], "c": ["a"], "d": ["b", "c"]}
 OVER: Final = "('completed', 'failed', 'cancelled')"
 
-# What each asks for is never there.
+# Each query must return nothing.
 LAWS: Final = {
-    "a job that is over without one event of its end": f"""
+    "an ended job without one event of its end": f"""
         SELECT job_id FROM jobs WHERE state IN {OVER} AND 1 <> (
             SELECT count(*) FROM dispatch_events e WHERE e.job_id = jobs.job_id AND e.kind = jobs.state)""",
     "an event of another end": f"""
         SELECT job_id FROM jobs JOIN dispatch_events e USING (job_id) WHERE e.kind IN {OVER} AND e.kind <> state""",
-    "a wrong count of what a job lacks": f"""
+    "a wrong count of pending needs": f"""
         SELECT job_id FROM jobs WHERE state NOT IN {OVER} AND pending <> (
             SELECT count(*) FROM dependencies d JOIN jobs n ON n.job_id = d.needs_job_id
             WHERE d.job_id = jobs.job_id AND n.state <> 'completed')""",
     "a job that waits for nothing": "SELECT job_id FROM jobs WHERE state = 'waiting' AND pending = 0",
-    "a job that ran before what it needs": """
+    "a job that ran before its needs": """
         SELECT job_id FROM jobs
         WHERE pending > 0 AND (attempt > 0 OR state NOT IN ('waiting', 'blocked', 'cancelled'))""",
-    "a job that waits for one that is cancelled": """
+    "a job that waits for a cancelled one": """
         SELECT j.job_id FROM jobs j JOIN dependencies d ON d.job_id = j.job_id JOIN jobs n ON n.job_id = d.needs_job_id
         WHERE j.state IN ('waiting', 'blocked') AND n.state = 'cancelled'""",
     "two jobs of one incarnation": """
@@ -58,16 +58,16 @@ LAWS: Final = {
     "a run without an end": f"""
         SELECT run_id FROM runs WHERE state = 'running' AND NOT EXISTS (
             SELECT 1 FROM jobs j WHERE j.run_id = runs.run_id AND (j.state NOT IN {OVER} OR j.state = 'failed'))""",
-    "a job of a run that is over": f"""
+    "an unfinished job of an ended run": f"""
         SELECT job_id FROM jobs JOIN runs r USING (run_id) WHERE r.state <> 'running' AND jobs.state NOT IN {OVER}""",
-    "a run that is over without its event": """
+    "an ended run without its event": """
         SELECT run_id FROM runs WHERE state <> 'running' AND NOT EXISTS (
             SELECT 1 FROM dispatch_events e WHERE e.run_id = runs.run_id AND e.kind = 'run_' || runs.state)""",
 }
 
 
 class Together:
-    """Everyone's part is a loop of a thread of its own; what went wrong in any is kept."""
+    """Each actor is a loop in a thread; failures are collected."""
 
     def __init__(self, store: JobStore) -> None:
         self.store = store
@@ -206,7 +206,7 @@ class Together:
 @pytest.mark.needs_postgres
 def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(shared_store: JobStore) -> None:
     slot: dict[str, Any] = {"host": "h", "worker": "w", "incarnation": "i"}
-    for run_id in ("b", "a"):  # so that the consumer comes to them in this order
+    for run_id in ("b", "a"):  # the consumer reads them in this order
         failing = shared_store.runs.submit(Submission(queue=run_id, run_id=run_id), now=0)
         shared_store.claims.claim(run_id, **slot, now=0)
         shared_store.claims.fail_by_worker(failing, attempt=1, incarnation="i", because="boom", now=0)
@@ -227,7 +227,7 @@ def test_sweeps_and_consumers_of_several_runs_do_not_deadlock(shared_store: JobS
 
 
 @pytest.mark.needs_postgres
-def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_store: JobStore) -> None:
+def test_losing_a_host_locks_no_job_while_it_waits_for_another(shared_store: JobStore) -> None:
     first, second = (shared_store.runs.submit(Submission(queue="gpu"), now=0) for _ in range(2))
     for worker in ("w1", "w2"):
         shared_store.claims.claim("gpu", host="h", worker=worker, incarnation=worker, now=0)
@@ -243,7 +243,7 @@ def test_a_host_that_is_lost_holds_no_job_while_it_waits_for_another(shared_stor
 
 
 @pytest.mark.needs_postgres
-def test_a_cancelled_number_spares_a_new_job(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_of_an_old_job_id_spares_a_new_job(shared_store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = runs.lock_run_of
 
     def asked_too_early(connection: Connection, job_id: int) -> str | None:
@@ -268,7 +268,7 @@ def waiting(store: JobStore) -> int:
 
 
 @pytest.mark.needs_postgres
-def test_all_at_once_nobody_blocks_another_and_all_adds_up(shared_store: JobStore) -> None:
+def test_concurrent_use_does_not_block_and_all_adds_up(shared_store: JobStore) -> None:
     together = Together(shared_store)
 
     together.play()
@@ -286,7 +286,7 @@ def test_all_at_once_nobody_blocks_another_and_all_adds_up(shared_store: JobStor
         "unblock",
         "sweeps",
     ):
-        assert together.did[act], f"nobody {act}"
+        assert together.did[act], f"no thread {act}"
     with reading(shared_store._engine) as connection:
         broken = {law: connection.execute(text(query)).all() for law, query in LAWS.items()}
         events = connection.scalar(text("SELECT count(*) FROM dispatch_events")) or 0

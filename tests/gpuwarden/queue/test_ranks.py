@@ -1,4 +1,4 @@
-"""Jobs of several ranks: they complete as one, and are queued again, failed or cancelled as one; on both databases."""
+"""Jobs of several ranks, on both databases."""
 
 import subprocess
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def gang(store: JobStore, ranks: int = 3, **changed: Any) -> JobId:
 
 
 def claim(store: JobStore, number: int) -> Job:
-    """For incarnation `i1` of worker `w1`, and so on."""
+    """Claim as incarnation `i1` of worker `w1`, and so on."""
     job = store.claims.claim("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW)
     assert job is not None
     return job
@@ -49,7 +49,7 @@ def condition(store: JobStore, job: Job) -> None:
     assert store.fencing.requeue(job.job_id, attempt=job.attempt, condition=Condition.STALL, now=NOW)
 
 
-def test_each_rank_is_claimed_by_a_worker_and_knows_the_others(store: JobStore) -> None:
+def test_each_rank_has_a_worker_and_lists_the_others(store: JobStore) -> None:
     jobs = claimed(store)
 
     assert [(job.gang, job.rank, job.ranks) for job in jobs] == [(1, 0, 3), (1, 1, 3), (1, 2, 3)]
@@ -57,7 +57,7 @@ def test_each_rank_is_claimed_by_a_worker_and_knows_the_others(store: JobStore) 
     assert len({job.run_id for job in jobs}) == 1
 
 
-def test_they_complete_with_the_last_of_them(store: JobStore) -> None:
+def test_ranks_complete_with_the_last_one(store: JobStore) -> None:
     jobs = claimed(store, run_id="r1")
     after = store.runs.submit(Submission(queue="gpu", run_id="r1", needs=(jobs[0].job_id,)), now=NOW)
 
@@ -76,7 +76,7 @@ def test_they_complete_with_the_last_of_them(store: JobStore) -> None:
     assert set(store.runs.inputs(after)) == {job.job_id for job in jobs}
 
 
-def test_a_worker_whose_rank_is_done_may_take_another_job(store: JobStore) -> None:
+def test_worker_of_a_finished_rank_may_claim_another_job(store: JobStore) -> None:
     jobs = claimed(store, 2)
     other = store.runs.submit(Submission(queue="gpu"), now=NOW)
     complete(store, jobs[0])
@@ -84,18 +84,18 @@ def test_a_worker_whose_rank_is_done_may_take_another_job(store: JobStore) -> No
     assert claim(store, 1).job_id == other
 
 
-@pytest.mark.parametrize("end", ["tripped", "its lease expired", "given back", "started anew"])
-def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: JobStore, end: str) -> None:
+@pytest.mark.parametrize("end", ["fenced", "its lease expired", "released", "restarted"])
+def test_requeued_rank_requeues_all_ranks_finished_or_not(store: JobStore, end: str) -> None:
     jobs = claimed(store, attempts_max=5)
     lost, finished, other = jobs
     complete(store, finished, result=1)
 
-    if end == "tripped":
+    if end == "fenced":
         condition(store, lost)
     elif end == "its lease expired":
         store.claims.renew(other.job_id, **by(other), now=NOW + LEASE_S)
         assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [lost.job_id]
-    elif end == "given back":
+    elif end == "released":
         assert store.claims.release(lost.job_id, **by(lost), now=NOW)
     else:
         assert store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [lost.job_id]
@@ -106,11 +106,11 @@ def test_one_that_is_queued_again_takes_the_others_along_finished_or_not(store: 
     assert not store.claims.renew(other.job_id, **by(other), now=NOW)
     again = store.job(finished.job_id)
     assert (again.result, again.because) == (None, "another rank was queued again")
-    assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1 if end == "tripped" else 0}
+    assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {1 if end == "fenced" else 0}
     assert [claim(store, number).attempt for number in (4, 5, 6)] == [2, 2, 2]
 
 
-def test_a_gang_that_has_begun_has_its_workers_before_another_begins(store: JobStore) -> None:
+def test_started_gang_gets_its_workers_before_another_starts(store: JobStore) -> None:
     first = gang(store, 3, model="m1")
     claim(store, 1)
     gang(store, 2, model="m2", priority=1)
@@ -124,10 +124,10 @@ def test_a_gang_that_has_begun_has_its_workers_before_another_begins(store: JobS
         assert job.gang == first
 
 
-@pytest.mark.parametrize("end", ["tripped", "given back"])
-def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStore, end: str) -> None:
+@pytest.mark.parametrize("end", ["fenced", "released"])
+def test_requeued_ranks_have_one_place_in_the_queue(store: JobStore, end: str) -> None:
     jobs = claimed(store, attempts_max=9)
-    if end == "tripped":
+    if end == "fenced":
         condition(store, jobs[1])
     else:
         store.claims.release(jobs[1].job_id, **by(jobs[1]), now=NOW)
@@ -137,7 +137,7 @@ def test_one_that_is_queued_again_is_in_one_place_with_the_others(store: JobStor
     assert [claim(store, number).gang for number in (4, 5, 6)] == [1, 1, 1]
 
 
-def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) -> None:
+def test_ranks_fenced_together_are_requeued_once(store: JobStore) -> None:
     first, second, _ = claimed(store)
     for job in (first, second):
         assert store.fencing.fence(job.job_id, **by(job), condition=Condition.STALL, now=NOW)
@@ -154,7 +154,7 @@ def test_ranks_that_are_tripped_together_are_queued_again_once(store: JobStore) 
     assert states(store) == [State.QUEUED] * 3
 
 
-def test_they_come_to_the_cap_as_one(store: JobStore) -> None:
+def test_ranks_reach_the_cap_together(store: JobStore) -> None:
     gang(store, 2)
     for turn in range(WATCHDOG_RETRIES_MAX):
         jobs = [claim(store, 2 * turn + number) for number in (1, 2)]
@@ -163,7 +163,7 @@ def test_they_come_to_the_cap_as_one(store: JobStore) -> None:
     assert {job.watchdog_retries for job in store.queries.of_gang(1)} == {WATCHDOG_RETRIES_MAX}
 
 
-def test_one_that_fails_fails_them_all(store: JobStore) -> None:
+def test_failed_rank_fails_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
@@ -174,7 +174,7 @@ def test_one_that_fails_fails_them_all(store: JobStore) -> None:
     assert not store.claims.owns(jobs[2].job_id, **by(jobs[2]))
 
 
-def test_where_the_attempts_of_one_are_used_none_goes_on(store: JobStore) -> None:
+def test_exhausted_attempts_of_one_rank_end_all(store: JobStore) -> None:
     jobs = claimed(store, 2, attempts_max=1)
 
     assert store.claims.release(jobs[0].job_id, **by(jobs[0]), now=NOW)
@@ -183,7 +183,7 @@ def test_where_the_attempts_of_one_are_used_none_goes_on(store: JobStore) -> Non
     assert states(store) == [State.FAILED, State.CANCELLED]
 
 
-def test_one_that_is_cancelled_cancels_them_all(store: JobStore) -> None:
+def test_cancelled_rank_cancels_all(store: JobStore) -> None:
     jobs = claimed(store)
     complete(store, jobs[0])
 
@@ -193,7 +193,7 @@ def test_one_that_is_cancelled_cancels_them_all(store: JobStore) -> None:
     assert store.runs.state(str(jobs[0].run_id)) == "cancelled"
 
 
-def test_two_that_finish_together_do_not_miss_that_they_were_the_last(store: JobStore) -> None:
+def test_last_two_ranks_that_finish_together_complete_the_gang(store: JobStore) -> None:
     for _ in range(10):
         jobs = claimed(store, 2)
 
@@ -203,7 +203,7 @@ def test_two_that_finish_together_do_not_miss_that_they_were_the_last(store: Job
         assert states(store, jobs[0].job_id) == [State.COMPLETED] * 2
 
 
-def test_two_that_are_lost_together_are_queued_again_once(store: JobStore) -> None:
+def test_ranks_lost_together_are_requeued_once(store: JobStore) -> None:
     for _ in range(10):
         jobs = claimed(store, 2, attempts_max=50)
 
@@ -214,7 +214,7 @@ def test_two_that_are_lost_together_are_queued_again_once(store: JobStore) -> No
         store.admin.cancel(jobs[0].job_id, because="", now=NOW)
 
 
-def test_too_many_ranks_and_too_few_are_refused() -> None:
+def test_invalid_number_of_ranks_is_refused() -> None:
     for ranks in (0, 4097):
         with pytest.raises(SubmissionError, match=f"ranks {ranks} is invalid"):
             Submission(queue="gpu", ranks=ranks)
@@ -239,7 +239,7 @@ def load(job, report):
 """
 
 
-def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_of_them_all(
+def test_dead_worker_stops_its_gang_and_all_ranks_run_again(
     store: JobStore,
     url: str,
     tmp_path: Path,
@@ -251,8 +251,8 @@ def test_workers_of_a_gang_stop_with_the_one_that_dies_and_the_next_attempt_is_o
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def start(name: str) -> subprocess.Popen[str]:
-        told = ["--queue-db", url, "--runtime-dir", str(host_dir), "--handler", "bodies:load", "--name", name]
-        return spawn("-m", "gpuwarden", "worker", "run", *told, stderr=tmp_path / f"{name}.log")
+        options = ["--queue-db", url, "--runtime-dir", str(host_dir), "--handler", "bodies:load", "--name", name]
+        return spawn("-m", "gpuwarden", "worker", "run", *options, stderr=tmp_path / f"{name}.log")
 
     workers = {name: start(name) for name in ("a", "b")}
     first = store.runs.submit(Submission(queue="gpu", ranks=2, payload={"room": str(tmp_path)}), now=store.now())

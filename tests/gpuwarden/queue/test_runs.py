@@ -1,4 +1,4 @@
-"""Runs of jobs that wait for one another, what they leave, and who is told: on both databases."""
+"""Runs: dependencies, results, lost hosts and events; on both databases."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +29,7 @@ def submit(store: JobStore, **changed: Any) -> JobId:
 
 
 def claim(store: JobStore, number: int = 1, *, now: float = NOW, queue: str = "gpu", loaded: str | None = None) -> Job:
-    """For incarnation `i1` of worker `w1`, and so on."""
+    """Claim as incarnation `i1` of worker `w1`, and so on."""
     job = claim_or_none(store, number, now=now, queue=queue, loaded=loaded)
     assert job is not None
     return job
@@ -78,7 +78,7 @@ def kinds(store: JobStore, *ids: JobId) -> list[str]:
 # --- dependencies
 
 
-def test_a_job_is_queued_once_all_that_it_needs_has_completed(store: JobStore) -> None:
+def test_job_is_queued_once_its_needs_are_completed(store: JobStore) -> None:
     ids = diamond(store)
     assert states(store, ids.values()) == [State.QUEUED, State.WAITING, State.WAITING, State.WAITING]
 
@@ -90,7 +90,7 @@ def test_a_job_is_queued_once_all_that_it_needs_has_completed(store: JobStore) -
     assert claim_or_none(store, 3) is None
 
 
-def test_its_body_is_handed_what_they_left(store: JobStore) -> None:
+def test_handler_gets_the_results_of_needed_jobs(store: JobStore) -> None:
     ids = diamond(store)
     run_next(store, result={"path": "é"})
     run_next(store, result=[1, 2.5, None])
@@ -102,7 +102,7 @@ def test_its_body_is_handed_what_they_left(store: JobStore) -> None:
     assert store.job(ids["fetch"]).result == {"path": "é"}
 
 
-def test_a_run_is_over_with_its_last_job_and_says_so_once(store: JobStore) -> None:
+def test_run_ends_with_its_last_job_and_one_event(store: JobStore) -> None:
     ids = diamond(store)
     for _ in range(3):
         run_next(store)
@@ -116,7 +116,7 @@ def test_a_run_is_over_with_its_last_job_and_says_so_once(store: JobStore) -> No
     assert kinds(store, *ids.values()) == [*["completed"] * 4, "run_completed"]
 
 
-def test_two_that_complete_together_do_not_miss_that_they_were_the_last(store: JobStore) -> None:
+def test_last_two_jobs_that_complete_together_end_the_run(store: JobStore) -> None:
     for turn in range(10):
         run_id = f"r{turn}"
         ids = store.runs.submit_run(
@@ -135,7 +135,7 @@ def test_two_that_complete_together_do_not_miss_that_they_were_the_last(store: J
         assert store.runs.state(run_id) == "completed"
 
 
-def test_a_run_that_is_over_goes_on_with_a_job_that_is_added(store: JobStore) -> None:
+def test_added_job_reopens_a_completed_run(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     run_next(store)
     assert store.runs.state("r1") == "completed"
@@ -148,7 +148,7 @@ def test_a_run_that_is_over_goes_on_with_a_job_that_is_added(store: JobStore) ->
     assert store.runs.state("r1") == "completed"
 
 
-def test_a_job_may_need_one_that_was_submitted_before(store: JobStore) -> None:
+def test_job_may_need_an_earlier_job(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first, first))
 
@@ -157,7 +157,7 @@ def test_a_job_may_need_one_that_was_submitted_before(store: JobStore) -> None:
     assert run_next(store) == second
 
 
-def test_what_needs_a_job_that_was_cancelled_is_cancelled_and_so_is_its_run(store: JobStore) -> None:
+def test_cancelled_job_cancels_its_dependants_and_its_run(store: JobStore) -> None:
     ids = diamond(store)
     run_next(store)
 
@@ -172,7 +172,7 @@ def test_what_needs_a_job_that_was_cancelled_is_cancelled_and_so_is_its_run(stor
 
 
 @pytest.mark.behaviour("A10")
-def test_one_that_fails_takes_along_what_waits_for_it(store: JobStore) -> None:
+def test_failed_job_cancels_its_dependants(store: JobStore) -> None:
     ids = diamond(store)
 
     fail(store, claim(store))
@@ -182,7 +182,7 @@ def test_one_that_fails_takes_along_what_waits_for_it(store: JobStore) -> None:
     assert kinds(store, *ids.values()) == ["failed", "run_failed", *["cancelled"] * 3]
 
 
-def test_a_job_that_waits_can_be_blocked_and_waits_on_when_it_is_not(store: JobStore) -> None:
+def test_waiting_job_can_be_blocked_and_waits_again_when_unblocked(store: JobStore) -> None:
     ids = diamond(store)
     assert store.admin.block(ids["left"], because="later")
     assert store.admin.block(ids["right"], because="later")
@@ -194,7 +194,7 @@ def test_a_job_that_waits_can_be_blocked_and_waits_on_when_it_is_not(store: JobS
     assert states(store, ids.values()) == [State.COMPLETED, State.QUEUED, State.QUEUED, State.WAITING]
 
 
-def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
+def test_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
     jobs = {"a": Submission(queue="gpu"), "b": Submission(queue="mine", job_class=JobClass.INGEST)}
 
     with pytest.raises(SubmissionError):
@@ -213,12 +213,12 @@ def test_a_run_is_submitted_whole_or_not_at_all(store: JobStore) -> None:
         ({"c": ["a"]}, "no job of this run is named 'c'"),
     ],
 )
-def test_a_circle_and_a_stranger_are_told(store: JobStore, needs: dict[str, list[str]], says: str) -> None:
+def test_circular_and_unknown_needs_are_refused(store: JobStore, needs: dict[str, list[str]], says: str) -> None:
     with pytest.raises(SubmissionError, match=says):
         store.runs.submit_run("r1", {name: Submission(queue="gpu") for name in "ab"}, needs=needs, now=NOW)
 
 
-def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
+def test_needs_that_cannot_complete_are_refused(store: JobStore) -> None:
     other = submit(store, run_id="r2")
     gone = submit(store, run_id="r1")
     submit(store, run_id="r1")
@@ -245,9 +245,9 @@ def test_what_can_never_be_met_is_refused(store: JobStore) -> None:
         ("x" * 65536, "has 65538 bytes as JSON, more than 65536: write the data to a file"),
         ("a\0b", "contains a NUL character"),
     ],
-    ids=["no JSON", "no number", "too long", "a NUL"],
+    ids=["not JSON", "not a number", "too long", "a NUL"],
 )
-def test_a_result_that_cannot_be_kept_is_told_and_ends_nothing(store: JobStore, result: Any, says: str) -> None:
+def test_invalid_result_is_refused_and_ends_nothing(store: JobStore, result: Any, says: str) -> None:
     submit(store)
     job = claim(store)
 
@@ -258,12 +258,12 @@ def test_a_result_that_cannot_be_kept_is_told_and_ends_nothing(store: JobStore, 
     complete(store, job, result={"backslash u0000": "\\u0001"})
 
 
-# --- what a queue's owner sets
+# --- settings of queues
 
 
 def settings(queue: str, **changed: Any) -> QueueSettings:
-    told = {"job_class": None, "budget_s": None, "lost_hold_s": None, "set_at": NOW, "set_by": "ann", **changed}
-    return QueueSettings(queue=queue, **told)
+    settings = {"job_class": None, "budget_s": None, "lost_hold_s": None, "set_at": NOW, "set_by": "ann", **changed}
+    return QueueSettings(queue=queue, **settings)
 
 
 @pytest.mark.behaviour("A1")
@@ -278,14 +278,14 @@ def settings(queue: str, **changed: Any) -> QueueSettings:
         ("any other", JobClass.GPU, 8100),
     ],
 )
-def test_a_queues_name_sets_the_class(store: JobStore, queue: str, job_class: JobClass, budget_s: float) -> None:
+def test_queue_name_sets_the_class(store: JobStore, queue: str, job_class: JobClass, budget_s: float) -> None:
     job = store.job(submit(store, queue=queue))
 
     assert (job.job_class, job.budget_s) == (job_class, budget_s)
 
 
 @pytest.mark.behaviour("A1")
-def test_a_hosts_own_ingest_queue_has_the_budget_that_its_owner_set(store: JobStore) -> None:
+def test_ingest_queue_of_a_host_has_its_configured_budget(store: JobStore) -> None:
     with pytest.raises(SubmissionError, match="gpuwarden queue set camera --budget-s SECONDS"):
         submit(store, queue="camera", job_class=JobClass.INGEST)
     store.queue_settings.set_queue(settings("camera", job_class=JobClass.INGEST, budget_s=900.0))
@@ -296,7 +296,7 @@ def test_a_hosts_own_ingest_queue_has_the_budget_that_its_owner_set(store: JobSt
 
 
 @pytest.mark.behaviour("A1")
-def test_a_budget_is_looked_up_when_the_attempt_begins_unless_the_job_has_its_own(store: JobStore) -> None:
+def test_budget_is_read_when_the_attempt_begins_unless_the_job_has_one(store: JobStore) -> None:
     by_class, by_queue, own = submit(store), submit(store, queue="video"), submit(store, queue="video", budget_s=5.0)
     store.queue_settings.set_queue(settings("video", budget_s=77.0))
 
@@ -310,7 +310,7 @@ def test_a_budget_is_looked_up_when_the_attempt_begins_unless_the_job_has_its_ow
     assert [store.job(each).budget_s for each in (by_class, by_queue, own)] == [8100, 8100, 5]
 
 
-def test_a_queues_settings_are_kept_with_who_set_them(store: JobStore) -> None:
+def test_queue_settings_are_stored_with_their_author(store: JobStore) -> None:
     store.queue_settings.set_queue(settings("b", budget_s=1.0))
     store.queue_settings.set_queue(settings("a", lost_hold_s=60.0, set_by="bob"))
     store.queue_settings.set_queue(settings("b", budget_s=2.0, set_at=NOW + 1))
@@ -329,14 +329,14 @@ def test_a_queues_settings_are_kept_with_who_set_them(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A17")
-def test_an_ingest_job_belongs_to_no_run(store: JobStore) -> None:
+def test_ingest_job_belongs_to_no_run(store: JobStore) -> None:
     with pytest.raises(SubmissionError, match="a job of class ingest_fetch cannot be in a run"):
         submit(store, queue="fetch", run_id="r1")
 
 
 @pytest.mark.behaviour("A17")
 @pytest.mark.behaviour("A13")
-def test_ingest_leases_have_a_sweep_of_their_own(store: JobStore) -> None:
+def test_ingest_leases_have_a_separate_sweep(store: JobStore) -> None:
     ingest, other = submit(store, queue="fetch"), submit(store)
     claim(store, 1, queue="fetch")
     claim(store, 2)
@@ -348,7 +348,7 @@ def test_ingest_leases_have_a_sweep_of_their_own(store: JobStore) -> None:
     assert (store.job(ingest).reclaims, store.job(ingest).watchdog_retries) == (1, 0)
 
 
-# --- a host that is lost
+# --- lost hosts
 
 
 def lost(store: JobStore, **changed: Any) -> Job:
@@ -360,7 +360,7 @@ def lost(store: JobStore, **changed: Any) -> Job:
 
 
 @pytest.mark.behaviour("D4")
-def test_a_job_of_a_lost_host_is_held_and_given_to_nobody(store: JobStore) -> None:
+def test_job_of_a_lost_host_is_held(store: JobStore) -> None:
     job = lost(store)
 
     assert store.job(job.job_id).state is State.HOST_LOST
@@ -371,7 +371,7 @@ def test_a_job_of_a_lost_host_is_held_and_given_to_nobody(store: JobStore) -> No
 
 
 @pytest.mark.behaviour("D4")
-def test_its_gpu_is_kept_from_others_too(store: JobStore) -> None:
+def test_gpu_of_a_lost_host_is_held_too(store: JobStore) -> None:
     for number in (1, 2, 3):
         gpus = ["GPU-other"] if number == 3 else ["GPU-shared", f"GPU-{number}"]
         store.claims.register("gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=gpus)
@@ -386,7 +386,7 @@ def test_its_gpu_is_kept_from_others_too(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("D4")
-def test_where_its_queue_says_so_it_is_given_away_after_a_while(store: JobStore) -> None:
+def test_held_job_is_requeued_after_the_hold_of_its_queue(store: JobStore) -> None:
     store.queue_settings.set_queue(settings("gpu", lost_hold_s=650.0))
     job = lost(store)
 
@@ -397,7 +397,7 @@ def test_where_its_queue_says_so_it_is_given_away_after_a_while(store: JobStore)
 
 
 @pytest.mark.behaviour("D4")
-def test_no_hold_gives_it_away_before_its_lease_by_which_its_worker_stops_itself(store: JobStore) -> None:
+def test_held_job_is_not_requeued_before_its_lease_ends(store: JobStore) -> None:
     store.queue_settings.set_queue(settings("gpu", lost_hold_s=50.0))
     job = lost(store)
 
@@ -406,7 +406,7 @@ def test_no_hold_gives_it_away_before_its_lease_by_which_its_worker_stops_itself
 
 
 @pytest.mark.behaviour("D6")
-def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore) -> None:
+def test_longer_lease_is_left_to_a_returning_host(store: JobStore) -> None:
     store.queue_settings.set_queue(settings("gpu", lost_hold_s=50.0))
     job_id = submit(store)
     claim(store)
@@ -420,7 +420,7 @@ def test_a_longer_lease_is_left_to_what_comes_back_with_its_host(store: JobStore
 
 @pytest.mark.behaviour("D6")
 @pytest.mark.parametrize("sign", ["a renewal", "its result", "its failure", "a release", "the next claim"])
-def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobStore, sign: str) -> None:
+def test_held_job_returns_with_its_first_sign(store: JobStore, sign: str) -> None:
     job = lost(store)
     claimed: dict[str, Any] = {"attempt": 1, "incarnation": "i1", "now": NOW}
     assert store.claims.owns(job.job_id, attempt=1, incarnation="i1")
@@ -444,7 +444,7 @@ def test_it_comes_back_by_itself_with_the_first_that_is_heard_of_it(store: JobSt
 
 
 @pytest.mark.behaviour("D6")
-def test_it_comes_back_with_its_host_and_has_a_lease_to_be_heard_of(store: JobStore) -> None:
+def test_held_job_returns_with_its_host_and_a_new_lease(store: JobStore) -> None:
     job = lost(store)
 
     assert not store.lost_hosts.mark_returned(job.job_id, attempt=2, now=NOW)
@@ -456,7 +456,7 @@ def test_it_comes_back_with_its_host_and_has_a_lease_to_be_heard_of(store: JobSt
     assert store.sweeps.reclaim_expired(now=NOW + LEASE_S + 1) == [job.job_id]
 
 
-def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobStore) -> None:
+def test_jobs_of_a_host_are_listed_with_the_last_sign_of_their_workers(store: JobStore) -> None:
     first, second, third, elsewhere = submit(store), submit(store), submit(store), submit(store)
     claim(store, 1)
     claim(store, 2)
@@ -475,7 +475,7 @@ def test_what_a_host_has_is_told_with_when_its_workers_were_heard_of(store: JobS
 
 
 @pytest.mark.behaviour("D6")
-def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
+def test_another_attempt_does_not_return_a_held_job(store: JobStore) -> None:
     job = lost(store)
 
     assert not store.claims.renew(job.job_id, attempt=1, incarnation="i9", now=NOW)
@@ -483,7 +483,7 @@ def test_another_attempt_does_not_bring_it_back(store: JobStore) -> None:
     assert store.job(job.job_id).state is State.HOST_LOST
 
 
-def test_a_lost_job_that_reports_is_not_given_away(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_job_that_reports_is_not_requeued(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.queue_settings.set_queue(settings("gpu", lost_hold_s=700.0))
     job_id = submit(store)
     claim(store)
@@ -501,14 +501,14 @@ def test_a_lost_job_that_reports_is_not_given_away(store: JobStore, monkeypatch:
     assert (store.job(job_id).state, store.job(job_id).attempt) == (State.RUNNING, 1)
 
 
-def test_a_worker_that_was_started_anew_settles_what_was_lost_with_the_one_before(store: JobStore) -> None:
+def test_restarted_worker_settles_the_lost_job_of_its_predecessor(store: JobStore) -> None:
     job = lost(store)
 
     assert store.claims.register("gpu", host="box1", worker="w1", incarnation="new", now=NOW) == [job.job_id]
     assert store.job(job.job_id).state is State.QUEUED
 
 
-def test_a_whole_host_is_lost_at_once_and_its_jobs_can_still_be_tripped(store: JobStore) -> None:
+def test_whole_host_is_lost_at_once_and_its_jobs_can_be_fenced(store: JobStore) -> None:
     first, second, third = submit(store), submit(store), submit(store)
     claim(store, 1)
     claim(store, 2)
@@ -523,7 +523,7 @@ def test_a_whole_host_is_lost_at_once_and_its_jobs_can_still_be_tripped(store: J
 # --- models
 
 
-def test_a_worker_takes_first_what_it_has_loaded_among_jobs_of_one_priority(store: JobStore) -> None:
+def test_worker_prefers_its_loaded_model_among_jobs_of_one_priority(store: JobStore) -> None:
     plain, flux, sdxl = submit(store), submit(store, model="flux"), submit(store, model="sdxl")
     urgent = submit(store, priority=1)
 
@@ -536,14 +536,14 @@ def test_a_worker_takes_first_what_it_has_loaded_among_jobs_of_one_priority(stor
     assert taken == [urgent, sdxl, flux, plain]
 
 
-def test_a_job_is_not_overtaken_for_ever(store: JobStore) -> None:
+def test_job_is_not_overtaken_for_ever(store: JobStore) -> None:
     old = submit(store, model="flux")
     submit(store, model="sdxl")
 
     assert claim(store, loaded="sdxl", now=NOW + AFFINITY_S + 1).job_id == old
 
 
-def test_what_a_worker_has_loaded_is_told_while_it_is_idle_and_is_not_being_busy(store: JobStore) -> None:
+def test_idle_worker_lists_its_loaded_model_and_is_not_busy(store: JobStore) -> None:
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=NOW)
     assert store.claims.heartbeat(
         host="box1", worker="w1", queue="gpu", incarnation="i1", model=None, now=NOW, loaded="sdxl"
@@ -561,7 +561,7 @@ def test_what_a_worker_has_loaded_is_told_while_it_is_idle_and_is_not_being_busy
 # --- a claim in one statement
 
 
-def test_a_claim_after_the_first_minds_what_the_first_minds(store: JobStore) -> None:
+def test_second_claim_applies_the_rules_of_the_first(store: JobStore) -> None:
     for number in (1, 2):
         store.claims.register(
             "gpu", host="box1", worker=f"w{number}", incarnation=f"i{number}", now=NOW, gpus=["GPU-1"]
@@ -591,7 +591,7 @@ def positions(events: list[Event]) -> list[int]:
     return [event.position for event in events]
 
 
-def test_each_consumer_sees_every_event_in_order_until_it_says_that_it_is_done(store: JobStore) -> None:
+def test_each_consumer_gets_every_event_in_order_until_acknowledged(store: JobStore) -> None:
     for _ in range(3):
         submit(store)
         run_next(store)
@@ -609,7 +609,7 @@ def test_each_consumer_sees_every_event_in_order_until_it_says_that_it_is_done(s
     assert store.outbox.consumers() == {"bill": 0}
 
 
-def test_an_event_says_how_long_its_job_waited_and_ran(store: JobStore) -> None:
+def test_event_has_wait_and_run_time(store: JobStore) -> None:
     job_id = submit(store, queue="video", model="svd", job_class=JobClass.GPU_VIDEO, run_id="r1")
     job = claim(store, queue="video", now=NOW + 3)
     complete(store, job, now=NOW + 10)
@@ -621,7 +621,7 @@ def test_an_event_says_how_long_its_job_waited_and_ran(store: JobStore) -> None:
     assert (run_event.kind, run_event.job_id) == (Kind.RUN_COMPLETED, job_id)
 
 
-def test_events_are_placed_once_whoever_reads_at_the_same_time(store: JobStore) -> None:
+def test_events_are_numbered_once_under_concurrent_readers(store: JobStore) -> None:
     for _ in range(30):
         submit(store)
     for _ in range(30):

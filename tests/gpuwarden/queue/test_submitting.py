@@ -1,4 +1,4 @@
-"""Submitting a job: its defaults by class, what is refused, and its run."""
+"""Submission: defaults, checks and runs."""
 
 from typing import Any
 
@@ -11,19 +11,19 @@ from tests.gpuwarden.queue.builders import claim, submit
 pytestmark = pytest.mark.both_databases
 
 
-def test_a_job_takes_its_budget_and_its_silence_from_its_class(store: JobStore) -> None:
+def test_budget_and_stall_timeout_default_to_the_class(store: JobStore) -> None:
     job = store.job(submit(store))
 
     assert (job.state, job.attempt, job.budget_s, job.stall_timeout_s) == (State.QUEUED, 0, 8100, 120)
 
 
-def test_an_owner_sets_a_budget_and_a_silence_of_their_own(store: JobStore) -> None:
+def test_submission_may_set_budget_and_stall_timeout(store: JobStore) -> None:
     job = store.job(submit(store, budget_s=60, stall_timeout_s=5, payload={"prompt": "é"}, steps_total=20))
 
     assert (job.budget_s, job.stall_timeout_s, job.payload, job.steps_total) == (60, 5, {"prompt": "é"}, 20)
 
 
-def test_a_job_that_reports_no_steps_is_not_policed_by_the_stall_condition(store: JobStore) -> None:
+def test_stall_condition_ignores_a_job_without_steps(store: JobStore) -> None:
     assert store.job(submit(store, reports_steps=False)).stall_timeout_s == 0
 
 
@@ -47,17 +47,17 @@ def test_a_job_that_reports_no_steps_is_not_policed_by_the_stall_condition(store
         ({"run_id": "\udcff"}, "run_id"),
     ],
 )
-def test_what_a_state_file_could_not_carry_is_refused_when_submitted(asked: dict[str, Any], says: str) -> None:
+def test_values_that_a_state_file_cannot_hold_are_refused_at_submit(asked: dict[str, Any], says: str) -> None:
     with pytest.raises(SubmissionError, match=says):
         Submission(**{"queue": "gpu", **asked})
 
 
-def test_a_job_that_nobody_submitted_is_unknown(store: JobStore) -> None:
+def test_unsubmitted_job_is_unknown(store: JobStore) -> None:
     with pytest.raises(UnknownJobError, match="no job 99"):
         store.job(99)
 
 
-def test_the_first_job_of_a_run_opens_it_and_the_next_joins(store: JobStore) -> None:
+def test_first_job_opens_its_run_and_the_next_joins(store: JobStore) -> None:
     assert store.runs.state("r1") is None
 
     submit(store, run_id="r1")

@@ -1,4 +1,4 @@
-"""Sweeps: leases that ran out, and the cap on reclaims."""
+"""Sweeps of expired leases, and the cap on reclaims."""
 
 import pytest
 
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.both_databases
 
 
 @pytest.mark.behaviour("A13")
-def test_a_lease_that_nobody_renews_gives_the_job_back_sooner_than_most(store: JobStore) -> None:
+def test_expired_lease_requeues_the_job_with_high_priority(store: JobStore) -> None:
     submit(store)
     job = claim(store)
 
@@ -24,7 +24,7 @@ def test_a_lease_that_nobody_renews_gives_the_job_back_sooner_than_most(store: J
 
 
 @pytest.mark.behaviour("A13")
-def test_a_renewed_lease_is_left_alone(store: JobStore) -> None:
+def test_renewed_lease_is_not_reclaimed(store: JobStore) -> None:
     submit(store)
     job = claim(store)
     store.claims.renew(job.job_id, attempt=1, incarnation="i1", now=NOW + 590)
@@ -35,7 +35,7 @@ def test_a_renewed_lease_is_left_alone(store: JobStore) -> None:
 
 
 @pytest.mark.behaviour("A13")
-def test_at_the_reclaim_cap_the_job_fails_with_its_event(store: JobStore) -> None:
+def test_job_at_the_reclaim_cap_fails_with_its_event(store: JobStore) -> None:
     job_id = submit(store, run_id="r1", attempts_max=100)
     now = NOW
     for reclaim in range(RECLAIMS_MAX):
@@ -56,14 +56,14 @@ def test_at_the_reclaim_cap_the_job_fails_with_its_event(store: JobStore) -> Non
     assert store.job(other).state is State.QUEUED
 
 
-def test_an_ingest_job_has_its_lease_reclaimed_like_any(store: JobStore) -> None:
+def test_ingest_job_is_reclaimed_like_any(store: JobStore) -> None:
     job_id = submit(store, job_class=JobClass.INGEST_FETCH)
     claim(store)
 
     assert store.sweeps.reclaim_expired(now=NOW + 601) == [job_id]
 
 
-def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> None:
+def test_cancelled_job_keeps_its_pending_count(store: JobStore) -> None:
     first = submit(store, run_id="r1")
     second = submit(store, run_id="r1", needs=(first,))
     store.admin.cancel(second, because="a person said so", now=NOW)
@@ -79,7 +79,7 @@ def test_a_cancelled_job_keeps_the_count_of_what_it_lacked(store: JobStore) -> N
 
 
 def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
-    """End an attempt in a way that would queue the job once more."""
+    """End an attempt so that the job is requeued."""
     attempt, incarnation = job.attempt, job.claimed_by or ""
     if how == "reclaim":
         store.sweeps.reclaim_expired(now=now + 601)
@@ -101,7 +101,7 @@ def lose(store: JobStore, how: str, job: Job, *, now: float) -> None:
         ("register", "its worker was restarted, and all 3 attempts are used"),
     ],
 )
-def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobStore, how: str, because: str) -> None:
+def test_lost_last_attempt_fails_the_job_with_one_event(store: JobStore, how: str, because: str) -> None:
     job_id = submit(store, attempts_max=3, run_id="r1")
     for attempt in range(1, 4):
         incarnation = f"{how}-{attempt}"
@@ -119,7 +119,7 @@ def test_the_last_attempt_that_is_lost_fails_the_job_with_one_event(store: JobSt
     assert store.runs.state("r1") == "failed"
 
 
-def test_a_job_without_attempts_left_is_not_requeued_but_can_be_failed(store: JobStore) -> None:
+def test_exhausted_job_is_not_requeued_but_can_be_failed(store: JobStore) -> None:
     job = fenced(store, attempts_max=1)
 
     assert not store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
@@ -149,7 +149,7 @@ def test_reclaims_and_registrations_share_a_cap(store: JobStore) -> None:
     assert store.outbox.dispatch_events(job_id) == ["failed"]
 
 
-def test_a_sweep_is_bounded_and_the_next_takes_up_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_is_bounded_and_the_next_one_takes_the_rest(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpuwarden.queue.sql.SWEEP_MAX", 2)
     ids = [submit(store) for _ in range(3)]
     for n in range(3):

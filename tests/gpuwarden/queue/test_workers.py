@@ -1,4 +1,4 @@
-"""Rows of workers, and incarnations: what one that was replaced may still do."""
+"""Rows of workers, and replaced incarnations."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def worker_rows(store: JobStore) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.behaviour("A12")
-def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobStore) -> None:
+def test_row_of_a_killed_worker_loses_its_model_and_ages_at_once(store: JobStore) -> None:
     submit(store, model="sd-xl")
     claim(store)
     assert worker_rows(store) == [("box1", "w1", "i1", "sd-xl", NOW)]
@@ -33,26 +33,26 @@ def test_the_row_of_a_killed_worker_drops_its_model_and_ages_at_once(store: JobS
 
 
 @pytest.mark.behaviour("A18")
-def test_a_retired_incarnation_is_told_for_which_trip_and_the_next_one_is_not(store: JobStore) -> None:
+def test_only_the_retired_incarnation_gets_its_condition(store: JobStore) -> None:
     submit(store)
     claim(store)
 
-    def told(incarnation: str) -> Condition | None:
+    def condition_of(incarnation: str) -> Condition | None:
         return store.claims.retired_for(host="box1", worker="w1", incarnation=incarnation)
 
-    assert told("i1") is None
+    assert condition_of("i1") is None
     assert store.fencing.fence(1, attempt=1, incarnation="i1", condition=Condition.BUDGET, now=NOW)
     assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
-    assert told("i1") is Condition.BUDGET
+    assert condition_of("i1") is Condition.BUDGET
 
     register(store, "i1b")
-    assert told("i1b") is None
+    assert condition_of("i1b") is None
     assert store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1b", now=NOW)
-    assert told("i1b") is None
+    assert condition_of("i1b") is None
 
 
 @pytest.mark.behaviour("A12")
-def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) -> None:
+def test_heartbeat_of_the_replacement_restores_the_row(store: JobStore) -> None:
     submit(store)
     claim(store)
     store.fencing.retire_worker(host="box1", worker="w1", incarnation="i1", now=NOW)
@@ -67,7 +67,7 @@ def test_a_fresh_heartbeat_of_the_replacement_restores_the_row(store: JobStore) 
 @pytest.mark.parametrize(
     ("host", "worker", "incarnation"),
     [("box1", "w1", "i0"), ("box1", "w2", "i1"), ("box2", "w1", "i1")],
-    ids=["its replacement is there already", "another worker", "another host"],
+    ids=["its replacement has registered", "another worker", "another host"],
 )
 def test_only_its_own_row_is_changed(store: JobStore, host: str, worker: str, incarnation: str) -> None:
     store.claims.heartbeat(host="box1", worker="w1", queue="gpu", incarnation="i1", model="m", now=NOW)
@@ -77,7 +77,7 @@ def test_only_its_own_row_is_changed(store: JobStore, host: str, worker: str, in
     assert worker_rows(store) == [("box1", "w1", "i1", "m", NOW)]
 
 
-def test_a_job_without_a_model_shows_its_class_in_the_row(store: JobStore) -> None:
+def test_job_without_a_model_shows_its_class_in_the_row(store: JobStore) -> None:
     submit(store)
 
     claim(store)
@@ -85,7 +85,7 @@ def test_a_job_without_a_model_shows_its_class_in_the_row(store: JobStore) -> No
     assert worker_rows(store)[0][3] == "gpu"
 
 
-def test_a_registration_queues_again_what_the_incarnation_before_it_ran(store: JobStore) -> None:
+def test_registration_requeues_the_jobs_of_the_previous_incarnation(store: JobStore) -> None:
     register(store, "i1")
     job_id = submit(store)
     claim(store)
@@ -99,7 +99,7 @@ def test_a_registration_queues_again_what_the_incarnation_before_it_ran(store: J
     assert register(store, "i1b") == []
 
 
-def test_a_registration_leaves_other_workers_jobs_and_what_is_fenced(store: JobStore) -> None:
+def test_registration_leaves_fenced_jobs_and_those_of_other_workers(store: JobStore) -> None:
     job = fenced(store)
     other = submit(store)
     claim(store, "i2")
@@ -111,7 +111,7 @@ def test_a_registration_leaves_other_workers_jobs_and_what_is_fenced(store: JobS
     assert store.fencing.requeue(job.job_id, attempt=1, condition=Condition.STALL, now=NOW)
 
 
-def test_a_registration_that_cannot_settle_everything_registers_nothing(store: JobStore) -> None:
+def test_failed_registration_changes_nothing(store: JobStore) -> None:
     job_id = submit(store, attempts_max=1)
     claim(store)
     refuse_events(store)
@@ -124,7 +124,7 @@ def test_a_registration_that_cannot_settle_everything_registers_nothing(store: J
 
 
 @pytest.mark.behaviour("A11")
-def test_an_incarnation_that_was_replaced_is_refused_everything(store: JobStore) -> None:
+def test_replaced_incarnation_is_refused_everything(store: JobStore) -> None:
     job_id, other = submit(store), submit(store)
     claim(store)
     register(store, "i1b")
@@ -142,7 +142,7 @@ def test_an_incarnation_that_was_replaced_is_refused_everything(store: JobStore)
 
 
 @pytest.mark.parametrize("end", ["fence", "retire"])
-def test_an_ending_incarnation_claims_nothing_and_its_successor_does(store: JobStore, end: str) -> None:
+def test_ending_incarnation_claims_nothing_and_its_successor_does(store: JobStore, end: str) -> None:
     if end == "fence":
         fenced(store)
     else:

@@ -1,4 +1,4 @@
-"""Submissions with a payload, and a worker in this process whose body is a function of the test."""
+"""Submissions with a payload, and a worker in this process."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Worker processes, their queue and their log, and a reporter on its own."""
+"""Fixtures: worker processes, their log, and a reporter."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -30,35 +30,35 @@ def load(job, report):
             raise RuntimeError("out of memory \\udcff")
         elif do == "exit":
             sys.exit(3)
-        elif do == "await":  # until a file appears
+        elif do == "await":  # wait for a file
             while not Path(job.payload["out"]).exists():
                 report.step()
                 time.sleep(0.01)
-        elif do == "block":  # a C call that lets go of the interpreter's lock and never returns
+        elif do == "block":  # a C call that releases the GIL and never returns
             ctypes.CDLL(None).sleep(600)
     return work
 
 def cannot_load(job, report):
     raise ValueError("no such model")
 """
-"""What the worker processes run: the payload of a job says what to do. A locked queue fails after 0.2 s."""
+"""Handlers that follow the job's payload. A locked queue fails after 0.2 s."""
 
 
 @pytest.fixture
 def url(database: Path) -> str:
-    """A worker's own doings are the same on both databases; what is not has tests of its own below."""
+    """SQLite: other tests cover what differs on PostgreSQL."""
     return f"sqlite:///{database}"
 
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """Where the worker process logs."""
+    """Log file of the worker."""
     return tmp_path / "worker.log"
 
 
 @pytest.fixture
 def start(spawn: Spawn, tmp_path: Path, host_dir: Path, url: str, log: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a worker process, which logs anew, and wait until it is ready, or says what else is awaited."""
+    """Start a worker with an empty log, and wait until it is ready or logs the given text."""
     (tmp_path / "bodies.py").write_text(BODIES)
 
     def run(

@@ -1,4 +1,4 @@
-"""A worker in this process: its lease, an answer that was lost, and a stop at each moment."""
+"""A worker in this process: lease, lost answers and stops."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ from tests.gpuwarden.worker.builders import nothing_to_do, run_worker, submit
 
 @pytest.fixture
 def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads in which a worker stopped itself for having lost its job; here only the thread ends."""
+    """Threads in which a worker stopped itself over a lost job; only the thread ends."""
     threads: list[str] = []
 
     def stop(_bound: object, _because: str, _exit_code: int) -> None:
@@ -32,14 +32,14 @@ def disowned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def keeper_ends() -> None:
-    """Let the thread that watches the claim look once more, or end."""
+    """Let the lease thread check once more, or end."""
     for thread in threading.enumerate():
         if thread.name == "gpuwarden-lease":
             thread.join(timeout=5)
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
-def test_a_keeper_that_finds_the_job_settled_does_not_take_it_for_lost(
+def test_lease_thread_does_not_take_a_settled_job_for_lost(
     store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
     job_id = submit(store)
@@ -58,7 +58,7 @@ def test_a_keeper_that_finds_the_job_settled_does_not_take_it_for_lost(
     assert store.job(job_id).state is (State.COMPLETED if settle == "complete" else State.FAILED)
 
 
-def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Reporter, disowned: list[str]) -> None:
+def test_refused_result_stops_the_worker(store: JobStore, reporter: Reporter, disowned: list[str]) -> None:
     submit(store)
 
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
@@ -76,13 +76,13 @@ def test_a_result_that_is_refused_stops_the_worker(store: JobStore, reporter: Re
 
 
 @pytest.mark.behaviour("A18")
-@pytest.mark.parametrize(("told", "code"), [(True, 75), (False, 77)], ids=["known", "not told"])
-def test_a_worker_that_is_told_to_stop_after_its_job_was_taken_says_for_what(
-    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, told: bool, code: int
+@pytest.mark.parametrize(("is_retired", "code"), [(True, 75), (False, 77)], ids=["known", "unknown"])
+def test_stopped_worker_with_a_lost_job_ends_with_its_exit_code(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, is_retired: bool, code: int
 ) -> None:
     submit(store)
     stop = Stop()
-    if not told:
+    if not is_retired:
         monkeypatch.setattr(store.claims, "retired_for", no_answer)
 
     def lose(job: Job, _report: Reporter) -> Callable[[], None]:
@@ -107,7 +107,7 @@ def no_answer(**_: Any) -> None:
 def settled_without_an_answer(
     store: JobStore, monkeypatch: pytest.MonkeyPatch, settle: str, *, committed: bool
 ) -> list[bool]:
-    """The first answer to a result is lost, its commit with it or not; what was answered afterwards."""
+    """Lose the first answer to a result, with or without its commit; returns the later answers."""
     ask, answers = getattr(store.claims, settle), list[bool]()
     lost = False
 
@@ -132,7 +132,7 @@ def settled_without_an_answer(
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
-def test_a_result_whose_answer_was_lost_is_accepted_and_the_worker_goes_on(
+def test_result_with_a_lost_answer_is_accepted_and_the_worker_continues(
     store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
     submit(store)
@@ -148,7 +148,7 @@ def test_a_result_whose_answer_was_lost_is_accepted_and_the_worker_goes_on(
 
 
 @pytest.mark.parametrize("settle", ["complete", "fail_by_worker"])
-def test_a_job_that_another_ended_while_the_queue_was_away_is_lost_all_the_same(
+def test_job_that_ended_during_an_outage_is_lost(
     store: JobStore, reporter: Reporter, disowned: list[str], monkeypatch: pytest.MonkeyPatch, settle: str
 ) -> None:
     submit(store)
@@ -161,7 +161,7 @@ def test_a_job_that_another_ended_while_the_queue_was_away_is_lost_all_the_same(
     assert "MainThread" in disowned
 
 
-def test_a_body_that_cannot_say_what_it_has_loaded_has_nothing_loaded(store: JobStore, reporter: Reporter) -> None:
+def test_handler_without_a_valid_loaded_model_has_none(store: JobStore, reporter: Reporter) -> None:
     class Body:
         @property
         def loaded_model(self) -> str:
@@ -177,8 +177,8 @@ def test_a_body_that_cannot_say_what_it_has_loaded_has_nothing_loaded(store: Job
     assert [job.state for job in store.jobs()] == [State.COMPLETED]
 
 
-@pytest.mark.parametrize("error", [NoAnswerError("connection lost"), RuntimeError("nobody thought of this")])
-def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbeat_later(
+@pytest.mark.parametrize("error", [NoAnswerError("connection lost"), RuntimeError("unexpected")])
+def test_failed_renewal_is_retried_at_the_next_check(
     store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     submit(store)
@@ -205,7 +205,7 @@ def test_a_renewal_that_failed_is_tried_again_at_the_next_look_and_not_a_heartbe
     assert asked == 2
 
 
-def test_an_early_stop_gives_the_job_back(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_stop_releases_the_job(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     stop = Stop()
     claim = store.claims.claim
@@ -224,7 +224,7 @@ def test_an_early_stop_gives_the_job_back(store: JobStore, reporter: Reporter, m
     assert (back.state, back.attempt, back.because) == (State.QUEUED, 1, "released by its worker")
 
 
-def test_a_body_that_turns_the_stop_into_an_error_of_its_own_is_not_failed(store: JobStore, reporter: Reporter) -> None:
+def test_handler_that_turns_the_stop_into_an_error_is_not_failed(store: JobStore, reporter: Reporter) -> None:
     job_id = submit(store)
     stop = Stop()
 
@@ -244,7 +244,7 @@ def test_a_body_that_turns_the_stop_into_an_error_of_its_own_is_not_failed(store
     assert store.outbox.dispatch_events(job_id) == []
 
 
-def test_a_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = submit(store), submit(store)
     stop = Stop()
     complete = store.claims.complete
@@ -261,7 +261,7 @@ def test_a_late_stop_keeps_the_result(store: JobStore, reporter: Reporter, monke
     assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_a_refused_result_ends_the_worker(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_result_ends_the_worker(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     monkeypatch.setattr(worker_module, "RETRY_S", 0.05)
     offered = 0

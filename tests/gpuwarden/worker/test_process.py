@@ -1,4 +1,4 @@
-"""Worker processes from outside: a job's life, a stop, a killed worker, and a worker that no longer owns its job."""
+"""Worker processes: jobs, stops, kills and lost jobs."""
 
 import signal
 import sqlite3
@@ -15,14 +15,16 @@ from tests.waiting import eventually
 
 
 def model_of(database: Path) -> str | None:
-    """What the worker's row advertises."""
+    """The model in the worker's row."""
     connection = sqlite3.connect(database)
     row = connection.execute("SELECT current_model FROM workers").fetchone()
     connection.close()
     return None if row is None else row[0]
 
 
-def test_a_job_is_completed_and_the_next_awaited(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
+def test_worker_completes_a_job_and_waits_for_the_next(
+    start: Callable[..., Any], store: JobStore, tmp_path: Path
+) -> None:
     process = start()
     outs = [tmp_path / "out1", tmp_path / "out2"]
 
@@ -34,7 +36,7 @@ def test_a_job_is_completed_and_the_next_awaited(start: Callable[..., Any], stor
     assert process.poll() is None
 
 
-def test_a_worker_ends_after_its_number_of_jobs(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
+def test_worker_ends_after_jobs_max(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
     first, second = (submit(store, out=str(tmp_path / "out")) for _ in range(2))
 
     process = start("--jobs-max", "1")
@@ -44,7 +46,9 @@ def test_a_worker_ends_after_its_number_of_jobs(start: Callable[..., Any], store
     assert [store.job(job_id).state for job_id in (first, second)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_a_running_job_has_a_model(start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path) -> None:
+def test_running_job_publishes_its_model(
+    start: Callable[..., Any], store: JobStore, database: Path, tmp_path: Path
+) -> None:
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     start()
     eventually(lambda: model_of(database) == "sd-xl", "the row holds the model")
@@ -55,7 +59,7 @@ def test_a_running_job_has_a_model(start: Callable[..., Any], store: JobStore, d
     eventually(lambda: model_of(database) is None, "the row holds nothing")
 
 
-def test_the_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
+def test_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], store: JobStore, tmp_path: Path) -> None:
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
     start()
     eventually(lambda: store.job(job_id).lease_expires_at, "the job is claimed")
@@ -72,7 +76,9 @@ def test_the_lease_is_renewed_while_the_job_runs(start: Callable[..., Any], stor
         pytest.param("load", "bodies:cannot_load", "ValueError: no such model", id="cannot load"),
     ],
 )
-def test_a_failing_body_fails_job(start: Callable[..., Any], store: JobStore, do: str, body: str, because: str) -> None:
+def test_failing_handler_fails_the_job(
+    start: Callable[..., Any], store: JobStore, do: str, body: str, because: str
+) -> None:
     process = start(body=body)
 
     for _ in range(2):
@@ -84,11 +90,11 @@ def test_a_failing_body_fails_job(start: Callable[..., Any], store: JobStore, do
     assert process.poll() is None
 
 
-# --- told to stop
+# --- stops
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
+def test_stopped_worker_releases_its_job(
     start: Callable[..., Any], store: JobStore, host_dir: Path, tmp_path: Path, log: Path, number: signal.Signals,
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "never"))
@@ -105,7 +111,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_job_back_unharmed(
     assert state_files(host_dir) == {"w1.lock"}
 
 
-def test_an_idle_worker_stops_at_once_without_files(start: Callable[..., Any], host_dir: Path) -> None:
+def test_idle_worker_stops_at_once_and_removes_its_files(start: Callable[..., Any], host_dir: Path) -> None:
     process = start()
 
     process.terminate()
@@ -115,7 +121,7 @@ def test_an_idle_worker_stops_at_once_without_files(start: Callable[..., Any], h
     assert state_files(host_dir) == {"w1.lock"}
 
 
-def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
+def test_killed_worker_leaves_its_claim(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job ready" in log.read_text(), "the job runs")
@@ -127,7 +133,7 @@ def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobSto
     assert state_files(host_dir) >= {"w1.lock", "w1.worker.json", "w1.job.json"}
 
 
-# --- no longer the owner
+# --- lost jobs
 
 
 @pytest.mark.behaviour("A11")
@@ -136,7 +142,7 @@ def test_a_killed_worker_leaves_a_claim(start: Callable[..., Any], store: JobSto
     ("condition", "code"),
     [(Condition.BUDGET, 75), (Condition.STALL, 76), (Condition.HEALTH, 78), (Condition.DEAD_WORKER, 77)],
 )
-def test_a_taken_job_ends_worker(
+def test_lost_job_ends_its_worker(
     start: Callable[..., Any], store: JobStore, log: Path, condition: Condition, code: int
 ) -> None:
     job_id = submit(store, do="block")
@@ -151,7 +157,7 @@ def test_a_taken_job_ends_worker(
 
 
 @pytest.mark.behaviour("A11")
-def test_a_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobStore, log: Path) -> None:
+def test_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = store.runs.submit(Submission(queue="gpu", run_id="r1", payload={"do": "block"}), now=0)
     sibling = store.runs.submit(Submission(queue="cpu", run_id="r1"), now=0)
     process = start()
@@ -166,7 +172,7 @@ def test_a_cancelled_job_ends_its_worker(start: Callable[..., Any], store: JobSt
 
 
 @pytest.mark.behaviour("A11")
-def test_a_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
+def test_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     killed = start()
     eventually(lambda: "job ready" in log.read_text(), "the job runs")
@@ -186,7 +192,7 @@ def test_a_restarted_worker_gets_its_job_at_once(start: Callable[..., Any], stor
 
 @pytest.mark.behaviour("A11")
 @pytest.mark.needs_postgres
-def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing(
+def test_worker_that_wakes_after_its_job_was_taken_ends_without_changes(
     start: Callable[..., Any], shared_store: JobStore, postgres_url: str, log: Path
 ) -> None:
     store = shared_store
@@ -196,7 +202,7 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
     eventually(lambda: store.job(job_id).state is State.RUNNING, "it is claimed")
     asleep.send_signal(signal.SIGSTOP)
 
-    # A sweep may meet a transaction that the stopped worker left open; it is looked at again.
+    # The stopped worker may hold a transaction open: retry the sweep.
     eventually(lambda: store.sweeps.reclaim_expired(now=store.now() + 700), "the lease is given away", within_s=70)
     taken = store.claims.claim("gpu", host="box1", worker="w2", incarnation="i2", now=store.now())
     assert taken is not None
@@ -209,7 +215,7 @@ def test_a_worker_that_slept_while_another_took_its_job_ends_and_changes_nothing
 
 
 @pytest.mark.behaviour("A11")
-def test_a_replaced_idle_worker_ends(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
+def test_replaced_idle_worker_ends(start: Callable[..., Any], store: JobStore, host_dir: Path, log: Path) -> None:
     process = start()
 
     store.claims.register("gpu", host="box1", worker="w1", incarnation="next", now=store.now())
@@ -220,7 +226,7 @@ def test_a_replaced_idle_worker_ends(start: Callable[..., Any], store: JobStore,
 
 
 @pytest.mark.behaviour("A11")
-def test_a_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
+def test_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStore, log: Path) -> None:
     job_id = submit(store, do="block")
     process = start()
     eventually(lambda: "job ready" in log.read_text(), "the job runs")
@@ -231,7 +237,7 @@ def test_a_retired_worker_ends_at_once(start: Callable[..., Any], store: JobStor
     assert process.wait(timeout=30) == 77
 
 
-def test_a_quarantined_worker_says_so(start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path) -> None:
+def test_quarantined_worker_logs_it(start: Callable[..., Any], store: JobStore, tmp_path: Path, log: Path) -> None:
     store.gpu_quarantine.quarantine(["GPU-a"], host="box1", worker=None, because="D state", now=1)
     job_id = submit(store, out=str(tmp_path / "out"))
     start("--gpus", "GPU-b,GPU-a")

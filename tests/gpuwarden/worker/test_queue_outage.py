@@ -1,4 +1,4 @@
-"""Worker processes whose queue does not answer."""
+"""Worker processes during queue outages."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def locked(database: Path, store: JobStore) -> Iterator[sqlite3.Connection]:
-    """A connection that can lock the queue against every writer; `store` has made its tables."""
+    """A connection that can lock the queue; `store` has created its tables."""
     store.jobs()
     connection = sqlite3.connect(database, isolation_level=None)
     yield connection
     connection.close()
 
 
-def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
+def test_job_continues_and_its_result_waits_while_the_queue_is_away(
     start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
@@ -43,10 +43,10 @@ def test_a_job_goes_on_while_the_queue_does_not_answer_and_its_result_waits(
     assert process.poll() is None
 
 
-def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
+def test_idle_worker_survives_a_queue_outage(
     start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
-    process = start()  # opening the queue needs a turn to write, so the lock comes after
+    process = start()  # lock later: opening the queue writes
     locked.execute("BEGIN IMMEDIATE")
     eventually(lambda: "asking again" in log.read_text(), "a heartbeat goes unanswered")
     locked.execute("ROLLBACK")
@@ -58,7 +58,9 @@ def test_an_idle_worker_outlives_a_queue_that_does_not_answer(
 
 
 @pytest.mark.needs_postgres
-def test_an_absent_queue_is_asked(start: Callable[..., Any], postgres: Postgres, postgres_url: str, log: Path) -> None:
+def test_worker_retries_an_absent_queue(
+    start: Callable[..., Any], postgres: Postgres, postgres_url: str, log: Path
+) -> None:
     postgres.stop()
     process = start(store=postgres_url, says="queue does not answer; asking again")
     assert process.poll() is None
@@ -69,7 +71,7 @@ def test_an_absent_queue_is_asked(start: Callable[..., Any], postgres: Postgres,
 
 
 @pytest.mark.needs_postgres
-def test_a_worker_that_waits_for_its_queue_can_be_told_to_stop(
+def test_worker_that_waits_for_its_queue_stops_on_a_signal(
     start: Callable[..., Any], postgres: Postgres, postgres_url: str, host_dir: Path
 ) -> None:
     postgres.stop()
@@ -82,13 +84,13 @@ def test_a_worker_that_waits_for_its_queue_can_be_told_to_stop(
 
 
 @pytest.mark.needs_postgres
-def test_an_idle_worker_outlives_its_server_and_is_woken_by_a_submission(
+def test_idle_worker_survives_a_server_restart_and_wakes_on_submission(
     start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     process = start(store=postgres_url)
     postgres.stop()
     eventually(lambda: "asking again" in log.read_text(), "a look goes unanswered")
-    shared_store.close()  # a connection that was used a moment ago is not asked whether it is there still
+    shared_store.close()  # a recent connection is not checked
 
     postgres.start()
     job_id = submit(shared_store, out=str(tmp_path / "out"))
@@ -98,7 +100,7 @@ def test_an_idle_worker_outlives_its_server_and_is_woken_by_a_submission(
 
 
 @pytest.mark.needs_postgres
-def test_cut_off_from_a_shared_queue_for_a_lease_a_worker_stops_itself(
+def test_worker_cut_off_from_a_shared_queue_for_a_lease_stops_itself(
     start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, log: Path
 ) -> None:
     job_id = submit(shared_store, do="block")
@@ -115,7 +117,7 @@ def test_cut_off_from_a_shared_queue_for_a_lease_a_worker_stops_itself(
 
 
 @pytest.mark.needs_postgres
-def test_an_interruption_shorter_than_the_lease_stops_nothing(
+def test_interruption_shorter_than_the_lease_stops_nothing(
     start: Callable[..., Any], postgres: Postgres, shared_store: JobStore, postgres_url: str, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     job_id = submit(shared_store, do="await", out=str(tmp_path / "go"))
@@ -132,7 +134,7 @@ def test_an_interruption_shorter_than_the_lease_stops_nothing(
     assert process.poll() is None
 
 
-def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
+def test_worker_cut_off_from_a_local_queue_for_a_lease_works_on(
     start: Callable[..., Any], store: JobStore, locked: sqlite3.Connection, tmp_path: Path, log: Path
 ) -> None:  # fmt: skip
     job_id = submit(store, do="await", out=str(tmp_path / "go"))
@@ -148,8 +150,8 @@ def test_cut_off_from_a_queue_of_its_own_for_a_lease_a_worker_works_on(
     assert process.poll() is None
 
 
-# A thread renews, as a worker's does, and waits for its turn to write; meanwhile the process wedges with Python's lock.
-WEDGES_AS_IT_RENEWS = """
+# A thread waits for the write lock to renew. Meanwhile the process hangs with the GIL.
+HANGS_IN_RENEWAL = """
 import ctypes, sys, threading, time
 from gpuwarden.queue import JobStore
 
@@ -168,27 +170,27 @@ store.claims.owns(int(job_id), attempt=1, incarnation="i")  # connects
 begun = threading.Event()
 threading.Thread(target=keep, daemon=True).start()
 begun.wait()
-time.sleep(0.5)  # by now the thread waits for its turn
-print("wedged", flush=True)
+time.sleep(0.5)  # the thread waits for the lock
+print("hung", flush=True)
 ctypes.PyDLL(None).sleep(600)
 """
 
 
 @pytest.mark.parametrize("call", ["renew", "heartbeat"])
-def test_a_worker_that_wedges_while_it_renews_keeps_nobody_from_writing(
+def test_worker_that_hangs_during_a_renewal_does_not_block_writers(
     call: str, store: JobStore, url: str, spawn: Spawn, tmp_path: Path, locked: sqlite3.Connection
 ) -> None:
     job_id = submit(store)
     assert store.claims.claim("gpu", host="h", worker="w", incarnation="i", now=0)
     locked.execute("BEGIN IMMEDIATE")
-    stderr = tmp_path / "wedged.log"
-    process = spawn("-c", WEDGES_AS_IT_RENEWS, url, call, str(job_id), stderr=stderr)
+    stderr = tmp_path / "hung.log"
+    process = spawn("-c", HANGS_IN_RENEWAL, url, call, str(job_id), stderr=stderr)
     assert process.stdout is not None
-    assert process.stdout.readline() == "wedged\n", stderr.read_text()
+    assert process.stdout.readline() == "hung\n", stderr.read_text()
 
     locked.execute("COMMIT")
     written = {"renew": "SELECT lease_expires_at FROM jobs", "heartbeat": "SELECT last_seen_at FROM workers"}[call]
-    eventually(lambda: locked.execute(written).fetchone()[0] >= 2_000_000, "the wedged process has had its turn")
+    eventually(lambda: locked.execute(written).fetchone()[0] >= 2_000_000, "the hung process has written")
 
     store.check_writable()
     assert process.poll() is None

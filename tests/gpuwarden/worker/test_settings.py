@@ -1,4 +1,4 @@
-"""Starting a worker: its options, and what is refused before it starts."""
+"""Options of a worker, and refused starts."""
 
 import sys
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
-    """Run a worker that ought not to start, in this process; its exit code and complaint. Options replace good ones."""
+    """Run a worker in this process with changed options; returns its exit code and error text."""
     (tmp_path / "bodies.py").write_text("def load(job, report): ...\nnot_callable = 3\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "bodies", raising=False)
@@ -52,14 +52,14 @@ def refused(
         pytest.param({"handler": "bodies:nothing"}, "no handler at 'bodies:nothing'", id="no such function"),
         pytest.param({"handler": "no_such_module:load"}, "give module:function, importable from here", id="no module"),
         pytest.param({"handler": "bodies:not_callable"}, "is int, not a function that loads a job", id="not callable"),
-        pytest.param({"queue_db": "queue.db"}, "invalid database URL 'queue.db'", id="bad store"),
+        pytest.param({"queue_db": "queue.db"}, "invalid database URL 'queue.db'", id="invalid URL"),
         pytest.param({"queue_db": "sqlite:////no/such/q.db"}, "does not exist: create it first", id="no folder for it"),
-        pytest.param({"name": "a/b"}, "worker name 'a/b' is invalid", id="bad name"),
-        pytest.param({"subdirectory": ".."}, "subdirectory name '..' is invalid", id="bad subdirectory"),
+        pytest.param({"name": "a/b"}, "worker name 'a/b' is invalid", id="invalid name"),
+        pytest.param({"subdirectory": ".."}, "subdirectory name '..' is invalid", id="invalid subdirectory"),
         pytest.param({"subdirectory": "host"}, "cannot write state files in", id="no folder for state files"),
     ],
 )
-def test_a_bad_start_is_one_line(refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str) -> None:
+def test_invalid_start_is_one_line(refused: Callable[..., tuple[int, str]], changed: dict[str, str], says: str) -> None:
     code, err = refused(**changed)
 
     assert code == 1
@@ -68,7 +68,7 @@ def test_a_bad_start_is_one_line(refused: Callable[..., tuple[int, str]], change
     assert err.count("\n") == 1
 
 
-def test_a_second_worker_of_one_name_says_who_holds_it(
+def test_second_worker_of_one_name_names_the_holder(
     start: Callable[..., Any], spawn: Spawn, tmp_path: Path, host_dir: Path, database: Path
 ) -> None:
     first = start()
@@ -89,27 +89,29 @@ def test_a_second_worker_of_one_name_says_who_holds_it(
 @pytest.mark.parametrize(
     "changed", [{"heartbeat_s": "700"}, {"heartbeat_s": "10", "lease_s": "29.9"}, {"heartbeat_s": "0"}], ids=str
 )
-def test_a_lease_needs_three_heartbeats(refused: Callable[..., tuple[int, str]], changed: dict[str, str]) -> None:
+def test_lease_shorter_than_three_heartbeats_is_refused(
+    refused: Callable[..., tuple[int, str]], changed: dict[str, str]
+) -> None:
     code, err = refused(**changed, jobs_max="0")
 
     assert code == 2
     assert "--lease-s must be 3 times --heartbeat-s or more" in " ".join(err.split())
 
 
-def test_a_heartbeat_slower_than_others_wait_for_is_called_wrong(refused: Callable[..., tuple[int, str]]) -> None:
+def test_heartbeat_above_its_maximum_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
     code, err = refused(heartbeat_s="10.1", jobs_max="0")
 
     assert code == 2
     assert "--heartbeat-s must be 10 or less" in " ".join(err.split())
 
 
-def test_a_lease_of_three_heartbeats_will_do(refused: Callable[..., tuple[int, str]]) -> None:
+def test_lease_of_three_heartbeats_is_accepted(refused: Callable[..., tuple[int, str]]) -> None:
     code, _ = refused(heartbeat_s="10", lease_s="30", jobs_max="0")
 
     assert code == 0
 
 
-def test_a_worker_with_nothing_to_do_starts_and_ends(refused: Callable[..., tuple[int, str]], host_dir: Path) -> None:
+def test_worker_without_jobs_starts_and_ends(refused: Callable[..., tuple[int, str]], host_dir: Path) -> None:
     code, _ = refused(jobs_max="0")
 
     assert code == 0

@@ -1,4 +1,4 @@
-"""Jobs as functions: submitted from one program, run by real workers of their own, waited for; and their logs."""
+"""Jobs as functions, run by worker processes, and their logs."""
 
 import importlib
 import os
@@ -82,7 +82,7 @@ def shout():
 def hang(started):
     print("before", flush=True)
     Path(started).touch()
-    ctypes.PyDLL(None).sleep(600)  # with Python's lock in hand
+    ctypes.PyDLL(None).sleep(600)  # holds the GIL
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -90,13 +90,13 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def url(database: Path) -> str:
-    """What functions do is the same on both databases; what the queue does has tests of its own."""
+    """SQLite: the tests of the queue cover both databases."""
     return f"sqlite:///{database}"
 
 
 @pytest.fixture
 def tasks(tmp_path: Path, url: str, host_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of a team, as its own programs import it; its queue is where the environment says."""
+    """A module of jobs; its queue comes from the environment."""
     (tmp_path / "tasks.py").write_text(TASKS)
     monkeypatch.setenv("GPUWARDEN_QUEUE_DB", url)
     monkeypatch.setenv("GPUWARDEN_RUNTIME_DIR", str(host_dir))
@@ -120,7 +120,7 @@ def work(tmp_path: Path, spawn: Start, tasks: ModuleType) -> Start:
     return start
 
 
-def test_a_function_is_submitted_run_by_a_worker_and_its_result_waited_for(tasks: Any, work: Start) -> None:
+def test_function_is_submitted_and_its_result_returned(tasks: Any, work: Start) -> None:
     handle = tasks.paint.submit(prompt="a cat")
     work("--jobs-max", "1")
 
@@ -129,7 +129,7 @@ def test_a_function_is_submitted_run_by_a_worker_and_its_result_waited_for(tasks
     assert (job.model, job.job_class, job.stall_timeout_s) == ("sdxl", JobClass.GPU, 120)
 
 
-def test_it_is_handed_what_the_jobs_that_it_needs_have_left(tasks: Any, work: Start) -> None:
+def test_job_gets_the_results_of_the_jobs_it_needs(tasks: Any, work: Start) -> None:
     store: JobStore = tasks.queue.store
     jobs = {name: tasks.paint.submission(prompt=name) for name in ("first", "second")}
     ids = store.runs.submit_run("r1", jobs, needs={"second": ["first"]}, now=store.now())
@@ -152,7 +152,7 @@ def test_jobs_of_a_run_share_its_items(tasks: Any, work: Start) -> None:
     assert [item.result for item in store.items.of_run("r1")] == [{"frame": name} for name in names]
 
 
-def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_is_left(tasks: Any, work: Start) -> None:
+def test_failed_item_is_retried_and_fails_its_job_at_the_end(tasks: Any, work: Start) -> None:
     store: JobStore = tasks.queue.store
     store.items.add("r1", ["good", "bad", "fine"], now=store.now())
     ids = store.runs.submit_run("r1", {"render": tasks.render.submission(bad=["bad"])}, now=store.now())
@@ -171,7 +171,9 @@ def test_an_item_that_fails_is_tried_again_and_fails_its_job_once_nothing_else_i
     ("result", "because"),
     [("object()", "ResultError: a job's result is not JSON"), ("1 / 0", "ZeroDivisionError: ")],
 )
-def test_an_unkeepable_result_fails_alone(tasks: Any, work: Start, tmp_path: Path, result: str, because: str) -> None:
+def test_invalid_item_result_fails_only_its_item(
+    tasks: Any, work: Start, tmp_path: Path, result: str, because: str
+) -> None:
     (tmp_path / "tasks.py").write_text(TASKS.replace('{"frame": item.name}', f'{result} if item.name == "bad" else 1'))
     store: JobStore = tasks.queue.store
     store.items.add("r1", ["bad", "good"], now=store.now())
@@ -184,7 +186,7 @@ def test_an_unkeepable_result_fails_alone(tasks: Any, work: Start, tmp_path: Pat
     assert str(bad.because).startswith(because)
 
 
-def test_a_model_stays_loaded_for_jobs_in_a_row(tasks: Any, work: Start, tmp_path: Path) -> None:
+def test_model_stays_loaded_for_consecutive_jobs(tasks: Any, work: Start, tmp_path: Path) -> None:
     store: JobStore = tasks.queue.store
     handles = [tasks.paint.submit(prompt="a"), tasks.sketch.submit(), tasks.paint.submit(prompt="b")]
     work()
@@ -194,15 +196,15 @@ def test_a_model_stays_loaded_for_jobs_in_a_row(tasks: Any, work: Start, tmp_pat
     eventually(lambda: [row.loaded_model for row in store.admin.workers(now=store.now())] == ["flux"])
     (row,) = store.admin.workers(now=store.now())
     assert row.current_model is None
-    assert (tmp_path / "worker.log").read_text().count("loading") == 0  # it prints to its standard output
-    assert handles[2].job().claimed_at < handles[1].job().claimed_at  # both of one model before the other one
+    assert (tmp_path / "worker.log").read_text().count("loading") == 0  # it prints to standard output
+    assert handles[2].job().claimed_at < handles[1].job().claimed_at  # both jobs of one model come first
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [("fail", "RuntimeError: out of memory"), ("tell", "ResultError: a job's result is not JSON")],
 )
-def test_a_function_that_fails_says_why_to_whoever_waits(tasks: Any, work: Start, name: str, says: str) -> None:
+def test_waiter_gets_the_reason_of_a_failed_function(tasks: Any, work: Start, name: str, says: str) -> None:
     handle = getattr(tasks, name).submit()
     work("--jobs-max", "1")
 
@@ -210,7 +212,7 @@ def test_a_function_that_fails_says_why_to_whoever_waits(tasks: Any, work: Start
         handle.wait(timeout_s=30)
 
 
-def test_who_waits_in_vain_is_told_how_it_stands_and_may_cancel(tasks: Any) -> None:
+def test_wait_that_times_out_names_the_state_and_allows_a_cancel(tasks: Any) -> None:
     handle = tasks.paint.submit(prompt="a")
 
     with pytest.raises(JobTimeoutError, match=r"job 1 is queued, after 0\.1 s"):
@@ -223,7 +225,7 @@ def test_who_waits_in_vain_is_told_how_it_stands_and_may_cancel(tasks: Any) -> N
         handle.wait()
 
 
-def test_a_job_of_another_queues_function_fails_and_names_those_there_are(tasks: Any, work: Start) -> None:
+def test_job_with_an_unknown_function_fails_and_names_the_known_ones(tasks: Any, work: Start) -> None:
     submission = tasks.paint.submission(prompt="a")
     submission.payload["task"] = "dance"
     store: JobStore = tasks.queue.store
@@ -241,22 +243,22 @@ def test_a_job_of_another_queues_function_fails_and_names_those_there_are(tasks:
         ("x" * 2**20, "a job's payload has 1048622 bytes as JSON, more than 1048576: write the data to a file"),
         ("a\0b", "contains a NUL character"),
     ],
-    ids=["no JSON", "too long", "a NUL"],
+    ids=["not JSON", "too long", "a NUL"],
 )
-def test_arguments_that_cannot_be_kept_are_refused_where_they_are_given(tasks: Any, argument: Any, says: str) -> None:
+def test_invalid_arguments_are_refused_at_submit(tasks: Any, argument: Any, says: str) -> None:
     with pytest.raises(SubmissionError, match=says):
         tasks.paint.submit(prompt=argument)
 
     assert tasks.queue.store.jobs() == []
 
 
-def test_outside_a_worker_a_job_is_its_function_and_there_is_no_current_one(tasks: Any) -> None:
+def test_outside_a_worker_a_job_is_its_function_and_current_raises(tasks: Any) -> None:
     assert tasks.sketch("a pipeline") == "a pipeline"
     with pytest.raises(TaskError, match="no job runs in this process"):
         current()
 
 
-def test_the_last_models_stay_and_the_oldest_goes_first() -> None:
+def test_least_recently_used_model_is_dropped_first() -> None:
     queue, loaded = Queue("sqlite:////nowhere/queue.db", models_max=2), list[str]()
     for name in "abc":
         queue.model(name)(partial(loaded.append, name))
@@ -269,22 +271,22 @@ def test_the_last_models_stay_and_the_oldest_goes_first() -> None:
     assert queue.loaded_model == "b"
 
 
-def test_two_of_one_name_are_refused() -> None:
+def test_duplicate_function_names_are_refused() -> None:
     queue = Queue("sqlite:////nowhere/queue.db")
     queue.model("m")(int)
-    queue.job()(test_two_of_one_name_are_refused)
+    queue.job()(test_duplicate_function_names_are_refused)
 
     with pytest.raises(TaskError, match="model 'm' has a loader already: int"):
         queue.model("m")(int)
-    with pytest.raises(TaskError, match="two jobs of the queue are named 'test_two_of_one_name_are_refused'"):
-        queue.job()(test_two_of_one_name_are_refused)
+    with pytest.raises(TaskError, match="two jobs of the queue are named 'test_duplicate_function_names_are_refused'"):
+        queue.job()(test_duplicate_function_names_are_refused)
     with pytest.raises(TaskError, match="models_max 0 is invalid"):
         Queue(models_max=0)
     with pytest.raises(TaskError, match="unknown job class 'gqu': use one of gpu, gpu_video"):
         queue.job(job_class="gqu")
 
 
-def test_a_body_may_be_the_one_queue_of_a_module(tasks: Any) -> None:
+def test_handler_may_be_the_only_queue_of_a_module(tasks: Any) -> None:
     assert find_body("tasks") is tasks.queue
     assert find_body("tasks:queue") is tasks.queue
     tasks.another = Queue("sqlite:////nowhere/queue.db")
@@ -292,7 +294,7 @@ def test_a_body_may_be_the_one_queue_of_a_module(tasks: Any) -> None:
         find_body("tasks")
 
 
-def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_queue_is_a_file_of_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUWARDEN_QUEUE_DB", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
@@ -304,7 +306,9 @@ def test_without_any_setting_the_queue_is_a_file_of_this_user(tmp_path: Path, mo
         default_store()
 
 
-def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_without_set_up_uses_a_folder_of_this_user(
+    tmp_path: Path, tasks: Any, spawn: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handle = tasks.sketch.submit()
     monkeypatch.delenv("GPUWARDEN_RUNTIME_DIR")
     log = tmp_path / "worker.log"
@@ -325,7 +329,7 @@ def test_a_host_without_setup(tmp_path: Path, tasks: Any, spawn: Start, monkeypa
     assert (tmp_path / "own/gpuwarden/host").read_text().strip() == os.uname().nodename
 
 
-def test_the_package_gives_what_a_program_needs_and_nothing_else() -> None:
+def test_package_exports_the_public_names_only() -> None:
     assert gpuwarden.Queue is Queue
     with pytest.raises(AttributeError, match="has no attribute 'Worker'"):
         _ = gpuwarden.Worker
@@ -334,7 +338,7 @@ def test_the_package_gives_what_a_program_needs_and_nothing_else() -> None:
 # --- logs
 
 
-def test_what_an_attempt_prints_is_kept_whoever_in_it_prints(tasks: Any, work: Start, tmp_path: Path) -> None:
+def test_output_of_an_attempt_is_logged_from_any_writer(tasks: Any, work: Start, tmp_path: Path) -> None:
     handle = tasks.shout.submit()
     worker = work("--jobs-max", "1", "--logs", str(tmp_path / "logs"))
     handle.wait(timeout_s=30)
@@ -347,7 +351,7 @@ def test_what_an_attempt_prints_is_kept_whoever_in_it_prints(tasks: Any, work: S
         assert said in (tmp_path / "worker.log").read_text()
 
 
-def test_a_job_that_hangs_with_pythons_lock_can_still_be_read(tasks: Any, work: Start, tmp_path: Path) -> None:
+def test_log_of_a_job_that_hangs_with_the_gil_is_readable(tasks: Any, work: Start, tmp_path: Path) -> None:
     tasks.hang.submit(started=str(tmp_path / "started"))
     worker = work("--logs", str(tmp_path / "logs"))
     eventually((tmp_path / "started").exists, within_s=30)
@@ -358,7 +362,7 @@ def test_a_job_that_hangs_with_pythons_lock_can_still_be_read(tasks: Any, work: 
     assert "before\n" in job_logs.newest(tmp_path / "logs", 1).read_text()
 
 
-def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path) -> None:
+def test_newest_attempt_is_shown_by_default(tmp_path: Path) -> None:
     for attempt in (1, 2, 10):
         job_logs.path_of(tmp_path, 7, attempt).write_text(f"attempt {attempt}\n")
     (tmp_path / "job-7-attempt-x.log").touch()
@@ -371,7 +375,7 @@ def test_the_newest_attempt_is_shown_unless_another_is_asked_for(tmp_path: Path)
         job_logs.newest(tmp_path / "missing", 8)
 
 
-def test_a_log_that_is_followed_ends_with_its_attempt(tmp_path: Path) -> None:
+def test_followed_log_ends_with_its_attempt(tmp_path: Path) -> None:
     path = job_logs.path_of(tmp_path, 7, 1)
     path.write_text("first\n")
     answers = iter([True, True, False])
@@ -385,7 +389,7 @@ def test_a_log_that_is_followed_ends_with_its_attempt(tmp_path: Path) -> None:
     assert list(job_logs.lines(path, goes_on=goes_on)) == ["first\n", "True\n", "True\n", "False\n"]
 
 
-def test_a_folder_keeps_so_many_logs_and_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_logs_of_a_folder_are_removed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_logs, "LOGS_MAX", 3)
     for job_id in range(5):
         path = job_logs.path_of(tmp_path, job_id, 1)
@@ -401,7 +405,7 @@ def test_a_folder_keeps_so_many_logs_and_the_oldest_go_first(tmp_path: Path, mon
     ]  # fmt: skip
 
 
-def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
+def test_unwritable_log_folder_is_refused_before_a_claim(
     tasks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuwarden.worker.main.logs.configure", lambda **_: None)
@@ -413,7 +417,7 @@ def test_logs_that_cannot_be_kept_are_told_before_anything_is_claimed(
     assert tasks.queue.store.job(1).state is State.QUEUED
 
 
-def test_a_jobs_log_is_printed_and_followed_to_its_end(
+def test_job_log_is_printed_and_followed_to_its_end(
     tasks: Any, work: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], spawn: Start
 ) -> None:
     logs = str(tmp_path / "logs")

@@ -18,7 +18,9 @@ from gpuwarden.worker.main import BodyError, find_body, gpus_named
 from tests.gpuwarden.worker.builders import nothing_to_do, run_worker, submit
 
 
-def test_a_failing_watch_ends_no_worker(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_watch_does_not_end_the_worker(
+    store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submit(store)
     looks = 0
 
@@ -45,7 +47,7 @@ def test_a_failing_watch_ends_no_worker(store: JobStore, reporter: Reporter, mon
     assert [job.state for job in store.jobs()] == [State.COMPLETED] * 2
 
 
-def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, reporter: Reporter) -> None:
+def test_first_beat_comes_between_load_and_work(store: JobStore, reporter: Reporter) -> None:
     submit(store)
     beats: list[object] = []
 
@@ -62,63 +64,63 @@ def test_the_arming_beat_is_sent_between_the_load_and_the_work(store: JobStore, 
     assert beats[1] is not None
 
 
-def told_of_gang(store: JobStore, reporter: Reporter) -> tuple[str | None, int, int]:
-    """What the job file says of the gang while the next job runs: which, which rank, and of how many."""
-    told: list[state_file.JobFile] = []
+def published_gang(store: JobStore, reporter: Reporter) -> tuple[str | None, int, int]:
+    """Gang, rank and number of ranks in the job file of the next job."""
+    files: list[state_file.JobFile] = []
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
-        return lambda: told.append(state_file.parse_job((reporter.folder / "w1.job.json").read_text()))
+        return lambda: files.append(state_file.parse_job((reporter.folder / "w1.job.json").read_text()))
 
     run_worker(store, reporter, body)
 
-    (job,) = told
+    (job,) = files
     return job.gang, job.rank, job.ranks
 
 
-def test_the_job_file_says_which_rank_of_which_gang_it_is_and_of_how_many(store: JobStore, reporter: Reporter) -> None:
+def test_job_file_names_rank_gang_and_number_of_ranks(store: JobStore, reporter: Reporter) -> None:
     gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
 
-    assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 0, 2)
+    assert published_gang(store, reporter) == (f"{gang}@0.000/night", 0, 2)
 
 
-def test_the_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter) -> None:
+def test_second_rank_names_the_same_gang(store: JobStore, reporter: Reporter) -> None:
     gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=0)
     store.claims.claim("gpu", host="box2", worker="w2", incarnation="i2", now=0)
 
-    assert told_of_gang(store, reporter) == (f"{gang}@0.000/night", 1, 2)
+    assert published_gang(store, reporter) == (f"{gang}@0.000/night", 1, 2)
 
 
-def test_gangs_of_one_number_differ_by_when_they_were_submitted(tmp_path: Path, reporter: Reporter) -> None:
+def test_gangs_of_one_number_differ_by_submit_time(tmp_path: Path, reporter: Reporter) -> None:
     named = set()
     for queue, submitted_at in (("one", 1700000000.25), ("other", 1700000000.5)):
         with closing(JobStore.open(f"sqlite:///{tmp_path / queue}.db")) as store:
             store.runs.submit(Submission(queue="gpu", ranks=2, run_id="night"), now=submitted_at)
-            named.add(told_of_gang(store, reporter)[0])
+            named.add(published_gang(store, reporter)[0])
 
     assert named == {"1@1700000000.250/night", "1@1700000000.500/night"}
 
 
-def test_a_gang_of_the_longest_run_is_named_by_its_number(store: JobStore, reporter: Reporter) -> None:
+def test_gang_of_the_longest_run_name_keeps_its_number(store: JobStore, reporter: Reporter) -> None:
     gang = store.runs.submit(Submission(queue="gpu", ranks=2, run_id="r" * state_file.TEXT_MAX), now=0)
 
-    named, _, _ = told_of_gang(store, reporter)
+    named, _, _ = published_gang(store, reporter)
 
     assert named is not None
     assert named.startswith(f"{gang}@0.000/rrr")
 
 
-def test_a_job_of_one_rank_is_of_no_gang(store: JobStore, reporter: Reporter) -> None:
+def test_job_of_one_rank_has_no_gang(store: JobStore, reporter: Reporter) -> None:
     store.runs.submit(Submission(queue="gpu", run_id="night"), now=0)
 
-    assert told_of_gang(store, reporter) == (None, 0, 1)
+    assert published_gang(store, reporter) == (None, 0, 1)
 
 
-def test_a_body_is_found_by_module_and_function() -> None:
+def test_handler_is_found_by_module_and_function() -> None:
     assert find_body("gpuwarden.procfs:start_ticks").__name__ == "start_ticks"
 
 
 @pytest.mark.parametrize("target", ["", ":", "gpuwarden.procfs", "gpuwarden.procfs:", ":load", "gpuwarden.procfs:PROC"])
-def test_a_body_that_is_none_is_refused(target: str) -> None:
+def test_invalid_handler_is_refused(target: str) -> None:
     with pytest.raises(BodyError):
         find_body(target)
 
@@ -126,23 +128,23 @@ def test_a_body_that_is_none_is_refused(target: str) -> None:
 @pytest.mark.parametrize(
     ("env", "gpus"),
     [
-        pytest.param({}, "", id="nothing is told"),
+        pytest.param({}, "", id="no GPU"),
         pytest.param({"NVIDIA_VISIBLE_DEVICES": "all"}, "", id="all"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, "", id="numbers are no identity"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-a,GPU-b", id="the container's"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, "", id="numbers"),
+        pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-a,GPU-b", id="of the container"),
         pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a, 1,MIG-c"}, "GPU-a,MIG-c", id="a mixture"),
         pytest.param(
-            {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-b"}, "GPU-b", id="the process's own"
+            {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_VISIBLE_DEVICES": "GPU-b"}, "GPU-b", id="of the process"
         ),
         pytest.param({"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_VISIBLE_DEVICES": "0"}, "GPU-a", id="the first of one"),
         pytest.param({"GPUWARDEN_GPUS": "GPU-c", "CUDA_VISIBLE_DEVICES": "GPU-b"}, "GPU-c", id="ours before all"),
     ],
 )
-def test_the_gpus_of_a_worker_are_those_its_environment_tells_by_uuid(env: dict[str, str], gpus: str) -> None:
+def test_worker_gpus_are_the_uuids_in_its_environment(env: dict[str, str], gpus: str) -> None:
     assert gpus_named(env) == gpus
 
 
-def test_a_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter: Reporter) -> None:
+def test_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter: Reporter) -> None:
     submit(store)
     blocked: list[object] = []
 
@@ -156,7 +158,7 @@ def test_a_worker_registers_its_gpus_before_it_claims(store: JobStore, reporter:
     assert blocked[0] is not None
 
 
-def test_a_replaced_worker_claims_nothing(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_worker_claims_nothing(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id, other = submit(store), submit(store)
     complete = store.claims.complete
 
@@ -173,7 +175,7 @@ def test_a_replaced_worker_claims_nothing(store: JobStore, reporter: Reporter, m
     assert [store.job(each).state for each in (job_id, other)] == [State.COMPLETED, State.QUEUED]
 
 
-def test_a_registration_is_repeated(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registration_is_retried(store: JobStore, reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submit(store)
     register = store.claims.register
     asked = 0
@@ -194,7 +196,7 @@ def test_a_registration_is_repeated(store: JobStore, reporter: Reporter, monkeyp
     assert store.job(job_id).state is State.COMPLETED
 
 
-def test_a_failure_that_no_database_could_write_is_written_readably(store: JobStore, reporter: Reporter) -> None:
+def test_failure_with_invalid_characters_is_stored_readably(store: JobStore, reporter: Reporter) -> None:
     job_id = submit(store)
 
     def body(_job: Job, _report: Reporter) -> Callable[[], None]:
