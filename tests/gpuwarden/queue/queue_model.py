@@ -1,9 +1,8 @@
-"""The queue in plain Python: what each call must answer, and what every job, run and event is after it.
+"""A model of the queue in plain Python: the answer of each call, and each job, run and event after it.
 
-It knows no SQL and no lock, and of `gpuwarden.queue` only what goes in and comes out: each rule is told here a second
-time, in the words of the docstrings. Its parts and methods have the names and the arguments of the store's.
+It has no SQL and no locks. Its parts and methods have the names and arguments of the store.
 """
-# ruff: noqa: ARG002 - some of which make no difference to it
+# ruff: noqa: ARG002 - the model ignores some arguments
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -33,14 +32,14 @@ from gpuwarden.queue.ranks import BEGUN
 from gpuwarden.queue.sql import GHOST_AGE_S
 
 Place = tuple[str, str]
-"""A slot: its host, and its worker's name."""
+"""Host and worker name of a slot."""
 
 HELD: Final = frozenset({State.RUNNING, State.HOST_LOST})
 
 
 @dataclass(kw_only=True)
 class Task:
-    """What the model knows of a job."""
+    """A job."""
 
     job_id: JobId
     queue: str
@@ -69,7 +68,7 @@ class Task:
 
 @dataclass(kw_only=True)
 class Row:
-    """What the model knows of a worker."""
+    """A worker."""
 
     queue: str
     incarnation: str
@@ -80,8 +79,8 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """An event, as its consumers see it; the times only of a job that completed or failed."""
+class VisibleEvent:
+    """An event for consumers; times only of completed or failed jobs."""
 
     kind: Kind
     job_id: JobId
@@ -92,9 +91,9 @@ class Told:
 
 
 class Records:
-    """What the queue has of jobs, runs, workers and events, and what moves share.
+    """Jobs, runs, workers and events, and the common parts of moves.
 
-    `happened` counts what a run of the machine is to have seen.
+    `happened` counts what the machine must reach.
     """
 
     def __init__(self, happened: Counter[str]) -> None:
@@ -105,59 +104,59 @@ class Records:
         self.gpus: dict[Place, frozenset[str]] = {}
         self.quarantined: set[tuple[str, str, str]] = set()
         self.queues: dict[str, QueueSettings] = {}
-        self.told: list[Told] = []
-        self.unheeded: list[Told] = []
+        self.events: list[VisibleEvent] = []
+        self.unheeded: list[VisibleEvent] = []
         self.positions: dict[str, int] = {}
 
     def ranks_of(self, job: Task) -> list[Task]:
-        """A job's whole gang; of one that has none, the job."""
+        """All ranks of a job's gang, or the job alone."""
         return [each for each in self.jobs.values() if each is job or (job.gang and each.gang == job.gang)]
 
     def budget_s(self, queue: str, job_class: JobClass, asked_s: float | None) -> float | None:
-        """The budget of an attempt; `None` where nobody set one."""
+        """The budget of an attempt, if set."""
         known = self.queues.get(queue)
         budgets = (asked_s, known.budget_s if known else None, job_class.budget_s)
         return next((each for each in budgets if each is not None), None)
 
     def pending(self, job: Task) -> int:
-        """How many of the jobs that it needs have yet to complete."""
+        """Number of needed jobs that are not completed."""
         return sum(self.jobs[each].state is not State.COMPLETED for each in job.needs)
 
     def has_gone_on(self, job_id: JobId, attempt: int) -> bool:
-        """Whether a job runs by now as a later attempt."""
+        """Whether a later attempt of the job runs."""
         return self.jobs[job_id].state in HELD and self.jobs[job_id].attempt > attempt
 
     def move(self, job: Task, move: Move) -> None:
-        """A job's move, where its state allows it."""
+        """Move a job, if its state allows it."""
         job.state = after(job.state, move)
         self.happened[f"move: {move}"] += 1
 
     def mine(self, job_id: JobId, attempt: int, incarnation: str) -> Task | None:
-        """The job that this attempt of this incarnation holds."""
+        """The job, if this attempt of this incarnation holds it."""
         job = self.jobs[job_id]
         return job if job.state in HELD and (job.attempt, job.holder) == (attempt, incarnation) else None
 
     def fenced(self, job_id: JobId, attempt: int) -> Task | None:
-        """The job whose attempt is fenced."""
+        """The job, if this attempt is fenced."""
         job = self.jobs[job_id]
         return job if job.state is State.FENCING and job.attempt == attempt else None
 
     def held_by(self, place: Place) -> list[Task]:
-        """What a worker has, lost as its host may seem."""
+        """The jobs of a worker, lost ones too."""
         return [job for job in self.jobs.values() if job.state in HELD and job.place == place]
 
     def comes_back(self, job: Task, by: str) -> None:
-        """The worker of a job that seemed lost is heard of again."""
+        """The worker of a lost job reports again."""
         if job.state is State.HOST_LOST:
             self.move(job, Move.RETURN)
             self.happened[f"back by a {by}"] += 1
 
     def unclaimed(self, job: Task) -> None:
-        """Nobody holds the job any more."""
+        """The job has no holder now."""
         job.holder = job.place = job.lease = None
 
     def given_away(self, job: Task, move: Move, now: float) -> None:
-        """A job is taken from its worker, or fails at a cap."""
+        """Take a job from its worker, or fail it at a cap."""
         lost = move is not Move.RELEASE
         if job.attempt >= job.attempts_max or (lost and job.reclaims >= RECLAIMS_MAX):
             self.over_as(job, Move.EXHAUST, now)
@@ -169,7 +168,7 @@ class Records:
             job.reclaims, job.priority = job.reclaims + 1, min(job.priority, REQUEUE_PRIORITY)
 
     def recall(self, queued: Iterable[Task], now: float, *, retries: int = 0) -> None:
-        """Jobs were queued again: so are the other ranks of their gangs, but for those that still are to be settled."""
+        """Requeue the other ranks of requeued jobs. Fenced ones follow when they are settled."""
         back = [job for job in queued if job.gang is not None and job.state is State.QUEUED]
         gangs = {job.gang for job in back if not job.recalled}
         for job in back:
@@ -193,7 +192,7 @@ class Records:
         return REQUEUE_PRIORITY if job.priority == BEGUN else min(job.priority, REQUEUE_PRIORITY)
 
     def over_as(self, job: Task, move: Move, now: float) -> None:
-        """A job has ended by this move."""
+        """End a job by this move."""
         self.move(job, move)
         self.unclaimed(job)
         kind = Kind(job.state)
@@ -201,10 +200,10 @@ class Records:
         waited_s = None if queued_at is None else claimed_at - queued_at
         self._tell(kind, job, waited_s, now - claimed_at)
         if kind is Kind.FAILED:
-            self.unheeded.append(self.told[-1])
+            self.unheeded.append(self.events[-1])
 
     def cancel(self, which: Iterable[Task]) -> list[JobId]:
-        """End those that are not over; their ids."""
+        """Cancel unfinished jobs; returns their ids."""
         its = sorted((job for job in which if job.state not in FINAL), key=lambda job: job.job_id)
         for job in its:
             self.move(job, Move.CANCEL)
@@ -213,28 +212,28 @@ class Records:
         return [job.job_id for job in its]
 
     def needing(self, job: Task) -> list[Task]:
-        """The jobs that need a job."""
+        """The jobs that need this one."""
         return [each for each in self.jobs.values() if job.job_id in each.needs]
 
     def close(self, run_id: str, job: Task) -> None:
-        """End a run whose jobs are all over."""
+        """End a run if all its jobs have ended."""
         states = {each.state for each in self.jobs.values() if each.run_id == run_id}
         if states <= {State.COMPLETED, State.CANCELLED}:
             kind = Kind.RUN_CANCELLED if State.CANCELLED in states else Kind.RUN_COMPLETED
             self.end(run_id, kind, job.job_id)
 
     def end(self, run_id: str, kind: Kind, job_id: JobId) -> None:
-        """End a run that is not over, for this job."""
+        """End a running run, for this job."""
         if self.runs[run_id] == "running":
             self.runs[run_id] = kind.removeprefix("run_")
             self._tell(kind, self.jobs[job_id])
 
     def _tell(self, kind: Kind, job: Task, waited_s: float | None = None, ran_s: float | None = None) -> None:
         self.happened[f"event: {kind}"] += 1
-        told = Told(
+        event = VisibleEvent(
             kind=kind, job_id=job.job_id, attempt=job.attempt, run_id=job.run_id, waited_s=waited_s, ran_s=ran_s
         )
-        self.told.append(told)
+        self.events.append(event)
 
 
 class _Part:
@@ -245,28 +244,28 @@ class _Part:
 
 
 class Submissions(_Part):
-    """What goes in: jobs and runs."""
+    """Submission of jobs and runs."""
 
     def refusal(self, submission: Submission, run_id: str | None, needs: Iterable[JobId]) -> str | None:
-        """Why a submission is refused; `None` where it is not."""
+        """Why a submission is refused, if it is."""
         job_class = self._class_of(submission)
         needed = [self._state.jobs[each] for each in self._with_their_ranks(needs)]
         if run_id is not None and self._state.runs.get(run_id, "running") in ("failed", "cancelled"):
             return "its run is over"
         if self._state.budget_s(submission.queue, job_class, submission.budget_s) is None:
-            return "nobody set a budget"
+            return "no budget is set"
         if job_class.ingests and run_id is not None:
-            return "what ingests belongs to no run"
+            return "an ingest job has no run"
         if needed and any(each.run_id != run_id or run_id is None for each in needed):
-            return "what it needs is not of its run"
+            return "a needed job is in another run"
         if any(each.state in (State.FAILED, State.CANCELLED) for each in needed):
-            return "what it needs will never complete"
+            return "a needed job cannot complete"
         return None
 
     def submitted(
         self, job_id: JobId, submission: Submission, run_id: str | None, needs: Iterable[JobId], now: float
     ) -> None:
-        """A job was accepted, by that number; the ranks of a gang have it and those that follow."""
+        """Accept a job with this id; further ranks have the next ids."""
         job_class, needs = self._class_of(submission), frozenset(self._with_their_ranks(needs))
         if run_id is not None:
             if self._state.runs.get(run_id) == "completed":
@@ -295,7 +294,7 @@ class Submissions(_Part):
         return sorted({each.job_id for needed in needs for each in self._state.ranks_of(self._state.jobs[needed])})
 
     def refusal_of_run(self, run_id: str, submissions: Mapping[str, Submission]) -> bool:
-        """Whether a whole run is refused."""
+        """Whether a run is refused."""
         return any(self.refusal(each, run_id, ()) is not None for each in submissions.values())
 
     def submitted_run(
@@ -306,7 +305,7 @@ class Submissions(_Part):
         needs: Mapping[str, Iterable[str]],
         now: float,
     ) -> None:
-        """A run was accepted, its jobs by those numbers."""
+        """Accept a run with these job ids."""
         for name in TopologicalSorter({each: set(needs.get(each, ())) for each in submissions}).static_order():
             self.submitted(ids[name], submissions[name], run_id, [ids[each] for each in needs.get(name, ())], now)
 
@@ -317,7 +316,7 @@ class Submissions(_Part):
 
 
 class Settings(_Part):
-    """What a queue's owner sets."""
+    """Settings of queues."""
 
     def set_queue(self, settings: QueueSettings) -> None:
         self._state.queues[settings.queue] = settings
@@ -327,7 +326,7 @@ class Settings(_Part):
 
 
 class Claims(_Part):
-    """A worker's moves, and who may have what."""
+    """Moves by workers, and the choice of jobs."""
 
     def register(
         self, queue: str, *, host: str, worker: str, incarnation: str, now: float, gpus: Iterable[str] = ()
@@ -368,9 +367,9 @@ class Claims(_Part):
             job.budget_s = self._state.budget_s(queue, job.job_class, job.asked_budget_s) or job.budget_s
             self._state.happened["claimed"] += 1
             if job.needs:
-                self._state.happened["claimed what needs others"] += 1
+                self._state.happened["claimed with needs"] += 1
             if len(job.needs) > 1:
-                self._state.happened["claimed what needs several"] += 1
+                self._state.happened["claimed with several needs"] += 1
             if job.asked_budget_s is None and job.budget_s != job.job_class.budget_s:
                 self._state.happened["budget of the queue"] += 1
         job.lease = now + LEASE_S
@@ -381,7 +380,7 @@ class Claims(_Part):
         return job.job_id, job.attempt
 
     def next_for(self, queue: str, place: Place, now: float, loaded: str | None) -> Task | None:
-        """The job that a worker is to get."""
+        """The next job for a worker."""
         waiting = [job for job in self._state.jobs.values() if job.queue == queue and job.state is State.QUEUED]
         for because, keeps in (
             ("locked", (row := self._state.workers.get(place)) is not None and row.locked),
@@ -517,7 +516,7 @@ class Claims(_Part):
 
 
 class Fencing(_Part):
-    """A trip's moves."""
+    """Moves after a condition."""
 
     def fence(self, job_id: JobId, *, attempt: int, incarnation: str, condition: Condition, now: float) -> bool:
         job = self._state.mine(job_id, attempt, incarnation)
@@ -567,7 +566,7 @@ class Fencing(_Part):
 
 
 class Sweeps(_Part):
-    """What runs on a timer."""
+    """Moves by timers."""
 
     def expired(self, *, now: float) -> frozenset[tuple[JobId, int]]:
         return frozenset((job.job_id, job.attempt) for job in self._expired(now))
@@ -606,7 +605,7 @@ class Sweeps(_Part):
 
 
 class LostHosts(_Part):
-    """Hosts that are silent."""
+    """Lost hosts."""
 
     def mark_lost(self, job_id: JobId, *, attempt: int, now: float) -> bool:
         job = self._state.jobs[job_id]
@@ -631,7 +630,7 @@ class LostHosts(_Part):
 
 
 class Admin(_Part):
-    """What people do."""
+    """Moves by operators."""
 
     def cancel(self, job_id: JobId, *, because: str, now: float) -> bool:
         job = self._state.jobs[job_id]
@@ -641,7 +640,7 @@ class Admin(_Part):
             while wave:
                 needing = {each.job_id: each for one in wave for each in self._state.needing(one)}
                 wave = [self._state.jobs[each] for each in self._state.cancel(needing.values())]
-                self._state.happened["cancelled for what it needs"] += len(wave)
+                self._state.happened["cancelled with a needed job"] += len(wave)
             self._state.close(job.run_id, job)
         return bool(ids)
 
@@ -701,16 +700,16 @@ class GpuQuarantine(_Part):
 class Outbox(_Part):
     """The events that consumers read."""
 
-    def events(self, consumer: str, *, limit: int) -> list[tuple[int, Told]]:
+    def events(self, consumer: str, *, limit: int) -> list[tuple[int, VisibleEvent]]:
         """Each with its place."""
         seen = self._state.positions.get(consumer, 0)
-        return list(enumerate(self._state.told, 1))[seen : seen + limit]
+        return list(enumerate(self._state.events, 1))[seen : seen + limit]
 
     def acknowledge(self, consumer: str, position: int) -> None:
         self._state.positions[consumer] = max(position, self._state.positions.get(consumer, 0))
 
     def consumers(self) -> dict[str, int]:
-        return {consumer: len(self._state.told) - position for consumer, position in self._state.positions.items()}
+        return {consumer: len(self._state.events) - position for consumer, position in self._state.positions.items()}
 
 
 class Model:

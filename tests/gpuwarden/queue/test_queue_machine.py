@@ -1,4 +1,4 @@
-"""Whatever workers, hosts, people, trips and timers do, in any order: the queue answers as a plain model of it does.
+"""The queue answers as a plain model does, for any order of calls by workers, operators, conditions and timers.
 
 `tools.mutation` plants bugs in the queue, and this machine must find each.
 """
@@ -34,7 +34,7 @@ from gpuwarden.queue import (
     SubmissionError,
 )
 from testbed.postgres import Postgres
-from tests.gpuwarden.queue.queue_model import HELD, Model, Place, Task, Told
+from tests.gpuwarden.queue.queue_model import HELD, Model, Place, Task, VisibleEvent
 from tests.races import databases
 from tests.races.databases import Databases
 
@@ -49,7 +49,7 @@ GPUS: Final[dict[Place, tuple[str, ...]]] = {
     ("h1", "c"): ("GPU-1",),
     ("h2", "d"): ("GPU-2",),
 }
-"""Slots that share GPUs, and one on a host of its own."""
+"""Slots that share GPUs, and one on another host."""
 
 PLACES: Final = st.sampled_from(sorted(GPUS))
 QUEUES: Final = st.sampled_from(["gpu", "gpu", "gpu", "gpu", "fetch", "farm"])
@@ -59,10 +59,10 @@ PRIORITIES: Final = st.sampled_from([1, 50, 100, 100])
 ATTEMPTS: Final = st.sampled_from([1, 2, 20, 20])
 RESULTS: Final = st.sampled_from([None, {"n": 1}, ["é"]])
 PICKS: Final = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5, 8])
-"""Which of many: the latest most of the time."""
+"""Index from the end: mostly the latest."""
 
 WORK: Final = st.none() | st.tuples(MODELS, st.integers(0, 4))
-"""What follows many a rule: every worker claims, with a model loaded, and some complete."""
+"""Work after a rule: every worker claims with a loaded model, and some complete."""
 
 SHAPES: Final = st.sampled_from(
     [
@@ -72,12 +72,12 @@ SHAPES: Final = st.sampled_from(
         {"b": ["a"], "c": ["b"]},
     ]
 )
-"""What each job of a run needs."""
+"""Needs of the jobs of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim that a worker believes it has, for good or no longer."""
+    """A claim of a worker, which may be outdated."""
 
     job_id: JobId
     attempt: int
@@ -90,12 +90,12 @@ class Claim:
 
 
 def slot(place: Place) -> dict[str, str]:
-    """As the store's calls name it."""
+    """The arguments of a slot."""
     return {"host": place[0], "worker": place[1]}
 
 
 def answer(ask: Callable[[], Any]) -> Any:
-    """What a call gives, or the kind of its refusal."""
+    """The answer of a call, or the type of its error."""
     try:
         return ask()
     except (ReplacedError, DrainedError, SubmissionError) as error:
@@ -103,7 +103,7 @@ def answer(ask: Callable[[], Any]) -> Any:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """One queue and its model; each rule asks both. What must hold whatever the model says, the laws say."""
+    """One queue and its model; each rule calls both. `laws` holds for any queue."""
 
     databases: ClassVar[Databases]
     happened: ClassVar[Counter[str]]
@@ -121,20 +121,20 @@ class QueueMachine(RuleBasedStateMachine):
         self.read: dict[str, list[int]] = {"notifier": [], "planner": []}
 
     def both(self, name: str, *args: Any, **how: Any) -> Any:
-        """The store answers as the model does."""
+        """Call store and model, and compare."""
         expected = answer(lambda: attrgetter(name)(self.model)(*args, **how))
         found = answer(lambda: attrgetter(name)(self.store)(*args, **how))
         assert found == expected, f"{name}{args} {how}: {found}, and the model says {expected}"
         return found
 
     def job(self, pick: int, *states: State) -> Task:
-        """A job in one of these states; where there is none, any."""
+        """A job in one of these states, else any."""
         every = list(self.model.state.jobs.values())
         its = [job for job in every if job.state in states] or every
         return its[-1 - min(pick, len(its) - 1)]
 
     def a_claim(self, pick: int, *states: State) -> Claim:
-        """A claim of a job that is in one of these states, by the attempt that it is at; where there is none, any."""
+        """A claim of the current attempt of a job in one of these states, else any."""
         its = [each for each in self.claims if self.is_at(each, states)] or self.claims
         return its[-1 - min(pick, len(its) - 1)]
 
@@ -142,7 +142,7 @@ class QueueMachine(RuleBasedStateMachine):
         job = self.model.state.jobs[claim.job_id]
         return job.state in states and job.attempt == claim.attempt
 
-    # --- what goes in
+    # --- submissions
 
     @rule(
         queue=QUEUES,
@@ -153,11 +153,11 @@ class QueueMachine(RuleBasedStateMachine):
         model=MODELS,
         budget_s=st.sampled_from([None, None, 60.0]),
         needed=st.lists(PICKS, max_size=2),
-        among=st.sampled_from(["its run", "its run", "its run", "all", "those that will never complete"]),
+        among=st.sampled_from(["its run", "its run", "its run", "all", "failed or cancelled", "failed or cancelled"]),
     )
     def submit(self, run_id: str | None, needed: list[int], among: str, **asked: Any) -> None:
         every = list(self.model.state.jobs.values())
-        if among.startswith("those"):
+        if among == "failed or cancelled":
             every = [each for each in every if each.state in (State.FAILED, State.CANCELLED)]
             open_ones = [each for each in every if self.model.state.runs.get(each.run_id or "") == "running"]
             run_id = open_ones[-1].run_id if open_ones else run_id
@@ -201,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
         ends=st.integers(0, 4),
     )
     def submit_gang(self, run_id: str, follows: bool, result: Any, ends: int, **asked: Any) -> None:
-        """A job of several ranks, what needs it, and every worker claims; the first few complete."""
+        """Submit ranks and a dependant; every worker claims, and some complete."""
         before = len(self.model.state.jobs)
         self.submits(Submission(queue="gpu", run_id=run_id, **asked))
         if follows and len(self.model.state.jobs) > before:
@@ -234,11 +234,11 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, place: Place, queue: str, loaded: str | None) -> None:
         self.claims_as(self.incarnations[place], place, queue, loaded)
 
-    @rule(queue=QUEUES, loaded=MODELS, born_anew=st.booleans(), result=RESULTS, ends=st.integers(0, 4))
-    def a_round_of_work(self, queue: str, loaded: str | None, born_anew: bool, result: Any, ends: int) -> None:
-        """Every worker claims, started anew where it is over, and the first few complete."""
+    @rule(queue=QUEUES, loaded=MODELS, restarts=st.booleans(), result=RESULTS, ends=st.integers(0, 4))
+    def a_round_of_work(self, queue: str, loaded: str | None, restarts: bool, result: Any, ends: int) -> None:
+        """Every worker claims, after a restart if it has ended, and some complete."""
         for place, row in self.model.state.workers.items():
-            if born_anew and row.incarnation in (row.retired, row.draining):
+            if restarts and row.incarnation in (row.retired, row.draining):
                 self.register(place, queue, knows=True)
         self.works((loaded, ends), queue, result)
 
@@ -269,7 +269,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(pick=PICKS, place=PLACES, queue=QUEUES, model=MODELS)
     def renew(self, pick: int, place: Place, queue: str, model: str | None) -> None:
-        """A job's lease, and the row of some worker."""
+        """Renew a lease, and send a heartbeat."""
         claim = self.a_claim(pick, State.HOST_LOST, State.RUNNING)
         self.both("claims.owns", claim.job_id, **claim.its)
         self.both("claims.renew", claim.job_id, **claim.its, now=self.now)
@@ -279,13 +279,15 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.claims)
     @rule(pick=PICKS, act=st.sampled_from(["complete", "fail_by_worker", "release", "release"]), result=RESULTS)
     def end(self, pick: int, act: str, result: Any) -> None:
-        claim = self.a_claim(pick, State.HOST_LOST, State.RUNNING)
+        self.ends(self.a_claim(pick, State.HOST_LOST, State.RUNNING), act, result)
+
+    def ends(self, claim: Claim, act: str, result: Any = None) -> None:
         more: dict[str, dict[str, Any]] = {"complete": {"result": result}, "fail_by_worker": {"because": "boom"}}
         self.both(f"claims.{act}", claim.job_id, **claim.its, now=self.now, **more.get(act, {}))
 
     @precondition(lambda self: self.claims)
     @rule(pick=st.integers(0, 40), act=st.sampled_from(["complete", "release", "renew", "fence", "claim"]))
-    def whoever_once_held_it_acts(self, pick: int, act: str) -> None:
+    def a_former_holder_acts(self, pick: int, act: str) -> None:
         old = [each for each in self.claims if self.model.state.has_gone_on(each.job_id, each.attempt)] or self.claims
         claim = old[pick % len(old)]
         if act == "claim":
@@ -296,7 +298,7 @@ class QueueMachine(RuleBasedStateMachine):
         if not self.both(f"{part}.{act}", claim.job_id, **claim.its, now=self.now, **more):
             self.happened["refused: an old claim"] += 1
 
-    # --- trips
+    # --- conditions
 
     @precondition(lambda self: self.claims)
     @rule(
@@ -318,6 +320,19 @@ class QueueMachine(RuleBasedStateMachine):
             self.claims_as(self.incarnations[claim.place], claim.place, "gpu", work[0])
         self.works(work)
 
+    @rule(run_id=RUNS, then=st.sampled_from(["requeue", "requeue", "fail"]), work=WORK)
+    def settle_one_of_two_fenced_ranks(self, run_id: str, then: str, work: Any) -> None:
+        self.submits(Submission(queue="gpu", run_id=run_id, priority=1, ranks=2))
+        self.works((None, 0))
+        jobs = self.model.state.jobs
+        running = [each for each in self.claims if self.is_at(each, [State.RUNNING]) and jobs[each.job_id].gang]
+        ranks = [each for each in running if jobs[each.job_id].gang == jobs[running[-1].job_id].gang]
+        for claim in ranks:
+            self.both("fencing.fence", claim.job_id, **claim.its, condition=Condition.STALL, now=self.now)
+        for claim in ranks[:1]:
+            self.settles(claim, then, avoids=False)
+        self.works(work)
+
     @precondition(lambda self: self.claims)
     @rule(pick=PICKS, then=st.sampled_from(["requeue", "fail", "hold"]), avoids=st.booleans())
     def settle(self, pick: int, then: str, avoids: bool) -> None:
@@ -333,7 +348,7 @@ class QueueMachine(RuleBasedStateMachine):
         elif then == "hold":
             self.both("fencing.hold_fence", claim.job_id, **its)
 
-    # --- timers, and the time
+    # --- timers
 
     @rule(s=st.sampled_from([1, 1, 20, 41, 301, 301, 601]), work=WORK)
     def time_passes(self, s: float, work: Any) -> None:
@@ -365,16 +380,18 @@ class QueueMachine(RuleBasedStateMachine):
     def consume_events(self) -> None:
         self.both("sweeps.consume_events", now=self.now)
 
-    # --- hosts, people, GPUs
+    # --- hosts, operators, GPUs
 
     @precondition(lambda self: self.claims)
     @rule(
         pick=PICKS,
         host=st.none() | st.sampled_from(["h1", "h2"]),
-        hold_s=st.sampled_from([None, None, 40.0]),
+        hold_s=st.sampled_from([None, None, 40.0, 40.0]),
+        back=st.sampled_from([None, None, "complete", "fail_by_worker", "release", "renew"]),
+        s=st.sampled_from([0, 0, 601]),
         work=WORK,
     )
-    def lose(self, pick: int, host: str | None, hold_s: float | None, work: Any) -> None:
+    def lose(self, pick: int, host: str | None, hold_s: float | None, back: str | None, s: float, work: Any) -> None:
         claim = self.a_claim(pick, State.RUNNING)
         if hold_s is not None:
             how: dict[str, Any] = {
@@ -394,6 +411,11 @@ class QueueMachine(RuleBasedStateMachine):
             for place in sorted(GPUS):
                 if not self.model.state.held_by(place):
                     self.claims_as(self.incarnations[place], place, "gpu", work[0])
+        if back is not None and self.is_at(claim, [State.HOST_LOST]):
+            self.ends(claim, back)
+        if s:
+            self.now += s
+            self.both("sweeps.reclaim_expired", now=self.now, ingest=None)
 
     @precondition(lambda self: self.model.state.jobs)
     @rule(
@@ -408,17 +430,17 @@ class QueueMachine(RuleBasedStateMachine):
             self.both("admin.cancel_run", run_id, because="a person said so", now=self.now)
 
     @precondition(lambda self: self.model.state.jobs)
-    @rule(pick=PICKS, act=st.sampled_from(["block", "block", "unblock"]), work=WORK)
+    @rule(pick=PICKS, act=st.sampled_from(["block", "block", "unblock", "both"]), work=WORK)
     def block(self, pick: int, act: str, work: Any) -> None:
-        if act == "block":
+        if act != "unblock":
             waits = State.WAITING if work else State.QUEUED
             self.both("admin.block", self.job(pick, waits).job_id, because="a person said so")
-        else:
+        if act != "block":
             self.both("admin.unblock", self.job(pick, State.BLOCKED).job_id, because="so", now=self.now)
         self.works(work)
 
     @rule(place=PLACES, act=st.sampled_from(["lock", "drain", "quarantine", "quarantine its slot"]), work=WORK)
-    def a_person_stops_a_worker(self, place: Place, act: str, work: Any) -> None:
+    def an_operator_stops_a_worker(self, place: Place, act: str, work: Any) -> None:
         if act == "lock":
             self.both("admin.lock", **slot(place), who="someone", because="so", now=self.now)
         elif act == "drain":
@@ -429,7 +451,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.works(work)
 
     @rule(work=WORK)
-    def a_person_frees_them_all(self, work: Any) -> None:
+    def an_operator_frees_all_workers(self, work: Any) -> None:
         for place in GPUS:
             self.both("admin.unlock", **slot(place), who="someone", now=self.now)
         for gpu in ("GPU-0", "GPU-1", "GPU-2"):
@@ -441,7 +463,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(consumer=st.sampled_from(["notifier", "planner"]), limit=st.integers(1, 4), done=st.integers(0, 4))
     def read_events(self, consumer: str, limit: int, done: int) -> None:
         found = self.store.outbox.events(consumer, limit=limit)
-        assert [(each.position, told(each)) for each in found] == self.model.outbox.events(consumer, limit=limit)
+        assert [(each.position, visible(each)) for each in found] == self.model.outbox.events(consumer, limit=limit)
         self.read[consumer] += [each.position for each in found]
         for event in found[:done][-1:]:
             self.store.outbox.acknowledge(consumer, event, now=self.now)
@@ -456,10 +478,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.store.outbox.acknowledge(consumer, old[-1], now=self.now)
         assert self.store.outbox.consumers() == self.model.outbox.consumers()
 
-    # --- what must hold
+    # --- invariants
 
     @invariant()
-    def the_store_agrees_with_the_model_and_both_with_the_laws(self) -> None:
+    def the_store_agrees_with_the_model(self) -> None:
         look = self.databases.see_queue.execute
         every = f"SELECT {', '.join(Row._fields)} FROM jobs"  # noqa: S608 - our own names
         rows = {row[0]: Row(*row) for row in look(every).fetchall()}
@@ -470,13 +492,13 @@ class QueueMachine(RuleBasedStateMachine):
         for job in self.model.state.jobs.values():
             found, wanted = rows[job.job_id], expected(job, self.model, rows[job.job_id])
             assert found == wanted, [each for each in zip(Row._fields, found, wanted, strict=True) if len({*each}) == 3]
-        assert outbox == [(each.kind, each.job_id, each.attempt, each.run_id) for each in self.model.state.told]
+        assert outbox == [(each.kind, each.job_id, each.attempt, each.run_id) for each in self.model.state.events]
         laws(self.before, rows, outbox, needs)
         self.before = rows
 
 
 class Row(NamedTuple):
-    """What is looked at of a job, in the queue's own words."""
+    """The compared columns of a job."""
 
     job_id: int
     state: str
@@ -499,7 +521,7 @@ class Row(NamedTuple):
 
 
 def expected(job: Task, model: Model, found: Row) -> Row:
-    """What the model knows of a job, in the same words. How many it needs still counts only while it is not over."""
+    """The row that the model expects. `pending` counts only until the job ends."""
     host, worker = job.place or (None, None)
     return Row(
         job_id=job.job_id,
@@ -523,9 +545,9 @@ def expected(job: Task, model: Model, found: Row) -> Row:
     )
 
 
-def told(event: Event) -> Told:
+def visible(event: Event) -> VisibleEvent:
     timed = event.kind in (Kind.COMPLETED, Kind.FAILED)
-    return Told(
+    return VisibleEvent(
         kind=event.kind,
         job_id=event.job_id,
         attempt=event.attempt,
@@ -536,27 +558,27 @@ def told(event: Event) -> Told:
 
 
 def laws(before: dict[int, Row], rows: dict[int, Row], outbox: Sequence[Any], needs: Sequence[Any]) -> None:
-    """What holds of any queue, whatever was done to it."""
+    """Check what holds for any queue."""
     owned = {State.RUNNING, State.FENCING, State.HOST_LOST}
     holders = Counter(row.claimed_by for row in rows.values() if row.state in HELD)
     assert all(count == 1 for count in holders.values()), "an incarnation has one job at a time"
     ended = Counter((job_id, kind) for kind, job_id, *_ in outbox)
     lacks = Counter(job_id for job_id, needed in needs if rows[needed].state != State.COMPLETED)
     for job_id, row in rows.items():
-        assert (row.claimed_by is not None) == (row.state in owned), "whoever owns it is known, and nobody else does"
+        assert (row.claimed_by is not None) == (row.state in owned), "an owned job has an owner, others have none"
         assert row.reclaims <= RECLAIMS_MAX
         assert row.attempt > 0 or row.state not in owned
         assert ended[job_id, row.state] == (row.state in FINAL), "one event of its end"
         assert sum(ended[job_id, kind] for kind in FINAL) == (row.state in FINAL), "and no other"
         if row.state == State.WAITING:
-            assert row.pending == lacks[job_id] > 0, "it waits for what has not completed"
+            assert row.pending == lacks[job_id] > 0, "a waiting job has pending needs"
         if row.state in {State.QUEUED, State.COMPLETED} | owned:
-            assert lacks[job_id] == 0, "nothing may run before what it needs"
-            assert row.queued_at is not None, "since when it could be claimed is known"
+            assert lacks[job_id] == 0, "no job runs before its needs"
+            assert row.queued_at is not None, "queued_at is known"
         if (was := before.get(job_id)) is not None:
             assert row.attempt >= was.attempt, "attempts only grow"
             # A round of work may end one attempt and begin the next.
-            assert was.state not in FINAL or row == was, "what is over stays as it is"
+            assert was.state not in FINAL or row == was, "a final job does not change"
 
 
 # --- on both databases
@@ -579,9 +601,9 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 
 
 def run(found: Databases, *, rounds: int) -> Counter[str]:
-    """The same examples each time; what happened in them.
+    """Run the same examples each time; returns counts of events.
 
-    In rounds, because from the eleventh example on hypothesis makes most of them by copying parts of earlier ones.
+    In rounds: from the eleventh example on hypothesis mostly copies parts of earlier ones.
     """
     machine = type("On", (QueueMachine,), {"databases": found, "happened": Counter()})
     how = settings(
@@ -601,22 +623,22 @@ def run(found: Databases, *, rounds: int) -> Counter[str]:
 
 
 WANTED: Final = (
-    *(f"move: {move}" for move in Move if move is not Move.HALT),  # which has the tests of wrangling
+    *(f"move: {move}" for move in Move if move is not Move.HALT),  # the tests of wrangling cover it
     *(f"event: {kind}" for kind in Kind),
     *("claimed", "claimed again", "claimed by model", "overtaken long enough", "left to another worker"),
-    *("claimed what needs others", "claimed what needs several", "ready", "ready while blocked"),
+    *("claimed with needs", "claimed with several needs", "ready", "ready while blocked"),
     "recalled while it is fenced",
-    *("cancelled for what it needs", "run opened again", "budget of the queue", "ingest reclaimed"),
+    *("cancelled with a needed job", "run opened again", "budget of the queue", "ingest reclaimed"),
     *("nothing: locked", "nothing: in quarantine", "nothing: a lost host's GPU"),
     *("back by a renewal", "back by a result", "back by a claim", "back by a release", "lost: given away at last"),
     *("refused: replaced", "refused: drained", "refused: an old claim", "refused: its run is over"),
-    *("refused: nobody set a budget", "refused: what ingests belongs to no run"),
-    *("refused: what it needs is not of its run", "refused: what it needs will never complete"),
+    *("refused: no budget is set", "refused: an ingest job has no run"),
+    *("refused: a needed job is in another run", "refused: a needed job cannot complete"),
     *("acknowledged: notifier", "acknowledged: planner", "acknowledged again"),
 )
 
 
-def test_the_queue_agrees_with_its_model_on_sqlite_in_a_few_histories(sqlite: Databases) -> None:
+def test_queue_agrees_with_its_model_on_sqlite_in_a_few_histories(sqlite: Databases) -> None:
     happened = run(sqlite, rounds=2)
 
     wanted = ("claimed", "claimed by model", "ready", "refused: replaced", "event: run_completed")
@@ -624,7 +646,7 @@ def test_the_queue_agrees_with_its_model_on_sqlite_in_a_few_histories(sqlite: Da
 
 
 @pytest.mark.nightly
-def test_the_queue_agrees_with_its_model_on_sqlite(sqlite: Databases) -> None:
+def test_queue_agrees_with_its_model_on_sqlite(sqlite: Databases) -> None:
     happened = run(sqlite, rounds=ROUNDS)
 
     assert [what for what in WANTED if not happened[what]] == []
@@ -632,7 +654,7 @@ def test_the_queue_agrees_with_its_model_on_sqlite(sqlite: Databases) -> None:
 
 @pytest.mark.needs_postgres
 @pytest.mark.nightly
-def test_the_queue_agrees_with_its_model_on_postgresql(postgresql: Databases) -> None:
+def test_queue_agrees_with_its_model_on_postgresql(postgresql: Databases) -> None:
     happened = run(postgresql, rounds=4)
 
     wanted = ("claimed by model", "left to another worker", "ready", "back by a claim",
