@@ -56,7 +56,6 @@ LATER: Final = frozenset(
         "tests/deploy",
         "tests/exporter",
         "tests/nvml",
-        "tests/races",
         "tests/remediator",
         "tests/testbed",
         "tests/tools",

@@ -1,4 +1,4 @@
-"""Time as the machine says it: a steady clock, a wall clock a host and the databases' own, which can be set."""
+"""Simulated time: a steady clock, and settable wall clocks for each host and for the databases."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ DATABASE: Final = "database"
 
 
 class Clocks:
-    """Stands where a program reads `time`. `at` is the host whose program reads."""
+    """Replaces the module `time`. `at` is the host of the program that reads the time."""
 
     def __init__(self) -> None:
         self.steady_s = 10_000.0
@@ -20,23 +20,23 @@ class Clocks:
         return self.steady_s
 
     def time(self) -> float:
-        """The wall clock of the host whose program reads, Unix seconds."""
+        """The wall clock of the host `at`, Unix seconds."""
         return self.wall(self.at)
 
     def wall(self, host: str) -> float:
         return EPOCH + self.steady_s + self._ahead_s.get(host, 0.0)
 
     def database(self) -> float:
-        """The clock that leases go by, Unix seconds."""
+        """The clock of the databases, which leases use, Unix seconds."""
         return self.wall(DATABASE)
 
     def step(self, host: str, by_s: float) -> None:
-        """A wall clock is set; the steady one goes on."""
+        """Set a wall clock; the steady clock does not change."""
         self._ahead_s[host] = self._ahead_s.get(host, 0.0) + by_s
 
     @contextmanager
     def of(self, host: str) -> Iterator[None]:
-        """Inside, the programs that read the time run on `host`."""
+        """Run a block as programs of `host`."""
         before, self.at = self.at, host
         try:
             yield

@@ -1,4 +1,4 @@
-"""The ledger's and the queue's real databases, made once and emptied for each example."""
+"""Real databases of the ledger and the queue, created once and emptied for each example."""
 
 import shutil
 import sqlite3
@@ -16,12 +16,12 @@ from gpuwarden.db.migrate import Schema, open_database
 from gpuwarden.queue.schema import QUEUE
 from remediator.ledger.schema import LEDGER
 
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only whether it is there is asked; the folder made in it is tempfile's
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tempfile creates the folder in it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Databases:
-    """Two databases, and a connection to each that is no program's: the judge's, which commits nothing."""
+    """Two databases, and for each a connection of the judge, which commits nothing."""
 
     ledger: Engine
     queue: Engine
@@ -29,15 +29,15 @@ class Databases:
     see_queue: Any
 
     def empty(self) -> None:
-        """Forget everything."""
+        """Delete every row."""
         for schema, see in ((LEDGER, self.see_ledger), (QUEUE, self.see_queue)):
             for table in reversed(schema.tables.sorted_tables):
-                see.execute(f"DELETE FROM {table.name}")  # noqa: S608 - the schema's own names
+                see.execute(f"DELETE FROM {table.name}")  # noqa: S608 - names of the schema
 
 
 @contextmanager
 def sqlite() -> Iterator[Databases]:
-    """Two SQLite files, in memory where the system offers it. They need not outlive the machine."""
+    """Two SQLite files, in memory if the system has `/dev/shm`. They are not synced."""
     folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
     try:
         with ExitStack() as stack:
@@ -45,11 +45,11 @@ def sqlite() -> Iterator[Databases]:
             sees: list[Any] = []
             for schema in (LEDGER, QUEUE):
                 file = folder / f"{schema.name}.db"
-                engine = _opened(f"sqlite:///{file}", schema, stack)
-                event.listen(engine, "connect", _unsynced)
-                engine.dispose()  # the connections from before do not know of it
+                engine = _open(f"sqlite:///{file}", schema, stack)
+                event.listen(engine, "connect", _disable_sync)
+                engine.dispose()  # older connections lack the listener
                 engines.append(engine)
-                # A webhook writes from a thread of its own, and its commits are looked at there.
+                # The judge checks commits in the thread that makes them, and a webhook has its own thread.
                 see = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
                 sees.append(stack.enter_context(closing(see)))
             yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
@@ -59,9 +59,9 @@ def sqlite() -> Iterator[Databases]:
 
 @contextmanager
 def postgresql(ledger: str, queue: str) -> Iterator[Databases]:
-    """Two databases of a PostgreSQL server, by URL; they exist and are empty."""
+    """Two existing, empty databases of a PostgreSQL server, by URL."""
     with ExitStack() as stack:
-        engines = [_opened(ledger, LEDGER, stack), _opened(queue, QUEUE, stack)]
+        engines = [_open(ledger, LEDGER, stack), _open(queue, QUEUE, stack)]
         sees = [
             stack.enter_context(psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True))
             for url in (ledger, queue)
@@ -69,11 +69,11 @@ def postgresql(ledger: str, queue: str) -> Iterator[Databases]:
         yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
 
 
-def _opened(url: str, schema: Schema, stack: ExitStack) -> Engine:
+def _open(url: str, schema: Schema, stack: ExitStack) -> Engine:
     engine = open_database(url, schema)
     stack.callback(engine.dispose)
     return engine
 
 
-def _unsynced(connection: Any, _record: object) -> None:
+def _disable_sync(connection: Any, _record: object) -> None:
     connection.execute("PRAGMA synchronous = OFF")

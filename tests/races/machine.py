@@ -1,4 +1,4 @@
-"""How hosts, workers, alerts, remediators and clocks go their ways, in any order that hypothesis draws."""
+"""State machine of hosts, workers, alerts, remediators and clocks; hypothesis draws the order of the rules."""
 
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -16,7 +16,7 @@ from remediator.alert import Alert
 from remediator.ledger.ledger import Ledger
 from tests.races.clocks import DATABASE, Clocks
 from tests.races.databases import Databases
-from tests.races.judge import LOST, Judge, left_open
+from tests.races.judge import LOST, Judge, list_unfinished
 from tests.races.points import HARMS, KINDS, Killed, Points, Trouble, watch_commits
 from tests.races.remediators import LIMITS, Remediator, deliver, fake_time
 from tests.races.workers import QUEUE, RESULTS, Result, Workers
@@ -26,7 +26,7 @@ from tests.remediator import builders as build
 SLOTS: Final = st.integers(0, 3)
 HOSTS: Final = st.sampled_from(["box1", "box2"])
 PAUSE_S: Final = 4.0
-"""Between two rounds of a loop; a longer one counts as having stood still."""
+"""Between two rounds of a loop. A longer pause counts as a suspend."""
 
 JOBS_MAX: Final = 12
 END_ROUNDS_MAX: Final = 60
@@ -48,37 +48,37 @@ TROUBLE: Final = st.none() | SOME_TROUBLE
 
 
 class Races(RuleBasedStateMachine):
-    """Queue, ledger and world."""
+    """Queue, ledger and simulated hosts."""
 
     databases: ClassVar[Databases]
-    judged_by: ClassVar[type[Judge]] = Judge
+    judge_class: ClassVar[type[Judge]] = Judge
     ends: ClassVar[bool] = True
-    """Whether each example is brought to its end."""
+    """Whether each example runs until all work is finished."""
 
     seen: ClassVar[list[dict[str, int]]] = []
 
     def __init__(self) -> None:
         super().__init__()
-        with ExitStack() as stack:  # nothing is left in place of a history that cannot be begun: it has no teardown
+        with ExitStack() as stack:  # a failed start has no teardown: undo the patches
             self._set_up(stack)
             self._stack = stack.pop_all()
 
     def _set_up(self, stack: ExitStack) -> None:
-        """Make the world; what it puts in place of something else `stack` takes back."""
+        """Create the world. `stack` undoes the patches."""
         self.databases.empty()
         self.clocks = Clocks()
         self.world = World(self.clocks)
         self.points = Points(self._meanwhile)
-        self.judge = self.judged_by(world=self.world, databases=self.databases, limits=LIMITS)
+        self.judge = self.judge_class(world=self.world, databases=self.databases, limits=LIMITS)
         self.sent: list[Alert] = []
         for module in ("remediator.executor.clock", "remediator.clients.job_queue_sql"):
             stack.enter_context(patch(f"{module}.time", fake_time(self.clocks)))
         stack.enter_context(patch.object(DatabaseClock, "now", lambda _: self.clocks.database()))
-        for engine, told in (
-            (self.databases.ledger, self.judge.promised),
-            (self.databases.queue, self.judge.committed),
+        for engine, check in (
+            (self.databases.ledger, self.judge.check_ledger_commit),
+            (self.databases.queue, self.judge.check_queue_commit),
         ):
-            stack.callback(watch_commits(engine, self.points, told))
+            stack.callback(watch_commits(engine, self.points, check))
         self.store = JobStore(self.databases.queue)
         self.inbox = Ledger(self.databases.ledger)
         self.workers = Workers(self.world, self.store, self.judge, self.points)
@@ -111,13 +111,13 @@ class Races(RuleBasedStateMachine):
         for process in list(self.world.slots[at].processes):
             self.workers.finish(process, result, trouble)
 
-    @rule(at=SLOTS, how=st.sampled_from([Does.WEDGED, Does.FROZEN, Does.BUSY]))
+    @rule(at=SLOTS, how=st.sampled_from([Does.STALLED, Does.FROZEN, Does.BUSY]))
     def worker_falls_silent(self, at: int, how: Does) -> None:
         self._silence(self.world.slots[at], how)
 
     @rule(at=SLOTS, next_write=st.none() | st.sampled_from(RESULTS))
     def worker_wakes(self, at: int, next_write: Result | None) -> None:
-        """A frozen one goes on where it was, and its next write may be its result."""
+        """A frozen worker continues, and its next write may be the result of its job."""
         slot = self.world.slots[at]
         self._wake(slot)
         for process in list(slot.processes):
@@ -128,7 +128,7 @@ class Races(RuleBasedStateMachine):
 
     @rule(at=SLOTS, result=st.sampled_from(RESULTS))
     def worker_is_frozen_until_another_has_its_job(self, at: int, result: Result) -> None:
-        """Its lease runs out, the others get on, and then it comes with its result."""
+        """The lease expires, another worker claims the job, and then the first one writes its result."""
         slot = self.world.slots[at]
         self._incident(slot, Does.FROZEN)
         self._pass(610.0, kept=True)
@@ -140,14 +140,14 @@ class Races(RuleBasedStateMachine):
 
     @rule(at=SLOTS, started=st.booleans())
     def worker_is_killed(self, at: int, *, started: bool) -> None:
-        """Its container may be started again at once, by its engine or a person."""
+        """Kill a worker. The engine or an operator may start its container again at once."""
         self._kill(self.world.slots[at])
         if started:
             self.world.start(self.world.slots[at])
 
     @rule(at=SLOTS)
     def container_is_replaced_and_its_process_lives_on(self, at: int) -> None:
-        """The new one registers, and then the old one asks for its next."""
+        """The new worker registers while the old process still claims jobs."""
         slot = self.world.slots[at]
         self._stray(slot)
         for process in list(slot.processes):
@@ -160,12 +160,12 @@ class Races(RuleBasedStateMachine):
 
     @rule(
         at=SLOTS,
-        how=st.sampled_from([Does.WEDGED, Does.FROZEN]),
+        how=st.sampled_from([Does.STALLED, Does.FROZEN]),
         kills=st.booleans(),
         stuck=st.sampled_from([False, False, True]),
     )
     def incident(self, at: int, how: Does, *, kills: bool, stuck: bool) -> None:
-        """A worker takes a job and falls silent with it for long enough, and Alertmanager says so."""
+        """A worker claims a job and becomes silent until Alertmanager reports it."""
         slot = self.world.slots[at]
         self._incident(slot, how)
         if slot.process is not None and slot.process.does is how:
@@ -175,45 +175,45 @@ class Races(RuleBasedStateMachine):
 
     @rule(
         at=SLOTS,
-        how=st.sampled_from([Does.WEDGED, Does.FROZEN]),
+        how=st.sampled_from([Does.STALLED, Does.FROZEN]),
         trouble=SOME_TROUBLE,
         count=st.integers(0, 3),
-        after=st.sampled_from(["it goes on", "the others go on", "it is disarmed"]),
+        after=st.sampled_from(["continue", "others continue", "disarm"]),
     )
     def incident_and_trouble(self, at: int, how: Does, trouble: Trouble, count: int, after: str) -> None:
-        """The same, and its remediator comes to harm over it."""
+        """An incident, and a fault of the remediator that handles it."""
         slot = self.world.slots[at]
         self._incident(slot, how)
-        its = self.remediators[slot.host]
-        its.round(trouble)
-        if after == "it is disarmed":
-            its.arm(armed=False)
+        remediator = self.remediators[slot.host]
+        remediator.round(trouble)
+        if after == "disarm":
+            remediator.arm(armed=False)
         for _ in range(count):
             self._pass(PAUSE_S, kept=True)
             for each in self.remediators.values():
-                if (each is its) is (after != "the others go on"):
+                if (each is remediator) is (after != "others continue"):
                     each.round()
 
     @rule(at=SLOTS, nth=st.integers(5, 14), count=st.integers(1, 4))
     def incident_and_its_remediator_is_killed(self, at: int, nth: int, count: int) -> None:
-        """After one of the writes between its promise and its last, and the other host's goes on alone."""
+        """The remediator is killed after one of its writes, and the other host continues alone."""
         killed = Trouble(kind="write", nth=nth, harm="killed after")
-        self.incident_and_trouble(at, Does.FROZEN, killed, count, "the others go on")
+        self.incident_and_trouble(at, Does.FROZEN, killed, count, "others continue")
 
     @rule(at=SLOTS, nth=st.integers(5, 9))
     def incident_is_overtaken_by_its_lease(self, at: int, nth: int) -> None:
-        """Its remediator was killed over it, and comes back to a job that another attempt has."""
-        its = self.remediators[self.world.slots[at].host]
+        """The remediator is killed, and returns when another attempt of the job runs."""
+        remediator = self.remediators[self.world.slots[at].host]
         self._incident(self.world.slots[at], Does.FROZEN)
-        its.round(Trouble(kind="write", nth=nth, harm="killed after"))
+        remediator.round(Trouble(kind="write", nth=nth, harm="killed after"))
         self._pass(610.0, kept=True)
         self._sweep()
         self._all_turn()
-        its.round()
+        remediator.round()
 
-    @rule(at=SLOTS, how=st.sampled_from([Does.WEDGED, Does.FROZEN]), stuck=st.booleans())
+    @rule(at=SLOTS, how=st.sampled_from([Does.STALLED, Does.FROZEN]), stuck=st.booleans())
     def incident_happens_again(self, at: int, how: Does, *, stuck: bool) -> None:
-        """In the same container: in its next incarnation, or in the same one, which could not be stopped."""
+        """Two incidents in one container: in two incarnations, or in one that cannot be stopped."""
         slot = self.world.slots[at]
         for _ in range(2):
             self._submit(None, 20)
@@ -231,7 +231,7 @@ class Races(RuleBasedStateMachine):
 
     @rule(host=HOSTS | st.just(DATABASE), by_s=st.sampled_from([-900.0, 900.0]))
     def clock_is_set(self, host: str, by_s: float) -> None:
-        """And its remediator goes round for as long as a sweep is patient, while others work."""
+        """Set a clock, then run the remediator for the delay of a sweep."""
         self._submit(None, 20)
         self._all_turn()
         self.clocks.step(host, by_s)
@@ -245,8 +245,8 @@ class Races(RuleBasedStateMachine):
         (self.world.engines_down.add if down else self.world.engines_down.discard)(host)
 
     @rule()
-    def person_releases_gpus_and_something_sweeps(self) -> None:
-        with self.points.program("person"):
+    def operator_releases_gpus_and_a_sweep_runs(self) -> None:
+        with self.points.program("operator"):
             for each in self.store.gpu_quarantine.quarantined():
                 self.store.gpu_quarantine.release_gpu(each.gpu)
         self._sweep()
@@ -255,8 +255,8 @@ class Races(RuleBasedStateMachine):
 
     @rule(trouble=TROUBLE, backwards=st.booleans(), some=st.integers(0, 3))
     def alertmanager_notifies(self, trouble: Trouble | None, *, backwards: bool, some: int) -> None:
-        """What fires and what has ended since, in one group; perhaps not all of it, and in any order."""
-        group = [*self._true(), *self._resolved()]
+        """Send firing and resolved alerts in one group, maybe incomplete and in any order."""
+        group = [*self._firing(), *self._resolved()]
         self._notify((group[::-1] if backwards else group)[: some or None], trouble)
 
     @rule(which=st.integers(0, 20), firing=st.booleans())
@@ -266,7 +266,7 @@ class Races(RuleBasedStateMachine):
 
     @rule(at=SLOTS, condition=st.sampled_from(["stall", "dead_worker"]), named=st.booleans())
     def an_alert_is_forged(self, at: int, condition: str, *, named: bool) -> None:
-        """About whoever is there, wedged or not; `named` with its incarnation."""
+        """Forge an alert about a worker in any state; `named`: with its incarnation."""
         found = self._alert(self.world.slots[at], condition)
         labels = {name: value for name, value in found.labels.items() if named or name != "incarnation"}
         self._notify([Alert(fingerprint=found.fingerprint, firing=True, labels=labels, annotations={}, starts_at="s")])
@@ -274,8 +274,8 @@ class Races(RuleBasedStateMachine):
     # --- rules about remediators
 
     @rule(host=HOSTS, trouble=TROUBLE, count=st.integers(1, 4))
-    def remediator_goes_round(self, host: str, trouble: Trouble | None, count: int) -> None:
-        """A few rounds; trouble comes in the first."""
+    def remediator_does_rounds(self, host: str, trouble: Trouble | None, count: int) -> None:
+        """Run some rounds, with a fault in the first."""
         self.remediators[host].round(trouble)
         for _ in range(count - 1):
             self._pass(PAUSE_S, kept=True)
@@ -295,7 +295,7 @@ class Races(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_broken(self) -> None:
-        self.judge.ledger()
+        self.judge.check_ledger()
         if self.judge.broken:
             raise self.judge.broken[0]
 
@@ -304,13 +304,13 @@ class Races(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             if self.ends and not self.judge.broken:
-                self._to_the_end()
+                self._finish_all()
             self.seen.append({**self.judge.counts, "trouble": self.points.hits})
         finally:
             self._stack.close()
 
-    def _to_the_end(self) -> None:
-        """Everything answers from now on, and time passes: then nothing may be left open."""
+    def _finish_all(self) -> None:
+        """Let everything answer and time pass: then no work may be unfinished."""
         self.world.engines_down.clear()
         for host, remediator in self.remediators.items():
             self.world.answer(host, Exporter.FRESH)
@@ -318,19 +318,19 @@ class Races(RuleBasedStateMachine):
         self._pass(STALL_S + 10.0, kept=True)
         for count in range(END_ROUNDS_MAX):
             self._all_turn()
-            self._notify([*self._true(), *self._resolved()])
+            self._notify([*self._firing(), *self._resolved()])
             for remediator in self.remediators.values():
                 remediator.round()
             self.nothing_is_broken()
-            left = left_open(self.judge)
-            if not left:
+            unfinished = list_unfinished(self.judge)
+            if not unfinished:
                 return
-            # Leases run out where nobody renews them, and a sweep is patient with what has run out.
+            # Leases without renewal expire, and a sweep waits some time before it requeues.
             self._pass(PAUSE_S if count % 20 else 610.0, kept=True)
-        self.judge.must(False, LOST, "; ".join(left))
+        self.judge.must(False, LOST, "; ".join(unfinished))
         self.nothing_is_broken()
 
-    # --- what rules are made of
+    # --- parts of rules
 
     def _submit(self, run: str | None, attempts_max: int) -> None:
         if len(self.judge.rows) >= JOBS_MAX:
@@ -340,7 +340,7 @@ class Races(RuleBasedStateMachine):
             self.store.runs.submit(job, now=self.store.now())
 
     def _sweep(self) -> None:
-        """Another program's."""
+        """Sweep the queue as another program."""
         with self.points.program("sweep"):
             self.store.sweeps.reclaim_expired(now=self.store.now())
             self.store.sweeps.consume_events(now=self.store.now())
@@ -367,18 +367,18 @@ class Races(RuleBasedStateMachine):
                 self.workers.turn(process)
         self._silence(slot, how)
         self._pass(STALL_S + 10.0, kept=True)
-        self._notify(self._true())
+        self._notify(self._firing())
 
     def _wake(self, slot: Slot) -> None:
         for process in slot.processes:
             if process.does is Does.FROZEN:
                 process.turns(process.before, self.clocks.steady_s)
-            elif process.does in (Does.WEDGED, Does.BUSY):
+            elif process.does in (Does.STALLED, Does.BUSY):
                 process.turns(Does.WORKS, self.clocks.steady_s)
         slot.unkillable = False
 
     def _stray(self, slot: Slot) -> None:
-        """Not one that has yet to register: it holds the worker's lock, and nobody else begins."""
+        """Leave a process outside. One that has not registered holds the worker's lock, so it is excluded."""
         process = slot.process
         if process is not None and process.lives and process.does is not Does.BEGINS and not slot.strays:
             self.world.stray(slot)
@@ -388,7 +388,7 @@ class Races(RuleBasedStateMachine):
             self.world.end(slot.process, cleanly=False)
 
     def _pass(self, by_s: float, *, kept: bool) -> None:
-        """Time passes; `kept`: whoever can renews meanwhile."""
+        """Let time pass; `kept`: workers renew their leases."""
         left_s = by_s
         while left_s > 0:
             self.clocks.steady_s += min(left_s, 300.0)
@@ -442,8 +442,8 @@ class Races(RuleBasedStateMachine):
         }
         return build.alert("-".join(str(each) for each in labels.values()), **labels)
 
-    def _true(self) -> list[Alert]:
-        """What the rules find: Alertmanager sends it as long as it is so."""
+    def _firing(self) -> list[Alert]:
+        """The alerts that fire now."""
         found: list[Alert] = []
         for slot in self.world.slots:
             process = slot.process
@@ -457,7 +457,7 @@ class Races(RuleBasedStateMachine):
         return found
 
     def _resolved(self) -> list[Alert]:
-        firing = {each.fingerprint for each in self._true()}
+        firing = {each.fingerprint for each in self._firing()}
         ended = {each.fingerprint: each for each in self.sent if each.fingerprint not in firing}
         return [self._as(each, firing=False) for each in ended.values()]
 

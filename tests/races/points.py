@@ -1,8 +1,7 @@
-"""Where a program can be cut short: before and after every commit, every look and every act, each counted by its kind.
+"""Points at which a program can be interrupted: before and after each commit, request and action, counted by kind.
 
-A commit is caught where SQLAlchemy hands it to the driver, or a statement is handed past it, so that none is forgotten.
-`write` and `read` are commits; `look` and `about` are questions to the engine and the exporter; `stop` and `start` are
-acts.
+SQLAlchemy events catch every commit and every autocommit statement. `write` and `read` are commits, `look` and `about`
+are requests to the engine and the exporter, and `stop` and `start` are actions.
 """
 
 from collections import Counter
@@ -21,12 +20,12 @@ HARMS: Final[tuple[Harm, ...]] = ("killed before", "killed after", "refused", "u
 
 
 class Killed(BaseException):
-    """The process ended here, as by SIGKILL."""
+    """The process ends here, as by SIGKILL."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trouble:
-    """What happens to a program at its `nth` point of a kind; `meanwhile` names what others do just after it."""
+    """A fault at the `nth` point of a kind. `meanwhile` names what other programs do directly after it."""
 
     kind: Kind
     nth: int
@@ -38,7 +37,7 @@ class Trouble:
 
 
 class Points:
-    """Counts the points of the program at work and lets happen what was asked for."""
+    """Counts the points of the current program and injects its fault."""
 
     def __init__(self, meanwhile: Callable[[str], None]) -> None:
         self.actor: Any = None
@@ -49,7 +48,7 @@ class Points:
 
     @contextmanager
     def program(self, actor: Any, trouble: Trouble | None = None) -> Iterator[None]:
-        """Inside, what commits and acts is `actor`, and `trouble` awaits it."""
+        """Run a block as the program `actor`, with the fault `trouble`."""
         before = self.actor, self._trouble, self._counts
         self.actor, self._trouble, self._counts = actor, trouble, Counter()
         try:
@@ -58,14 +57,14 @@ class Points:
             self.actor, self._trouble, self._counts = before
 
     def around(self, kind: Kind, act: Callable[[], Any], refusal: Exception | type[Exception]) -> Any:
-        """Do something at a point; `refusal` is what a failure of it looks like to the program."""
+        """Do something at a point. The program sees a failure as `refusal`."""
         harm = self.before(kind, refusal)
         found = act()
         self.after(harm, refusal)
         return found
 
     def before(self, kind: Kind, refusal: Exception | type[Exception]) -> Harm | None:
-        """A point is come to; what is to be told to `after`."""
+        """Reach a point. Returns the argument of `after`."""
         harm = self._next(kind)
         if harm == "killed before":
             raise Killed
@@ -74,7 +73,7 @@ class Points:
         return harm
 
     def after(self, harm: Harm | None, refusal: Exception | type[Exception]) -> None:
-        """What was to be done there is done."""
+        """Leave a point, after its action."""
         if harm == "killed after":
             raise Killed
         if harm == "unacknowledged":
@@ -93,7 +92,7 @@ class Points:
 
 
 def watch_commits(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
-    """Make every commit of `engine` a point, and tell after each that wrote whose it was; what is returned ends it."""
+    """Make every commit a point, and call `on_write` with the program after each write. Returns the undo."""
     stops = [watch(engine, points, on_write) for watch in (_watch_transactions, _watch_autocommit)]
 
     def stop() -> None:
@@ -107,7 +106,7 @@ def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any]
     dialect: Any = engine.dialect
     commit: Callable[[Any], None] = dialect.do_commit
 
-    def begun(connection: Connection) -> None:
+    def on_begin(connection: Connection) -> None:
         options = connection.get_execution_options()
         connection.connection.info["writes"] = options.get("writes", False)
         connection.connection.info["autocommit"] = options.get("autocommit", False)
@@ -121,43 +120,43 @@ def _watch_transactions(engine: Engine, points: Points, on_write: Callable[[Any]
                 on_write(points.actor)
 
         if borrowed.info.get("autocommit", False):
-            commit(borrowed)  # of nothing
+            commit(borrowed)  # an empty commit
         else:
             points.around("write" if writes else "read", act, _refusal(engine))
 
-    event.listen(engine, "begin", begun)
+    event.listen(engine, "begin", on_begin)
     dialect.do_commit = do_commit
 
     def stop() -> None:
-        event.remove(engine, "begin", begun)
+        event.remove(engine, "begin", on_begin)
         del dialect.do_commit
 
     return stop
 
 
 def _watch_autocommit(engine: Engine, points: Points, on_write: Callable[[Any], None]) -> Callable[[], None]:
-    """The statements that are transactions of their own."""
+    """Watch statements that run in autocommit."""
 
-    def comes(connection: Connection, *_: Any) -> None:
+    def before_execute(connection: Connection, *_: Any) -> None:
         if connection.get_execution_options().get("autocommit", False):
             connection.info["harm"] = points.before("write", _refusal(engine))
 
-    def is_done(connection: Connection, *_: Any) -> None:
+    def after_execute(connection: Connection, *_: Any) -> None:
         if connection.get_execution_options().get("autocommit", False):
             on_write(points.actor)
             points.after(connection.info["harm"], _refusal(engine))
 
-    event.listen(engine, "before_cursor_execute", comes)
-    event.listen(engine, "after_cursor_execute", is_done)
+    event.listen(engine, "before_cursor_execute", before_execute)
+    event.listen(engine, "after_cursor_execute", after_execute)
 
     def stop() -> None:
-        event.remove(engine, "before_cursor_execute", comes)
-        event.remove(engine, "after_cursor_execute", is_done)
+        event.remove(engine, "before_cursor_execute", before_execute)
+        event.remove(engine, "after_cursor_execute", after_execute)
 
     return stop
 
 
 def _refusal(engine: Engine) -> Exception:
     dialect: Any = engine.dialect
-    refusal: Exception = dialect.dbapi.OperationalError("played: it does not answer")
+    refusal: Exception = dialect.dbapi.OperationalError("played: no answer")
     return refusal

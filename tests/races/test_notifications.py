@@ -1,6 +1,6 @@
-"""Whatever becomes of notifications on their way, what a door accepts is kept whole, taken up once, and acted on once.
+"""The webhook stores an accepted call as a whole, and its alerts are acted on once in spite of any network fault.
 
-The machine of `test_races`, with its alerts through the real application of each remediator.
+The state machine of `test_races`, with alerts through the real webhook application of each remediator.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from tests.races.judge import totals
 from tests.races.notifications import TOKEN, Notifications
 from tests.races.test_races import LOGGERS, Silent, run
 
-WANTED = ("accepted", "503", "door killed", "refused at the door", "asked for", "tied", "fence", "stop", "start",
-          "trip queued", "trouble")  # fmt: skip
+EXPECTED = ("accepted", "503", "webhook killed", "refused by webhook", "reconciled", "linked", "fence", "stop", "start",
+          "settle queued", "trouble")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def web_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of steps are told to nobody."""
+def disable_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the logs of thousands of steps."""
     for module in (*LOGGERS, "webhook.app", "webhook.intake", "webhook.reconcile"):
         monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
@@ -56,64 +56,66 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 def machine_on(
     found: Databases, web_config_file: Path, *, ends: bool = True, alone: bool = False
 ) -> type[Notifications]:
-    its = {"databases": found, "seen": [], "ends": ends, "alone": alone, "web_config_file": web_config_file}
-    return type("On", (Notifications,), its)
+    attributes = {"databases": found, "seen": [], "ends": ends, "alone": alone, "web_config_file": web_config_file}
+    return type("On", (Notifications,), attributes)
 
 
-def test_what_a_door_accepts_is_acted_on_once_in_a_few_histories(sqlite: Databases, web_config_file: Path) -> None:
+def test_accepted_alerts_are_acted_on_once_in_a_few_histories(sqlite: Databases, web_config_file: Path) -> None:
     machine = machine_on(sqlite, web_config_file)
 
     run(machine, examples=3)
 
-    happened = totals(machine.seen)
-    assert [what for what in ("accepted", "fence", "stop") if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in ("accepted", "fence", "stop") if not counts.get(what)] == []
 
 
 @pytest.mark.nightly
-def test_accepted_alerts_are_acted_on_once_whatever_happens(sqlite: Databases, web_config_file: Path) -> None:
+def test_accepted_alerts_are_acted_on_once_in_many_histories(sqlite: Databases, web_config_file: Path) -> None:
     machine = machine_on(sqlite, web_config_file)
 
     run(machine, examples=15)
 
-    happened = totals(machine.seen)
-    assert [what for what in WANTED if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in EXPECTED if not counts.get(what)] == []
 
 
 @pytest.mark.nightly
-def test_the_same_of_one_host_with_a_ledger_of_its_own(sqlite: Databases, web_config_file: Path) -> None:
+def test_accepted_alerts_are_acted_on_once_with_a_separate_ledger(sqlite: Databases, web_config_file: Path) -> None:
     machine = machine_on(sqlite, web_config_file, alone=True)
 
     run(machine, examples=8)
 
-    happened = totals(machine.seen)
-    assert [what for what in WANTED if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in EXPECTED if not counts.get(what)] == []
 
 
 @pytest.mark.needs_postgres
 @pytest.mark.nightly
-def test_the_same_of_two_hosts_on_one_postgresql(postgresql: Databases, web_config_file: Path) -> None:
+def test_accepted_alerts_are_acted_on_once_on_postgresql(postgresql: Databases, web_config_file: Path) -> None:
     machine = machine_on(postgresql, web_config_file)
 
     run(machine, examples=5)
 
-    happened = totals(machine.seen)
-    assert [what for what in ("accepted", "tied", "stop", "start") if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in ("accepted", "linked", "stop", "start") if not counts.get(what)] == []
 
 
-def test_a_failed_start_is_restored(sqlite: Databases, web_config_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = in_place()
+def test_failed_start_undoes_its_patches(
+    sqlite: Databases, web_config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_patched()
     machine = machine_on(sqlite, web_config_file, ends=False)
-    begun = machine()
-    assert not any(now is was for now, was in zip(in_place(), before, strict=True)), "the control"
-    begun.teardown()
-    monkeypatch.setattr(machine, "_door", lambda *_: pytest.fail("played: no door can be made"))
+    started = machine()
+    assert not any(now is earlier for now, earlier in zip(read_patched(), before, strict=True)), "the control"
+    started.teardown()
+    monkeypatch.setattr(machine, "_make_webhook", lambda *_: pytest.fail("played: no webhook can be made"))
 
     with pytest.raises(pytest.fail.Exception, match="played"):
         machine()
 
-    assert in_place() == before
+    assert read_patched() == before
 
 
-def in_place() -> list[object]:
-    its = [vars(app)["time"], vars(clock)["time"], reconcile._ask]
-    return [*its, DatabaseClock.now]
+def read_patched() -> list[object]:
+    attributes = [vars(app)["time"], vars(clock)["time"], reconcile._ask]
+    return [*attributes, DatabaseClock.now]

@@ -1,6 +1,6 @@
-"""Whatever hosts, workers, alerts, clocks and crashes do, in whatever order, the ledger's invariants hold.
+"""The invariants of the ledger hold in any order of events of hosts, workers, alerts, clocks and crashes.
 
-`tools.mutation` plants bugs, and this machine must find each by the rule that the bug breaks.
+`tools.mutation` plants bugs, and this state machine must find each by the rule that the bug breaks.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ LOGGERS = tuple(
     f"executor.{each}"
     for each in ("clock", "executor", "housekeeping", "perform", "process_episode", "stages", "waits")
 )
-"""The modules of the remediator that log in a history."""
+"""The modules of the remediator that log during a history."""
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def postgresql(postgres: Postgres) -> Iterator[Databases]:
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of steps are told to nobody."""
+def disable_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable the logs of thousands of steps."""
     for module in LOGGERS:
         monkeypatch.setattr(f"remediator.{module}.log", Silent())
 
@@ -52,8 +52,8 @@ class Silent:
 
 
 def run(machine: type[Races], *, examples: int) -> None:
-    """The same examples each time; nothing is shrunk, for a shorter history is sought by hand once it is needed."""
-    how = settings(
+    """Run the same examples each time, without shrinking."""
+    options = settings(
         max_examples=examples,
         stateful_step_count=STEPS,
         phases=(Phase.generate,),
@@ -65,42 +65,42 @@ def run(machine: type[Races], *, examples: int) -> None:
         suppress_health_check=list(HealthCheck),
         verbosity=Verbosity.normal,
     )
-    run_state_machine_as_test(machine, settings=how)
+    run_state_machine_as_test(machine, settings=options)
 
 
 def machine_on(found: Databases, *, ends: bool = True) -> type[Races]:
     return type("On", (Races,), {"databases": found, "seen": [], "ends": ends})
 
 
-WANTED = ("claim", "completed", "fence", "stop", "start", "trip queued", "trip failed", "given away", "refused",
+EXPECTED = ("claim", "completed", "fence", "stop", "start", "settle queued", "settle failed", "reclaim", "refused",
           "quarantine", "trouble")  # fmt: skip
 
 
-def test_the_invariants_hold_in_a_few_histories(sqlite: Databases) -> None:
+def test_invariants_hold_in_a_few_histories(sqlite: Databases) -> None:
     machine = machine_on(sqlite)
 
     run(machine, examples=10)
 
-    happened = totals(machine.seen)
-    assert [what for what in ("claim", "fence", "stop", "start") if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in ("claim", "fence", "stop", "start") if not counts.get(what)] == []
 
 
 @pytest.mark.nightly
-def test_the_invariants_hold_whatever_happens_in_whatever_order(sqlite: Databases) -> None:
+def test_invariants_hold_in_many_histories(sqlite: Databases) -> None:
     machine = machine_on(sqlite)
 
     run(machine, examples=100)
 
-    happened = totals(machine.seen)
-    assert [what for what in WANTED if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in EXPECTED if not counts.get(what)] == []
 
 
 @pytest.mark.needs_postgres
 @pytest.mark.nightly
-def test_they_hold_on_postgresql_too(postgresql: Databases) -> None:
+def test_invariants_hold_on_postgresql(postgresql: Databases) -> None:
     machine = machine_on(postgresql)
 
     run(machine, examples=15)
 
-    happened = totals(machine.seen)
-    assert [what for what in ("fence", "stop", "start", "trip queued", "trouble") if not happened.get(what)] == []
+    counts = totals(machine.seen)
+    assert [what for what in ("fence", "stop", "start", "settle queued", "trouble") if not counts.get(what)] == []

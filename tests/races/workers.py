@@ -1,7 +1,7 @@
-"""A worker as the queue sees one: the calls of `gpuwarden.worker.worker`, made to the real queue, a turn at a time.
+"""Simulated workers, which make the calls of `gpuwarden.worker.worker` to the real queue, one turn at a time.
 
-It registers, claims, renews and watches its claim, and ends at once where it no longer owns it. A call that fails is
-asked again at its next turn; a program killed in a call leaves its files behind.
+A worker registers, claims, renews and checks its claim, and exits at once after it lost the claim. A failed call is
+repeated in the next turn. A worker that is killed in a call leaves its files.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ RESULTS: Final[tuple[Result, ...]] = ("complete", "fail", "release")
 
 
 class Workers:
-    """Gives processes their turns."""
+    """Runs the turns of the worker processes."""
 
     def __init__(self, world: World, store: JobStore, judge: Judge, points: Points) -> None:
         self._world = world
@@ -31,26 +31,26 @@ class Workers:
         self._points = points
 
     def turn(self, process: Process, trouble: Trouble | None = None) -> None:
-        """What its loop, or its keeper, does next."""
+        """Do the next call of the worker's loop, or of its lease thread."""
         match process.does:
             case Does.BEGINS:
-                self._as(process, trouble, lambda: self._register(process))
+                self._run_as(process, trouble, lambda: self._register(process))
             case Does.IDLES:
-                self._as(process, trouble, lambda: self._claim(process))
-            case Does.WORKS | Does.BUSY | Does.WEDGED:
-                self._as(process, trouble, lambda: self._keep(process))
+                self._run_as(process, trouble, lambda: self._claim(process))
+            case Does.WORKS | Does.BUSY | Does.STALLED:
+                self._run_as(process, trouble, lambda: self._keep(process))
             case Does.FROZEN | Does.ENDED:
                 pass
 
     def finish(self, process: Process, result: Result, trouble: Trouble | None = None) -> None:
-        """A job's end, as its body or a stop of its worker brings it."""
+        """End a job, by its body or because the worker stops."""
         if process.does in (Does.WORKS, Does.BUSY) and process.job is not None:
-            self._as(process, trouble, lambda: self._settle(process, result))
+            self._run_as(process, trouble, lambda: self._settle(process, result))
 
-    def _as(self, process: Process, trouble: Trouble | None, act: Callable[[], None]) -> None:
+    def _run_as(self, process: Process, trouble: Trouble | None, act: Callable[[], None]) -> None:
         with self._points.program(process, trouble), self._world.clocks.of(process.slot.host):
             try:
-                with suppress(DatabaseError):  # the queue does not answer: asked again
+                with suppress(DatabaseError):  # no answer: the next turn tries again
                     act()
             except Killed:
                 self._world.end(process, cleanly=False)
@@ -73,7 +73,7 @@ class Workers:
                 QUEUE, host=slot.host, worker=slot.worker, incarnation=process.incarnation, now=self._store.now()
             )
         except ReplacedError:
-            self._judge.heard(process, "claim", newest=newest, accepted=False)
+            self._judge.check_incarnation_answer(process, "claim", newest=newest, accepted=False)
             self._world.end(process, cleanly=True)
             return
         if job is not None and process.lives:
@@ -84,14 +84,14 @@ class Workers:
 
     def _heartbeat(self, process: Process, *, model: str | None) -> bool:
         slot, newest = process.slot, self._judge.is_newest(process)
-        heard = self._store.claims.heartbeat(
+        is_accepted = self._store.claims.heartbeat(
             host=slot.host, worker=slot.worker, queue=QUEUE, incarnation=process.incarnation, model=model,
             now=self._store.now(),
         )  # fmt: skip
-        self._judge.heard(process, "heartbeat", newest=newest, accepted=heard)
-        if not heard:
+        self._judge.check_incarnation_answer(process, "heartbeat", newest=newest, accepted=is_accepted)
+        if not is_accepted:
             self._world.end(process, cleanly=model is None)
-        return heard
+        return is_accepted
 
     def _keep(self, process: Process) -> None:
         if process.job is None:
@@ -102,11 +102,11 @@ class Workers:
             owned = self._store.claims.renew(
                 job_id, attempt=attempt, incarnation=process.incarnation, now=self._store.now()
             )
-            self._judge.answered(process, "renew", held=held, accepted=owned)
+            self._judge.check_attempt_answer(process, "renew", held=held, accepted=owned)
             owned = owned and self._heartbeat(process, model="m")
         else:
             owned = self._store.claims.owns(job_id, attempt=attempt, incarnation=process.incarnation)
-            self._judge.answered(process, "owns", held=held, accepted=owned)
+            self._judge.check_attempt_answer(process, "owns", held=held, accepted=owned)
         if not owned and process.lives:
             self._world.end(process, cleanly=False)
 
@@ -123,7 +123,7 @@ class Workers:
             )
         else:
             accepted = self._store.claims.release(job_id, attempt=attempt, incarnation=mine, now=now)
-        self._judge.answered(process, result, held=held, accepted=accepted)
+        self._judge.check_attempt_answer(process, result, held=held, accepted=accepted)
         if not process.lives:
             return
         if not accepted:

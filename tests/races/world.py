@@ -1,8 +1,8 @@
-"""The hosts as they are: slots, each a container with one worker process, their GPUs, and what an exporter sees.
+"""Simulated hosts: slots, each a container with one worker process, their GPUs, and the samples of the exporters.
 
-The truth is here, and no program under test writes it but through an engine's `stop` and `start`. A container has an
-incarnation a start, a process one a birth. A killed worker's files stay and a worker that ends cleanly takes them away.
-A process that cannot be killed stays on its GPU whatever is asked of the engine.
+The programs under test change this state only by `stop` and `start` of an engine. Each start of a container and each
+process is a new incarnation. A killed worker leaves its files, and a worker that exits removes them. An unkillable
+process stays on its GPU.
 """
 
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ DEAD_AFTER_S: Final = 30.0
 
 
 class Does(StrEnum):
-    """What a worker process does."""
+    """The activity of a worker process."""
 
-    BEGINS = "begins"  # it has not registered yet
+    BEGINS = "begins"  # not registered yet
     IDLES = "idles"
     WORKS = "works"
-    BUSY = "busy"  # it sends no beat, and its GPU is at work: a long step, and healthy
-    WEDGED = "wedged"  # neither beat nor GPU; its other threads go on
-    FROZEN = "frozen"  # stopped by a signal, and later continued
+    BUSY = "busy"  # healthy in a long step: the GPU works, without a step beat
+    STALLED = "stalled"  # without a step beat, GPU idle; other threads run
+    FROZEN = "frozen"  # suspended by a signal, later resumed
     ENDED = "ended"
 
 
-SILENT: Final = frozenset({Does.WEDGED, Does.FROZEN})
+SILENT: Final = frozenset({Does.STALLED, Does.FROZEN})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,7 +49,7 @@ class Process:
 
     job: tuple[int, int] | None = None
     next_renewal_s: float = 0.0
-    before: Does = Does.BEGINS  # it froze
+    before: Does = Does.BEGINS  # the last change
     files: bool = True
 
     @property
@@ -74,20 +74,20 @@ class Process:
 
 @dataclass(eq=False, kw_only=True)
 class Slot:
-    """A worker's place: its container, and the process in it."""
+    """A configured worker: its container, and the process in it."""
 
     host: str
     worker: str
     gpus: tuple[str, ...]
     restarts: bool
-    """Whether its engine starts the container again when that ends by itself."""
+    """Whether the engine restarts the container after the process exits."""
 
     starts: int = 0
     running: bool = False
     unkillable: bool = False
     process: Process | None = None
     strays: list[Process] = field(default_factory=list)
-    """Processes of earlier incarnations that live on, outside the container."""
+    """Live processes of earlier incarnations, outside of the container."""
 
     @property
     def handle(self) -> str:
@@ -108,7 +108,7 @@ class Slot:
 
 
 class Exporter(StrEnum):
-    """How a host's exporter answers."""
+    """How the exporter of a host answers."""
 
     FRESH = "fresh"
     SILENT = "silent"
@@ -117,7 +117,7 @@ class Exporter(StrEnum):
 
 
 class World:
-    """Every host's containers and workers."""
+    """The containers and workers of all hosts."""
 
     def __init__(self, clocks: Clocks) -> None:
         self.clocks = clocks
@@ -130,33 +130,35 @@ class World:
         self.hosts = ("box1", "box2")
         self.exporters = dict.fromkeys(self.hosts, Exporter.FRESH)
         self.engines_down: set[str] = set()
-        self._pictures: dict[str, tuple[float, dict[str, WorkerFacts | None]]] = {}
-        self._born = 0
+        self._samples: dict[str, tuple[float, dict[str, WorkerFacts | None]]] = {}
+        self._processes_started = 0
         for slot in self.slots:
             self.start(slot)
 
     def slot(self, host: str, worker: str) -> Slot:
         return next(each for each in self.slots if (each.host, each.worker) == (host, worker))
 
-    def is_wedged(self, process: Process) -> bool:
-        """Whether a process is by truth what a rule may report."""
+    def is_stalled(self, process: Process) -> bool:
+        """Whether a rule may report the process."""
         if process.job is None or process.does not in SILENT:
             return False
-        bound_s = DEAD_AFTER_S if process.does is Does.FROZEN else STALL_S
-        return self.clocks.steady_s - process.since_s >= bound_s
+        timeout_s = DEAD_AFTER_S if process.does is Does.FROZEN else STALL_S
+        return self.clocks.steady_s - process.since_s >= timeout_s
 
-    # --- what happens
+    # --- events
 
     def start(self, slot: Slot) -> None:
-        """A container that is down begins its next incarnation, with a worker that has yet to register."""
+        """Start a stopped container, with a worker that has not registered yet."""
         if slot.running:
             return
-        self._born += 1
+        self._processes_started += 1
         slot.starts, slot.running, slot.unkillable = slot.starts + 1, True, False
-        slot.process = Process(slot=slot, number=self._born, since_s=self.clocks.steady_s, container=slot.incarnation)
+        slot.process = Process(
+            slot=slot, number=self._processes_started, since_s=self.clocks.steady_s, container=slot.incarnation
+        )
 
     def end(self, process: Process, *, cleanly: bool) -> None:
-        """A process ends; its container ends with it."""
+        """End a process, and the container with it."""
         process.turns(Does.ENDED, self.clocks.steady_s)
         process.files = not cleanly
         if process in process.slot.strays:
@@ -165,51 +167,51 @@ class World:
             process.slot.running = False
 
     def stray(self, slot: Slot) -> None:
-        """The container is started anew, and what ran in it runs on outside."""
+        """Restart a container while its old process keeps running outside."""
         if slot.process is not None and slot.process.lives:
             slot.strays.append(slot.process)
         slot.running = False
         self.start(slot)
 
-    # --- what an exporter sees
+    # --- the exporter
 
     def answer(self, host: str, mode: Exporter) -> None:
-        """From now on the exporter of `host` answers so; one that goes stale keeps its last picture."""
+        """Set the answers of an exporter. A stale one keeps its last sample."""
         self.exporters[host] = mode
-        self._pictures[host] = (
+        self._samples[host] = (
             self.clocks.steady_s,
-            {each.worker: self._seen(each) for each in self.slots if each.host == host},
+            {each.worker: self._read_worker(each) for each in self.slots if each.host == host},
         )
 
-    def about(self, worker: str, *, host: str) -> WorkerFacts:
-        """What a witness is told."""
+    def read_evidence(self, worker: str, *, host: str) -> WorkerFacts:
+        """Return the evidence about a worker."""
         mode, slot = self.exporters[host], self.slot(host, worker)
         if mode is Exporter.SILENT:
             raise ExporterError("played: the exporter does not answer")
         if mode is Exporter.STALE:
-            taken_s, picture = self._pictures[host]
-            if (found := picture[worker]) is None:
-                raise ExporterError("played: the exporter has no fresh look")
+            taken_s, sample = self._samples[host]
+            if (found := sample[worker]) is None:
+                raise ExporterError("played: the exporter has no fresh sample")
             return replace(found, sample_age_s=self.clocks.steady_s - taken_s + 6.0)
-        seen = self._seen(slot)
-        if seen is None:
-            raise WorkerUnseenError(f"played: sees no worker {worker!r}")
+        facts = self._read_worker(slot)
+        if facts is None:
+            raise WorkerUnseenError(f"played: no worker {worker!r}")
         if mode is Exporter.UNKNOWN:
-            return replace(seen, gpu_idle_s=None, gpu_unknown="played", gpu_pids=None, cpu_idle_s=None)
-        return seen
+            return replace(facts, gpu_idle_s=None, gpu_unknown="played", gpu_pids=None, cpu_idle_s=None)
+        return facts
 
-    def workers(self, host: str) -> int:
-        """How many workers a witness is told of, dead ones included; a picture that is stale has as many."""
+    def count_workers(self, host: str) -> int:
+        """Count the workers that the exporter reports, with dead ones. A stale sample has as many."""
         if self.exporters[host] is Exporter.SILENT:
             raise ExporterError("played: the exporter does not answer")
-        return sum(self._seen(each) is not None for each in self.slots if each.host == host)
+        return sum(self._read_worker(each) is not None for each in self.slots if each.host == host)
 
-    def _seen(self, slot: Slot) -> WorkerFacts | None:
+    def _read_worker(self, slot: Slot) -> WorkerFacts | None:
         process, now_s = slot.process, self.clocks.steady_s
         if process is None or (not process.lives and not process.files):
             return None
         inactive_s = now_s - process.since_s
-        silent, held = process.does in SILENT, process.job
+        silent, job = process.does in SILENT, process.job
         frozen = process.does is Does.FROZEN or not process.lives
         known: dict[str, Any] = dict.fromkeys(
             ("container_kind", "container", "container_id", "container_incarnation", "container_workers")
@@ -224,29 +226,29 @@ class World:
             heartbeat_age_s=inactive_s if frozen else 1.0,
             cpu_idle_s=inactive_s if frozen else 0.0,
             dead_after_s=DEAD_AFTER_S,
-            job_id=None if held is None else held[0],
-            attempt=None if held is None else held[1],
-            phase=None if held is None else "step",
-            stall_timeout_s=None if held is None else STALL_S,
-            step_beat_age_s=None if held is None else inactive_s if silent or process.does is Does.BUSY else 0.1,
+            job_id=None if job is None else job[0],
+            attempt=None if job is None else job[1],
+            phase=None if job is None else "step",
+            stall_timeout_s=None if job is None else STALL_S,
+            step_beat_age_s=None if job is None else inactive_s if silent or process.does is Does.BUSY else 0.1,
             gpus=list(slot.gpus),
             gpu_idle_s=inactive_s if silent else 0.0,
             ram_idle_s=inactive_s if silent else 0.0,
-            gpu_pids=self._listed(slot.host),
+            gpu_pids=self._list_gpu_pids(slot.host),
             **known,
         )
 
-    def _listed(self, host: str) -> dict[str, list[int] | None]:
-        listed: dict[str, list[int] | None] = {}
+    def _list_gpu_pids(self, host: str) -> dict[str, list[int] | None]:
+        pids_of: dict[str, list[int] | None] = {}
         for slot in self.slots:
             for gpu in slot.gpus if slot.host == host else ():
                 pids = [process.pid for process in slot.processes]
-                listed[gpu] = sorted({*(listed.get(gpu) or ()), *pids})
-        return listed
+                pids_of[gpu] = sorted({*(pids_of.get(gpu) or ()), *pids})
+        return pids_of
 
-    # --- an engine
+    # --- the engine
 
-    def look(self, handle: str) -> ContainerState:
+    def inspect(self, handle: str) -> ContainerState:
         slot = self.by_handle(handle)
         pids = frozenset({slot.process.pid}) if slot.running and slot.process else frozenset()
         return build.container(
@@ -262,6 +264,6 @@ class World:
 
     def stop(self, slot: Slot) -> None:
         if slot.unkillable:
-            raise ActuatorError("played: it does not die")
+            raise ActuatorError("played: the process cannot be killed")
         if slot.running and slot.process is not None:
             self.end(slot.process, cleanly=False)
