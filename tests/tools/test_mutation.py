@@ -1,5 +1,6 @@
 """A mutant is judged by the rules and assertions that it can change, and the lists of mutants fit the rules."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import yaml
 
 from deploy.standalone import debian_packages
 from tools.mutation import __main__ as mutation
-from tools.mutation import judging, narrowed, product, rules
+from tools.mutation import judging, narrowed, notification_bugs, product, queue_bugs, race_bugs, rules
 from tools.mutation.equivalent import EQUIVALENT
 from tools.mutation.generated import generate_mutants
 from tools.mutation.rules import ALERTS, Mutant
@@ -221,3 +222,19 @@ def test_a_bug_of_the_product_that_survives_is_named(
 
     assert mutation.main(["--product", "queue"]) == (0 if caught else 1)
     assert ("survived: ignore_lock" in capsys.readouterr().out) is not caught
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        *(pytest.param(plant, id=name) for name, plant in queue_bugs.MUTANTS.items()),
+        *(
+            pytest.param(bug.plant, id=name)
+            for name, bug in (*race_bugs.MUTANTS.items(), *notification_bugs.MUTANTS.items())
+        ),
+    ],
+)
+def test_a_planted_bug_patches_what_exists(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)

@@ -101,7 +101,7 @@ def take_alerts_of_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_truncated_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not query alerts that Alertmanager truncated."""
-    monkeypatch.setattr(Reconciler, "left_out", lambda self, count, _: self._left_out.inc(count))
+    monkeypatch.setattr(Reconciler, "fetch_left_out", lambda self, count, _: self._left_out.inc(count))
 
 
 def use_group_status(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,12 +98,12 @@ def ignore_lock(monkeypatch: pytest.MonkeyPatch) -> None:
 def quarantine_one_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quarantine a GPU only for one worker."""
     slot = QUARANTINED_GPUS.c
-    monkeypatch.setattr(sql, "quarantined_for", lambda host, worker: and_(slot.host == host, slot.worker == worker))
+    monkeypatch.setattr(sql, "match_quarantines", lambda host, worker: and_(slot.host == host, slot.worker == worker))
 
 
 def use_gpu_of_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let other workers use the GPU of a lost host's job."""
-    monkeypatch.setattr(sql, "held_by_lost", lambda *_: false())
+    monkeypatch.setattr(sql, "is_held_by_lost", lambda *_: false())
 
 
 def requeue_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +122,12 @@ def requeue_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def return_to_failed_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a requeued job return to the slot where it failed."""
-    monkeypatch.setattr(sql, "better_elsewhere", lambda *_: false())
+    monkeypatch.setattr(sql, "is_better_elsewhere", lambda *_: false())
 
 
 def accept_result_of_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept a result from any worker while the job runs."""
-    monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
+    monkeypatch.setattr(sql, "is_held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def write_no_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def _fence_any_attempt(
 
 def ignore_attempt_in_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept results and renewals from any worker while the job runs."""
-    monkeypatch.setattr(sql, "held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
+    monkeypatch.setattr(sql, "is_held", lambda job_id, *_: and_(JOBS.c.job_id == job_id, JOBS.c.state == State.RUNNING))
 
 
 def lock_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +105,10 @@ def lock_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def identify_worker_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Identify a worker by name in heartbeats and claims, so that an old incarnation continues."""
 
-    def of_worker(host: str, worker: str, _: str) -> Any:
+    def update_worker(host: str, worker: str, _: str) -> Any:
         return update(WORKERS).where(WORKERS.c.host == host, WORKERS.c.worker == worker)
 
-    monkeypatch.setattr(sql, "of_worker", of_worker)
+    monkeypatch.setattr(sql, "update_worker", update_worker)
     monkeypatch.setattr(
         sql, "is_over", lambda host, worker, _: select(WORKERS.c.host != host).where(WORKERS.c.worker == worker)
     )
