@@ -18,5 +18,5 @@ def __getattr__(name: str) -> Any:
     try:
         tasks = importlib.import_module("gpuwarden.tasks")
     except ModuleNotFoundError as error:
-        raise ImportError(f"gpuwarden.{name} needs {error.name!r}: pip install 'gpuwarden[jobs]'") from error
+        raise ImportError(f"gpuwarden.{name} needs {error.name!r}: in a checkout, pip install '.[jobs]'") from error
     return getattr(tasks, name)

@@ -1,12 +1,14 @@
-"""Texts of the commands: help, times, durations and names."""
+"""Texts of the commands: arguments and their errors, help, times, durations, tables and names."""
 
 import argparse
+import difflib
 import getpass
 import os
 import re
 import socket
 import time
-from typing import Final
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final, NoReturn
 
 _NO_DEFAULT: Final = re.compile(r" \(default: (None|\(\)|)\)$")
 
@@ -16,6 +18,52 @@ class Help(argparse.ArgumentDefaultsHelpFormatter):
 
     def _expand_help(self, action: argparse.Action) -> str:
         return _NO_DEFAULT.sub("", super()._expand_help(action))
+
+
+COMMAND: Final = "COMMAND"
+"""How help names a subcommand."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` with errors of one line."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; a subcommand refuses unknown arguments itself."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            names = [each.partition("=")[0] for each in unknown if each.startswith("-")]
+            near = nearest(names[0], self._option_string_actions) if names else ""
+            self.error(f"unknown argument {' '.join(unknown)}{near}")
+        return found, unknown
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """Add subcommands."""
+        return super().add_subparsers(title="commands", metavar=COMMAND, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with 2."""
+        message = message.replace("the following arguments are required:", "missing")
+        if message == f"missing {COMMAND}":
+            message = f"{message}: use {', '.join(self._commands())}"
+        self.exit(2, f"{self.prog}: {message} (see `{self.prog} --help`)\n")
+
+    def _commands(self) -> list[str]:
+        return [name for action in self._actions if action.metavar == COMMAND for name in action.choices or ()]
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices: Sequence[str] = [str(each) for each in action.choices or ()]
+        if not choices or str(value) in choices:
+            return
+        problem = f"{str(value)!r} is unknown{nearest(str(value), choices) or ': use ' + ', '.join(choices)}"
+        if action.metavar == COMMAND:
+            self.error(problem)
+        raise argparse.ArgumentError(action, problem)
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """`; did you mean X?`, or nothing if no known name is near."""
+    found = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -44,6 +92,18 @@ def format_duration(seconds: float) -> str:
             parts.append(f"{left // unit_s} {name}")
             left %= unit_s
     return " ".join(parts[:2])
+
+
+def count_of(number: int, noun: str) -> str:
+    """A number with its noun: `1 worker`, `2 workers`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of a table; each column is as wide as its widest cell."""
+    lines = [head, *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def parse_duration_s(text: str) -> float:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource
 
-from gpuwarden.format import Help
+from gpuwarden.format import Help, Parser
 
 DEFAULT_FACTORY_SHOWN = "`/run/gpuwarden`"
 """How help shows a default that depends on the environment."""
@@ -49,7 +49,10 @@ def read_settings(settings: type[T], argv: list[str]) -> T:
         ValidationError: a value is invalid: see `complaints`.
     """
     _leave_service_link(settings)
-    source: CliSettingsSource[Any] = CliSettingsSource(settings, formatter_class=_Help)
+    parser = Parser(
+        prog=settings.model_config.get("cli_prog_name"), description=settings.__doc__, formatter_class=_Help
+    )
+    source: CliSettingsSource[Any] = CliSettingsSource(settings, root_parser=parser)
     return CliApp.run(settings, cli_args=argv, cli_settings_source=source)
 
 
@@ -67,10 +70,28 @@ def _leave_service_link(settings: type[BaseSettings]) -> None:
 _SERVICE_LINK: Final = re.compile(r"(tcp|udp|sctp)://\S+:[0-9]+")
 
 
+_EXPECTED: Final[Mapping[str, str]] = {
+    "bool_parsing": "use true or false",
+    "float_parsing": "use a number",
+    "int_parsing": "use a whole number",
+    "int_from_float": "use a whole number",
+    "finite_number": "use a finite number",
+    "greater_than": "use more than {gt:g}",
+    "greater_than_equal": "use {ge:g} or more",
+    "less_than": "use less than {lt:g}",
+    "less_than_equal": "use {le:g} or less",
+    "literal_error": "use {expected}",
+    "enum": "use {expected}",
+}
+"""What a setting expects, by pydantic's type of error."""
+
+
 def complaints(error: ValidationError, settings: type[BaseSettings]) -> Iterator[str]:
     """One line per invalid setting: option, variable and problem."""
     for found in error.errors():
-        says = found["msg"].removeprefix("Value error, ")  # pydantic's prefix for our messages
+        expected = _EXPECTED.get(found["type"])
+        # "Value error, " is pydantic's prefix for our own messages.
+        says = expected.format_map(found.get("ctx", {})) if expected else found["msg"].removeprefix("Value error, ")
         if not found["loc"]:
             yield says
             continue
@@ -158,7 +179,7 @@ def write_pages(
         docs: the folder they belong to.
         argv: the command line, without the program.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
+    parser = Parser(prog=f"python -m {module}", description=about)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is outdated")
     parser.add_argument("--docs", type=Path, default=docs, help="folder of the pages (default: %(default)s)")
     chosen = parser.parse_args(argv)

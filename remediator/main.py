@@ -1,17 +1,17 @@
 """`gpuwarden remediator serve` and `execute`."""
 
-import argparse
 import sys
 
 from pydantic import ValidationError
 
+from gpuwarden.format import Parser
 from gpuwarden.settings import complaints, read_settings
 from remediator.settings.settings import ExecuteSettings, ServeSettings
 
 
 def command(argv: list[str]) -> int:
     """`gpuwarden remediator`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden remediator",
         description="Receive alerts (serve) and act on them (execute): two processes that share one ledger.",
         epilog="See `gpuwarden remediator serve --help` and `… execute --help`.",

@@ -24,6 +24,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 
+from gpuwarden.format import Parser
+
 PARTS_DIR = Path(__file__).resolve().parents[2] / ".parts"
 LISTS_FRESH_S = 12 * 3600
 """Older lists are fetched again: they name versions that mirrors have removed."""
@@ -384,7 +386,7 @@ def _say(what: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Find or fetch the named programs and print their paths. Returns 1 if one is missing."""
     known = "\n".join(f"  {program:<26}{part.advice}" for program, part in PARTS.items())
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m deploy.standalone.debian_packages",
         description="Find the programs that tests and demo use, and fetch missing ones.\n"
         f"Programs that are not on PATH are unpacked from Debian packages into {PARTS_DIR}.\n"

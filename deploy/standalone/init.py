@@ -25,6 +25,7 @@ from deploy.standalone.stack import PORTS, add_systemd_units, add_watchdog, keep
 from gpuwarden.docs_pages import RUNBOOKS, pages
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.files import atomic_write
+from gpuwarden.format import Parser
 from gpuwarden.state_file import check_name
 
 UNITS: Final = ("gpuwarden-exporter", "gpuwarden-remediator", "gpuwarden-executor")
@@ -169,7 +170,7 @@ class Folder:
 
 def command(argv: list[str]) -> int:
     """Run `gpuwarden init`."""
-    parser = _parser(argparse.ArgumentParser)
+    parser = _parser(Parser)
     arguments = parser.parse_args(argv, _empty_namespace())
     folder = Folder(arguments.folder)
     kept, kept_url, kept_runbooks, kept_options = (
@@ -261,7 +262,7 @@ def _print_options(were: Mapping[str, object], given: Mapping[str, object], file
             print(f"init: {_option(name, given[name])}, before: {_format(value)}")
 
 
-class _StoredOptionsParser(argparse.ArgumentParser):
+class _StoredOptionsParser(Parser):
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentTypeError(message)
 
@@ -294,7 +295,7 @@ def _format(value: object) -> str:
     return ",".join(value) if isinstance(value, list) else str(value)
 
 
-def _parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def _parser(kind: type[Parser]) -> argparse.ArgumentParser:
     parser = kind(prog="gpuwarden init", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path, help="folder for the files; created if missing")
     parser.add_argument("--force", action="store_true", help="overwrite changed files; the token is kept")

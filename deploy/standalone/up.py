@@ -26,6 +26,7 @@ from deploy.standalone.log_rotation import rotate
 from deploy.standalone.stack import PARTS, PORTS, Chain, ChainError, Plan, add_systemd_units, add_watchdog
 from deploy.standalone.supervisor import Supervisor
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import Parser
 
 CHECK_S: Final = 0.5
 """Interval of the supervisor, seconds."""
@@ -238,7 +239,7 @@ def _given_engine(docker: str) -> Engine | NoEngine:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden up",
         description=_DESCRIPTION,
         epilog=_EPILOG,

@@ -94,11 +94,12 @@ class _CheckRequest:
         if request.url.path in _PUBLIC_PATHS:
             return None
         try:
-            if await self._web.admits(request.headers.get("Authorization", "")):
-                return None
+            refusal = await self._web.refusal(request.headers.get("Authorization", ""))
         except BusyError as error:
             return PlainTextResponse(f"{error}\n", HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "1"})
-        says = "no valid password or token: see --web-config-file\n"
+        if not refusal:
+            return None
+        says = f"{refusal}; see --web-config-file\n"
         return PlainTextResponse(says, HTTPStatus.UNAUTHORIZED, {"WWW-Authenticate": self._web.challenge})
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_duration, format_time, printable
+from gpuwarden.format import Parser, format_duration, format_time, printable
 from gpuwarden.queue import Event, JobStore
 from gpuwarden.queue.open import add_store, check_there
 from gpuwarden.state_file import TEXT_MAX, is_text
@@ -52,7 +52,7 @@ def line(event: Event) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden events",
         description="Print the ended jobs and runs that a consumer has not seen yet, and acknowledge them.",
     )

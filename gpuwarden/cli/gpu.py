@@ -8,9 +8,9 @@ import json
 import sys
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
+from gpuwarden.format import Parser, format_time, table
 from gpuwarden.queue import JobStore, is_gpu
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
@@ -26,14 +26,14 @@ def command(argv: list[str]) -> int:
 
 def _list(store: JobStore, arguments: argparse.Namespace) -> int:
     found = store.gpu_quarantine.quarantined()
-    if not arguments.json and found:
-        print(f"{'GPU':40} {'HOST':16} {'WORKER':16} {'SINCE':20} BECAUSE")
-    for each in found:
-        if arguments.json:
+    if arguments.json:
+        for each in found:
             print(json.dumps(asdict(each)))
-        else:
-            since = datetime.fromtimestamp(each.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            print(f"{each.gpu:40} {each.host:16} {each.worker or '-':16} {since:20} {each.because}")
+    elif found:
+        rows = [(each.gpu, each.host, each.worker or "-", format_time(each.since), each.because) for each in found]
+        print("\n".join(table(("GPU", "HOST", "WORKER", "SINCE", "REASON"), rows)))
+    else:
+        print("no GPU is in quarantine", file=sys.stderr)
     return 0
 
 
@@ -42,6 +42,7 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
     store.gpu_quarantine.quarantine(
         [arguments.gpu], host=host, worker=arguments.worker, because=arguments.reason, now=store.now()
     )
+    print(f"{arguments.gpu} is in quarantine: its workers on {host} finish their job and claim no other")
     if not store.gpu_quarantine.keeps_anyone_from(arguments.gpu, host=host, worker=arguments.worker):
         print(
             f"gpuwarden gpu: {arguments.gpu} is in quarantine, but no worker has registered it:"
@@ -53,6 +54,7 @@ def _quarantine(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _release(store: JobStore, arguments: argparse.Namespace) -> int:
     if store.gpu_quarantine.release_gpu(arguments.gpu):
+        print(f"{arguments.gpu} is released: its workers claim jobs again")
         return 0
     print(f"gpuwarden gpu: {arguments.gpu} is not in quarantine: see `gpuwarden gpu list`", file=sys.stderr)
     return 1
@@ -65,11 +67,11 @@ def _gpu(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden gpu",
         description="GPUs in quarantine. Their workers claim nothing and finish their current jobs.",
     )
-    acts = parser.add_subparsers(required=True, metavar="list | quarantine | release")
+    acts = parser.add_subparsers(required=True)
 
     listing = add_act(acts, "list", _list, "list the GPUs in quarantine, oldest first")
     add_json(listing, "one JSON object a line; times are Unix seconds")

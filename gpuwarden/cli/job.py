@@ -15,7 +15,7 @@ from typing import Any, Final
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.cli.progress import figures, report_of, reports, short, whole
 from gpuwarden.fields import made_from
-from gpuwarden.format import format_duration, format_time, format_utc_time, operator_name, printable
+from gpuwarden.format import Parser, format_duration, format_time, format_utc_time, operator_name, printable
 from gpuwarden.job import ATTEMPTS_MAX, FINAL, JobClass, JobId, State
 from gpuwarden.queue import PRIORITY, BlockedError, Job, JobStore, Submission
 from gpuwarden.queue.open import current, existing
@@ -275,8 +275,8 @@ _DESCRIPTION: Final = "Submit, list, wait for, cancel, block or requeue jobs."
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden job", description=_DESCRIPTION)
-    acts = parser.add_subparsers(required=True, metavar="ACT")
+    parser = Parser(prog="gpuwarden job", description=_DESCRIPTION)
+    acts = parser.add_subparsers(required=True)
 
     submit = add_act(acts, "submit", _submit, "submit a job; prints its id")
     submit.add_argument("--queue", default="gpu", help="queue (default: %(default)s)")

@@ -13,6 +13,7 @@ from typing import Final
 
 from gpuwarden import __version__
 from gpuwarden.errors import GpuwardenError
+from gpuwarden.format import Parser
 
 Command = Callable[[list[str]], int]
 GROUP: Final = "gpuwarden.commands"
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     commands = _commands()
     listing = "\n".join(f"  {name:12}{_HELP.get(name, '')}" for name in commands)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden",
         description="Detects hung GPU workers and restarts them.",
         epilog=f"commands:\n{listing}\n\nSee `gpuwarden COMMAND --help`.",
@@ -100,6 +101,6 @@ def _load(target: str) -> Command:
         package = module.partition(".")[0]
         extra = _EXTRAS.get(package, package)
         raise GpuwardenError(
-            f"needs the package {error.name!r}, which is not installed: pip install 'gpuwarden[{extra}]'"
+            f"needs the package {error.name!r}: in a checkout of gpuwarden, pip install '.[{extra}]' (or '.[all]')"
         ) from error
     return command

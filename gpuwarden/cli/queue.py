@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_duration, format_time, operator_name, printable
+from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
 from gpuwarden.job import JobClass, State
 from gpuwarden.queue import JobStore, QueueSettings
 from gpuwarden.queue.open import current, existing
@@ -120,8 +120,8 @@ _SETTINGS: Final = ("job_class", "budget_s", "lost_hold_s")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden queue", description="List queues and change their settings.")
-    acts = parser.add_subparsers(required=True, metavar="ACT")
+    parser = Parser(prog="gpuwarden queue", description="List queues and change their settings.")
+    acts = parser.add_subparsers(required=True)
 
     listing = add_act(acts, "list", _list, "list queues with unfinished jobs, workers and settings")
     add_json(listing)

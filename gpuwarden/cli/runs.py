@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_duration, format_time, operator_name, printable
+from gpuwarden.format import Parser, format_duration, format_time, operator_name, printable
 from gpuwarden.job import FINAL, ItemState, JobClass, State
 from gpuwarden.queue import JobStore, Run, Submission
 from gpuwarden.queue.open import current, existing
@@ -227,8 +227,8 @@ def _jobs(run: Run) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden runs", description="Runs: jobs that are submitted together.")
-    acts = parser.add_subparsers(required=True, metavar="ACT")
+    parser = Parser(prog="gpuwarden runs", description="Runs: jobs that are submitted together.")
+    acts = parser.add_subparsers(required=True)
 
     submit = add_act(acts, "submit", _submit, "submit a run from a file in one transaction; prints each job's id")
     submit.add_argument("file", metavar="FILE", help="JSON, see docs/queue-commands.md; - reads standard input")

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import asdict
 
 from gpuwarden.cli.acts import add_act, add_because, add_json
-from gpuwarden.format import format_duration, operator_name, printable
+from gpuwarden.format import Parser, format_duration, operator_name, printable, table
 from gpuwarden.queue import JobStore, WorkerRow
 from gpuwarden.queue.open import current, existing
 from gpuwarden.reporter import host_key, state_directory
@@ -38,19 +38,19 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         for each in store.admin.workers(now=now)
         if arguments.host in (None, each.host) and arguments.queue in (None, each.queue)
     ]
-    if not arguments.json and found:
-        print(f"{'WORKER':20} {'HOST':16} {'QUEUE':12} {'STATE':10} {'JOB':>6} {'SEEN':11} {'MODEL':16} GPUS")
-    for each in found:
-        if arguments.json:
+    if arguments.json:
+        for each in found:
             print(json.dumps(asdict(each)))
-            continue
-        job = "-" if each.job_id is None else str(each.job_id)
-        age = format_duration(now - each.last_seen_at)
-        seen = age if each.alive else f"({age})"
-        print(
-            f"{printable(each.worker):20} {printable(each.host):16} {printable(each.queue):12} "
-            f"{_state(each):10} {job:>6} {seen:11} {printable(_model(each)):16} {', '.join(each.gpus) or '-'}"
-        )
+        return 0
+    head, *lines = table(
+        ("WORKER", "HOST", "QUEUE", "STATE", "JOB", "SEEN", "MODEL", "GPUS"), [_row(each, now) for each in found]
+    )
+    if not found:
+        print("no workers are registered", file=sys.stderr)
+        return 0
+    print(head)
+    for each, line in zip(found, lines, strict=True):
+        print(line)
         if each.locked_at is not None:
             because = f": {printable(each.locked_because)}" if each.locked_because else ""
             print(
@@ -59,6 +59,14 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> int:
         elif each.unlocked_at is not None:
             print(f"    unlocked {format_duration(now - each.unlocked_at)} ago by {printable(each.unlocked_by or '')}")
     return 0
+
+
+def _row(worker: WorkerRow, now: float) -> tuple[str, ...]:
+    age = format_duration(now - worker.last_seen_at)
+    return (
+        worker.worker, worker.host, worker.queue, _state(worker), "-" if worker.job_id is None else str(worker.job_id),
+        age if worker.alive else f"({age})", _model(worker), ", ".join(worker.gpus) or "-",
+    )  # fmt: skip
 
 
 def _model(worker: WorkerRow) -> str:
@@ -81,12 +89,16 @@ def _lock(store: JobStore, arguments: argparse.Namespace) -> int:
     locked = store.admin.lock(
         host=host, worker=arguments.worker, who=operator_name(), because=arguments.reason, now=store.now()
     )
-    return 0 if locked else _unknown(arguments.worker, host)
+    if not locked:
+        return _unknown(arguments.worker, host)
+    print(f"{arguments.worker} on {host} is locked: it finishes its job and claims no other")
+    return 0
 
 
 def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
     if store.admin.unlock(host=host, worker=arguments.worker, who=operator_name(), now=store.now()):
+        print(f"{arguments.worker} on {host} is unlocked: it claims jobs again")
         return 0
     print(f"gpuwarden worker: {arguments.worker} on {host} is not locked", file=sys.stderr)
     return 1
@@ -94,7 +106,10 @@ def _unlock(store: JobStore, arguments: argparse.Namespace) -> int:
 
 def _drain(store: JobStore, arguments: argparse.Namespace) -> int:
     host = _host(arguments)
-    return 0 if store.admin.drain(host=host, worker=arguments.worker) else _unknown(arguments.worker, host)
+    if not store.admin.drain(host=host, worker=arguments.worker):
+        return _unknown(arguments.worker, host)
+    print(f"{arguments.worker} on {host} drains: it finishes its job, then ends")
+    return 0
 
 
 def _list_dead(store: JobStore, arguments: argparse.Namespace) -> int:
@@ -120,8 +135,8 @@ def _unknown(worker: str, host: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden worker", description="List, lock and drain workers.")
-    acts = parser.add_subparsers(required=True, metavar="ACT")
+    parser = Parser(prog="gpuwarden worker", description="List, lock and drain workers.")
+    acts = parser.add_subparsers(required=True)
     acts.add_parser("run", add_help=False, help="claim jobs and run them; see `run --help`")
     listing = add_act(acts, "list", _list, "list workers with state and job")
     listing.add_argument("--host", help="only this host")

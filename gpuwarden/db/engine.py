@@ -157,7 +157,7 @@ def _postgresql(url: URL) -> Engine:
     try:
         engine = create_engine(url.set(drivername="postgresql+psycopg"), connect_args=_connect_args(url.query))
     except ImportError:
-        raise DatabaseError("PostgreSQL needs its driver: pip install 'gpuwarden[postgresql]'") from None
+        raise DatabaseError("PostgreSQL needs its driver: in a checkout, pip install '.[postgresql]'") from None
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", _check_if_idle)
     return engine

@@ -222,12 +222,19 @@ class WebConfig:
         basic, bearer = 'Basic realm="gpuwarden"', "Bearer"
         return ", ".join([bearer] * bool(self._rules.tokens) + [basic] * bool(self._rules.users))
 
-    async def admits(self, authorization: str) -> bool:
-        """Whether this Authorization header is valid.
+    async def refusal(self, authorization: str) -> str:
+        """Why this Authorization header is refused; empty if it is valid.
 
         Raises:
             BusyError: too many password checks.
         """
+        if await self._admits(authorization):
+            return ""
+        return (
+            "this token or password is wrong" if authorization else "no Authorization header: send a token or password"
+        )
+
+    async def _admits(self, authorization: str) -> bool:
         self.look()
         rules = self._rules
         if not rules.users and not rules.tokens:

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ from gpuwarden import logs
 from gpuwarden.errors import GpuwardenError
 from gpuwarden.fields import made_from
 from gpuwarden.files import atomic_write
-from gpuwarden.format import Help
+from gpuwarden.format import Help, Parser
 from gpuwarden.job import EXIT_DISOWNED, FRESH_S, HEARTBEAT_S, LEASE_S, Condition
 from gpuwarden.queue import DrainedError, JobStore, ReplacedError, is_gpu
 from gpuwarden.queue.open import default_store
@@ -113,7 +114,7 @@ def _serve(arguments: argparse.Namespace, stop: Stop) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     env = os.environ
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden worker run",
         description="Claim jobs from a queue and run them, one at a time.",
         formatter_class=Help,
@@ -208,10 +209,17 @@ def find_body(target: str) -> Body:
     try:
         found = importlib.import_module(module)
         body: Body = getattr(found, name) if name else _only_queue(found)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise BodyError(
             f"no handler at {target!r} ({error}): give module:function, importable from here or PYTHONPATH"
         ) from None
+    except SyntaxError as error:
+        raise BodyError(f"cannot import {module!r}: {error.msg} in {error.filename}, line {error.lineno}") from None
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        raise BodyError(
+            f"cannot import {module!r}: {type(error).__name__}: {error}, in {at.filename}, line {at.lineno}"
+        ) from error
     if not callable(body):
         raise BodyError(f"{target!r} is {type(body).__name__}, not a function that loads a job and returns its work")
     return body

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     seen = _processes(pids[:PROCESSES_MAX], request["cgroup"], request["session"])
     _log(request["log_files"], request["engine"], request["container"])
     if request["py_spy"] is None:
-        _note("no Python stacks: py-spy is not installed (pip install 'gpuwarden[evidence]')")
+        _note("no Python stacks: py-spy is not installed (pip install py-spy)")
     else:
         for pid, started in seen.items():
             try:

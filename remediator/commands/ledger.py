@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_time, parse_duration_s, printable
+from gpuwarden.format import Parser, count_of, format_time, parse_duration_s, printable
 from remediator.capture import render
 from remediator.commands import summary
 from remediator.commands.export import add_export, export
@@ -98,7 +98,10 @@ def _read_history(ledger: Ledger, episode_id: int) -> EpisodeHistory:
 
 
 def _refused(ledger: Ledger, arguments: argparse.Namespace) -> int:
-    for at, reason, message, labels in ledger.inbox.refused(last=arguments.last):
+    refused = ledger.inbox.refused(last=arguments.last)
+    if not refused and not arguments.json:
+        print("no refused alerts", file=sys.stderr)
+    for at, reason, message, labels in refused:
         if arguments.json:
             print(json.dumps({"at": at, "reason": reason, "message": message, "labels": dict(labels)}))
         else:
@@ -113,7 +116,7 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found.figures()))
         return 0
-    print(f"since {format_time(since)}: {found.episodes} episodes")
+    print(f"since {format_time(since)}: {count_of(found.episodes, 'episode')}")
     for each in found.would:
         state = "still open" if each.outcome is None else each.outcome
         print(f"  would have acted on {printable(each.worker)} on {each.host} (episode {each.episode_id}, {state}):")
@@ -130,7 +133,10 @@ def _summary(ledger: Ledger, arguments: argparse.Namespace) -> int:
 
 def _audit(ledger: Ledger, arguments: argparse.Namespace) -> int:
     """Print orders of operators and openings of the circuit breaker."""
-    for order in ledger.orders.given_since(since=time.time() - arguments.since):
+    given = ledger.orders.given_since(since=time.time() - arguments.since)
+    if not given and not arguments.json:
+        print("no orders in this time", file=sys.stderr)
+    for order in given:
         if arguments.json:
             print(json.dumps(asdict(order)))
         else:
@@ -147,9 +153,9 @@ _ACTS: Final = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpuwarden ledger", description="Show what was observed, decided and done.")
+    parser = Parser(prog="gpuwarden ledger", description="Show what was observed, decided and done.")
     add_ledger(parser)
-    what = parser.add_subparsers(dest="what", required=True, metavar="list|show|capture|refused|summary|audit|export")
+    what = parser.add_subparsers(dest="what", required=True)
     for name, help_text in (
         ("list", "list the newest episodes"),
         ("show", "show one episode"),

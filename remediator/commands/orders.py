@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_duration, format_time, operator_name, parse_duration_s, printable
+from gpuwarden.format import Parser, count_of, format_duration, format_time, operator_name, parse_duration_s, printable
 from remediator.commands.open_ledger import add_ledger, existing
 from remediator.ledger.ledger import Ledger
 from remediator.ledger.reports import HeldEpisode
@@ -119,6 +119,8 @@ def pause(argv: list[str]) -> int:
     time_help = "local time: 22:00 or 2026-01-31T22:00; default: now"
     parser.add_argument("--from", dest="since", metavar="TIME", help=time_help)
     _add_end(parser)
+    if argv and re.fullmatch(r"(\d+[smhd])+", argv[0]):
+        parser.error(f"write --for {argv[0]}")
     wanted = parser.parse_args(argv)
     with closing(existing(wanted.ledger)) as ledger:
         now = ledger.now()
@@ -183,10 +185,8 @@ def span(window: Order) -> str:
 
 def breaker(argv: list[str]) -> int:
     """`gpuwarden breaker`."""
-    parser = argparse.ArgumentParser(
-        prog="gpuwarden breaker", description="The circuit breaker, which opens after too many restarts."
-    )
-    acts = parser.add_subparsers(dest="act", required=True, metavar="reset")
+    parser = Parser(prog="gpuwarden breaker", description="The circuit breaker, which opens after too many restarts.")
+    acts = parser.add_subparsers(dest="act", required=True)
     help_text = "close the circuit breaker on every host"
     reset = acts.add_parser("reset", help=help_text, description=help_text)
     add_ledger(reset)
@@ -214,10 +214,11 @@ def preview(ledger: Ledger, order: Order) -> list[str]:
     # Without --approval, episodes that wait for approval are handled too.
     waits = (Reason.DRY_RUN,) if order.act is Act.ASK else (Reason.DRY_RUN, Reason.APPROVAL)
     ready = [each for each in held if each.reason in waits]
-    lines = [f"{len(ready)} open episodes will be handled when {order.scope} is armed" + (":" if ready else "")]
+    will = f"{count_of(len(ready), 'open episode')} will be handled when {order.scope} is armed:"
+    lines = [will if ready else f"arming {order.scope} would do nothing now: no open episode waits for it"]
     lines += [f"  {_line(each, _dry_run_action(ledger, each))}" for each in ready]
     if len(held) > len(ready):
-        lines.append(f"{len(held) - len(ready)} more wait for another reason: see `gpuwarden status`")
+        lines.append(f"waiting for other reasons: {len(held) - len(ready)}; see `gpuwarden status`")
     if (latched := orders.breaker()) is not None:
         lines.append(f"the circuit breaker is open and holds all of them: {printable(latched.because)}")
     lines += [span(each) for each in orders.pauses(host=order.host, now=order.at)]
@@ -274,7 +275,7 @@ def _time(parser: argparse.ArgumentParser, text: str, now: float) -> float:
 
 
 def _parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = _add_reason(argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description))
+    parser = _add_reason(Parser(prog=f"gpuwarden {name}", description=description))
     parser.add_argument("--host", help=_HOST_HELP)
     return parser
 
@@ -288,7 +289,7 @@ def _add_end(parser: argparse.ArgumentParser) -> None:
 
 
 def _answer_parser(name: str, description: str) -> argparse.ArgumentParser:
-    parser = _add_reason(argparse.ArgumentParser(prog=f"gpuwarden {name}", description=description))
+    parser = _add_reason(Parser(prog=f"gpuwarden {name}", description=description))
     parser.add_argument("episode", type=int, help="number from `gpuwarden status`")
     return parser
 

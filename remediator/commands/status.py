@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,7 @@ from sqlalchemy.exc import ArgumentError
 
 from gpuwarden.db.engine import DatabaseError
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_duration, format_time, printable
+from gpuwarden.format import Parser, count_of, format_duration, format_time, printable
 from gpuwarden.queue import JobStore, Quarantine
 from remediator.clients import exporter
 from remediator.clients import http as answers
@@ -143,7 +144,7 @@ class Report:
             )
         dry = sum(each.reason == Reason.DRY_RUN for each in self.episodes)
         if dry:
-            found.append(f"{dry} failed and not armed: see `gpuwarden arm`")
+            found.append(f"{count_of(dry, 'episode')} in dry run: see `gpuwarden arm`")
         found += [
             f"episode {each.episode_id} of {each.worker} on {each.host} needs approval: {each.message}"
             for each in self.episodes
@@ -209,13 +210,10 @@ def page(report: Report) -> Iterator[str]:
         mark = {True: "ok", False: "DOWN", None: "-"}[part.ok]
         yield f"{part.name:14}{mark:10}{printable(part.says)}"
     yield ""
-    for each in report.armed:
-        by = f", {printable(each.by)}" if each.by else ", no order yet"
-        mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
-        yield f"{mode:10}{each.remedy} on {each.host}{by}"
+    yield from _modes(report.armed)
     for order in report.pauses:
         yield f"{'planned' if begins_s(order, report.at) > 0 else 'paused':10}{span(order)}"
-    yield f"{len(report.episodes)} open episodes"
+    yield count_of(len(report.episodes), "open episode")
     for held in report.episodes:
         since = format_duration(report.at - held.since)
         why = f": {printable(held.message)}" if held.message else ""
@@ -228,6 +226,18 @@ def page(report: Report) -> Iterator[str]:
     yield "nothing needs an operator" if not needs else "needs an operator:"
     for need in needs:
         yield f"  - {printable(need)}"
+
+
+def _modes(armed: Sequence[Armed]) -> Iterator[str]:
+    """One line for all remedies of a host which one order set."""
+    groups: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for each in armed:
+        mode = "APPROVAL" if each.approval else "ARMED" if each.armed else "dry run"
+        by = f", {printable(each.by)}" if each.by else ", no order yet"
+        groups[each.host, mode, by].append(each.remedy)
+    for (host, mode, by), remedies in groups.items():
+        names = "every remedy" if len(remedies) == len(REMEDIES) else ", ".join(remedies)
+        yield f"{mode:10}{names} on {host}{by}"
 
 
 def _read_ledger(report: Report, ledger: Ledger, wanted: argparse.Namespace) -> None:
@@ -334,8 +344,8 @@ def _executor(executing: ExecutorHeartbeat, *, now: float, owing: bool) -> Part:
     if silent_s > BEAT_MAX_S:
         todo = "check its log, then restart it"
         return Part(name=name, ok=False, says=f"no heartbeat for {format_duration(silent_s)}", todo=todo)
-    errors = f", {executing.errors} unexpected errors since the start" if executing.errors else ""
-    workers = "" if executing.workers is None else f", sees {executing.workers} workers"
+    errors = f", {count_of(executing.errors, 'unexpected error')} since the start" if executing.errors else ""
+    workers = "" if executing.workers is None else f", sees {count_of(executing.workers, 'worker')}"
     return Part(name=name, ok=True, says=f"alive, pid {executing.pid}{workers}{errors}")
 
 
@@ -419,7 +429,7 @@ def _prometheus(hosts: Sequence[str], client: httpx.Client, url: str) -> Part:
         says = f"no series of {', '.join(unseen)} at {url}: no alert fires for it"
         todo = "check its targets: it must scrape that host's exporter with the host's key as label `host`"
         return Part(name="prometheus", ok=False, says=says, todo=todo)
-    return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {len(rules)} acting rules")
+    return Part(name="prometheus", ok=True, says=f"ready at {url}, evaluates {count_of(len(rules), 'acting rule')}")
 
 
 def _acting_rules(answer: Any) -> list[dict[str, Any]]:
@@ -428,7 +438,7 @@ def _acting_rules(answer: Any) -> list[dict[str, Any]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden status",
         description="Show the health of the pipeline, held actions, and what needs an operator.",
         epilog="exit codes: 0 nothing needs an operator; 1 something does; 2 usage error",

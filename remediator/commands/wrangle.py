@@ -14,7 +14,7 @@ from typing import Final
 
 from gpuwarden.cli.acts import add_act, add_json
 from gpuwarden.errors import GpuwardenError
-from gpuwarden.format import format_utc_time, operator_name, printable
+from gpuwarden.format import Parser, format_utc_time, operator_name, printable
 from gpuwarden.queue import JobStore
 from gpuwarden.queue.items.tally import RunTally
 from gpuwarden.queue.open import current, existing
@@ -110,10 +110,10 @@ def _rules(arguments: argparse.Namespace) -> Rules:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="gpuwarden wrangle", description="Find faulty workers and jobs from failed items. See docs/wrangling.md."
     )
-    acts = parser.add_subparsers(required=True, metavar="ACT")
+    acts = parser.add_subparsers(required=True)
     listing = add_act(acts, "list", _list, "list the verdict for each wrangled run")
     add_json(listing, "print JSON lines, with the counts")
     apply = add_act(acts, "apply", _apply, "apply the verdict for one run, if it still holds")

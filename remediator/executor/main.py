@@ -103,7 +103,7 @@ def _capture_runner(settings: ExecuteSettings, curves: Curves | None) -> Capture
         return None
     py_spy = find_py_spy()
     if py_spy is None:
-        log.info("py-spy not found, captures have no Python stacks", hint="pip install 'gpuwarden[evidence]'")
+        log.info("py-spy not found, captures have no Python stacks", hint="pip install py-spy")
     return CaptureRunner(
         for_s=settings.capture_s,
         max_bytes=settings.capture_max_bytes,

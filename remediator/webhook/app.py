@@ -157,18 +157,20 @@ class _Authentication:
 
     async def __call__(self, request: Request) -> None:
         try:
-            if await self._web.admits(request.headers.get("Authorization", "")):
-                return
+            refusal = await self._web.refusal(request.headers.get("Authorization", ""))
         except BusyError as error:
             raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from None
+        if not refusal:
+            return
         self._rejected.labels("unauthenticated").inc()
         if time.monotonic() >= self._next_log_s:
             self._next_log_s = time.monotonic() + UNAUTHENTICATED_S
             log.warning(
-                "webhook call rejected: no valid token or password",
+                "webhook call rejected",
+                reason=refusal,
                 hint="check http_config of the Alertmanager receiver against --web-config-file",
             )
-        raise HTTPException(401, "no valid bearer token or password", headers={"WWW-Authenticate": self._web.challenge})
+        raise HTTPException(401, refusal, headers={"WWW-Authenticate": self._web.challenge})
 
 
 async def _wait_until_stored(taken: Future[tuple[int, int]]) -> tuple[int, int]:

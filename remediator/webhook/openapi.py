@@ -72,7 +72,7 @@ def responses(*, alerts_max: int, body_max_bytes: int, body_timeout_s: float) ->
             "content": {"application/json": {"schema": _COUNTS}},
         },
         400: _refusal("not an Alertmanager payload"),
-        401: _refusal("no valid bearer token or password")
+        401: _refusal("no Authorization header, or a wrong token or password")
         | {"headers": {"WWW-Authenticate": {"required": True, "schema": {"type": "string"}}}},
         408: _refusal(f"body incomplete after {body_timeout_s:g} s"),
         413: _refusal(f"over {body_max_bytes} bytes, or over {alerts_max} alerts"),

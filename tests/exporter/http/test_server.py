@@ -601,7 +601,7 @@ def test_invalid_simulation_file_makes_gpus_unknown_until_it_is_valid(program: E
 @pytest.mark.parametrize(
     ("arguments", "env", "says"),
     [
-        pytest.param(["--nonsense"], {}, "usage: gpuwarden exporter", id="unknown option"),
+        pytest.param(["--nonsense"], {}, "gpuwarden exporter: unknown argument --nonsense", id="unknown option"),
         pytest.param(["--port", "abc"], {}, "'abc' is invalid for --port", id="port is not a number"),
         pytest.param(["--port", "70000"], {}, "'70000' is invalid for --port", id="port out of range"),
         pytest.param(["--log-level", "loud"], {}, "'loud' is invalid for --log-level", id="an unknown level"),

@@ -45,8 +45,7 @@ def test_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFi
     code, _, err = run(capsys, "wroker")
 
     assert code == 2
-    assert "invalid choice: 'wroker'" in err
-    assert "worker" in err
+    assert err == "gpuwarden: 'wroker' is unknown; did you mean worker? (see `gpuwarden --help`)\n"
 
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +71,8 @@ def test_missing_package_names_its_extra(
 
     assert code == 1
     assert err == (
-        "gpuwarden exporter: needs the package 'no_such_package', which is not installed: "
-        "pip install 'gpuwarden[exporting]'\n"
+        "gpuwarden exporter: needs the package 'no_such_package': "
+        "in a checkout of gpuwarden, pip install '.[exporting]' (or '.[all]')\n"
     )
 
 
@@ -84,7 +83,7 @@ def test_own_commands_need_extra_worker(capsys: pytest.CaptureFixture[str], monk
     code, _, err = run(capsys, "job", "list")
 
     assert code == 1
-    assert "pip install 'gpuwarden[jobs]'" in err
+    assert "pip install '.[jobs]'" in err
 
 
 def test_library_does_not_import_the_programs_that_register_commands() -> None:
@@ -196,7 +195,9 @@ def test_queue_url_may_come_from_the_environment(
     [
         pytest.param(["--queue-db", "x", "--payload", "{"], 2, "not JSON", id="payload not JSON"),
         pytest.param(["--queue-db", "x", "--payload", "[1]"], 2, "not a JSON object", id="payload is a list"),
-        pytest.param(["--queue-db", "x", "--class", "tpu"], 2, "invalid choice: 'tpu'", id="no such class"),
+        pytest.param(
+            ["--queue-db", "x", "--class", "tpu"], 2, "'tpu' is unknown; did you mean gpu?", id="no such class"
+        ),
         pytest.param(["--queue-db", "x"], 1, "invalid database URL 'x'", id="invalid URL"),
         pytest.param(["--queue-db", "x", "--attempts-max", "0"], 1, "attempts_max 0 is invalid", id="no attempts"),
         pytest.param(["--queue-db", "x", "--budget-s", "inf"], 1, "budget_s inf is invalid", id="infinite budget"),
@@ -228,8 +229,8 @@ def test_gpu_is_quarantined_listed_and_released(capsys: pytest.CaptureFixture[st
     where = ["--queue-db", url]
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("GPU-a",))
     store.claims.register("gpu", host="box2", worker="w7", incarnation="i7", now=1)
-    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--reason", "falls off the bus") == (0, "", "")
-    assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7") == (0, "", "")
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-a", "--reason", "falls off the bus")[::2] == (0, "")
+    assert run(capsys, "gpu", "quarantine", *where, "GPU-b", "--host", "box2", "--worker", "w7")[::2] == (0, "")
 
     code, table, _ = run(capsys, "gpu", "list", *where)
     listed = [json.loads(line) for line in run(capsys, "gpu", "list", *where, "--json")[1].splitlines()]
@@ -238,14 +239,18 @@ def test_gpu_is_quarantined_listed_and_released(capsys: pytest.CaptureFixture[st
     assert [line.split()[:3] for line in table.splitlines()] == [
         ["GPU", "HOST", "WORKER"], ["GPU-a", "box1", "-"], ["GPU-b", "box2", "w7"]
     ]  # fmt: skip
-    assert table.splitlines()[1].endswith("Z falls off the bus")
+    assert table.splitlines()[1].endswith("  falls off the bus")
     since = [each.pop("since") for each in listed]
     assert listed == [
         {"gpu": "GPU-a", "host": "box1", "worker": None, "because": "falls off the bus"},
         {"gpu": "GPU-b", "host": "box2", "worker": "w7", "because": "taken out of use by an operator"},
     ]
     assert since == sorted(since)
-    assert run(capsys, "gpu", "release", *where, "GPU-a") == (0, "", "")
+    assert run(capsys, "gpu", "release", *where, "GPU-a") == (
+        0,
+        "GPU-a is released: its workers claim jobs again\n",
+        "",
+    )
     assert len(run(capsys, "gpu", "list", *where, "--json")[1].splitlines()) == 1
 
 
@@ -269,7 +274,9 @@ def test_quarantine_of_an_unregistered_gpu_prints_a_warning(
     assert err.startswith("gpuwarden gpu: MIG-a is in quarantine, but no worker has registered it")
     assert err.count("\n") == 1
     store.claims.register("gpu", host="box1", worker="w1", incarnation="i1", now=1, gpus=("MIG-a",))
-    assert run(capsys, *command) == (0, "", "")
+    assert run(capsys, *command) == (
+        0, "MIG-a is in quarantine: its workers on box1 finish their job and claim no other\n", ""
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("store")
@@ -282,15 +289,16 @@ def test_release_of_a_gpu_outside_quarantine_fails(capsys: pytest.CaptureFixture
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
-def test_empty_quarantine_prints_nothing(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
-    assert run(capsys, "gpu", "list", "--queue-db", url, *options) == (0, "", "")
+def test_empty_quarantine_prints_no_rows(capsys: pytest.CaptureFixture[str], url: str, options: list[str]) -> None:
+    said = "" if options else "no GPU is in quarantine\n"
+    assert run(capsys, "gpu", "list", "--queue-db", url, *options) == (0, "", said)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        pytest.param([], "list | quarantine | release", id="no command"),
-        pytest.param(["release", "--queue-db", "x"], "required: UUID", id="no GPU"),
+        pytest.param([], "missing COMMAND: use list, quarantine, release", id="no command"),
+        pytest.param(["release", "--queue-db", "x"], "missing UUID", id="no GPU"),
     ],
 )
 def test_gpu_command_names_its_missing_argument(

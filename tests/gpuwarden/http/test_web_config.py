@@ -36,7 +36,7 @@ def hashed(password: str) -> str:
 
 
 def admits(door: WebConfig, authorization: str = "") -> bool:
-    return asyncio.run(door.admits(authorization))
+    return not asyncio.run(door.refusal(authorization))
 
 
 def basic(user: str, password: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A worker in this process: registration, the job file, gangs and GPUs."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -117,6 +118,24 @@ def test_job_of_one_rank_has_no_gang(store: JobStore, reporter: Reporter) -> Non
 
 def test_handler_is_found_by_module_and_function() -> None:
     assert find_body("gpuwarden.procfs:start_ticks").__name__ == "start_ticks"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        pytest.param("def load(:\n", "cannot import 'broken_handler': ", id="syntax"),
+        pytest.param("\nunknown_name\n", "NameError: name 'unknown_name' is not defined", id="name"),
+    ],
+)
+def test_handler_that_fails_to_import_names_its_line(
+    source: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "broken_handler.py"
+    file.write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BodyError, match=re.escape(says)) as refused:
+        find_body("broken_handler:load")
+    assert f"in {file}, line {1 if 'load' in source else 2}" in str(refused.value)
 
 
 @pytest.mark.parametrize("target", ["", ":", "gpuwarden.procfs", "gpuwarden.procfs:", ":load", "gpuwarden.procfs:PROC"])

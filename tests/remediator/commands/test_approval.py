@@ -222,7 +222,9 @@ def test_arming_without_approval_shows_what_waits_for_one(
     capsys.readouterr()
 
     cli("arm", "--yes", "--approval")
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:2]] == ["0", "1"]
+    nothing, waiting = capsys.readouterr().out.splitlines()[:2]
+    assert "would do nothing now" in nothing
+    assert waiting.startswith("waiting for other reasons: 1;")
     cli("arm", "--yes")
 
     assert capsys.readouterr().out.split()[0] == "1"

@@ -133,16 +133,23 @@ def test_a_chain_that_is_well_needs_nobody(ask: Callable[..., Said], parts: Part
         f"remediator    ok        ready at {parts.url}",
         f"exporter      ok        ready at {parts.url}",
         f"alertmanager  ok        ready at {parts.url}",
-        f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rules",
+        f"prometheus    ok        ready at {parts.url}, evaluates 1 acting rule",
         "",
-        "dry run   hold_lost_host on box1, no order yet",
-        "dry run   recycle_container on box1, no order yet",
-        "dry run   restart_container on box1, no order yet",
-        "dry run   restart_worker on box1, no order yet",
-        "dry run   wrangle on box1, no order yet",
+        "dry run   every remedy on box1, no order yet",
         "0 open episodes",
         "",
         "nothing needs an operator",
+    ]
+
+
+def test_remedies_of_one_order_share_a_line(ledger: Ledger, ask: Callable[..., Said]) -> None:
+    ledger.orders.give(Order(act=Act.ARM, at=time.time(), who="ann", because="", host=HOST, remedy="restart_worker"))
+
+    modes = [line for line in ask()[1] if line.startswith(("ARMED", "dry run"))]
+
+    assert [line.partition(" on ")[0] for line in modes] == [
+        "dry run   hold_lost_host, recycle_container, restart_container, wrangle",
+        "ARMED     restart_worker",
     ]
 
 
@@ -157,7 +164,7 @@ def test_it_says_what_is_armed_paused_held_and_was_freed_lately(ledger: Ledger, 
     code, lines = ask()
 
     assert code == 0, "a pause ends by itself"
-    assert any(line.startswith("ARMED     restart_worker on box1, armed by ann at ") for line in lines)
+    assert any(line.startswith("ARMED     every remedy on box1, armed by ann at ") for line in lines)
     assert any(
         line.startswith("paused    pause 2 on every host from ") and line.endswith(": a drill") for line in lines
     )
@@ -310,7 +317,7 @@ def silent_and_owing(ledger: Ledger) -> None:
         pytest.param(
             asked, ("episode 1 of w1 on box1", "`gpuwarden approve 1`"), id="a wedge that a person is asked about"
         ),
-        pytest.param(unarmed, ("1 failed and not armed", "`gpuwarden arm`"), id="a wedge that nobody mends"),
+        pytest.param(unarmed, ("1 episode in dry run", "`gpuwarden arm`"), id="a wedge that nobody mends"),
         pytest.param(
             given_up,
             ("episode 1 of w1 on box1", "free abandoned", "`gpuwarden ledger show 1`"),
@@ -469,7 +476,7 @@ def test_it_is_called_wrongly_with_2(capsys: pytest.CaptureFixture[str]) -> None
         main(["status", "--ledger", "sqlite:////l.db", "--what"])
 
     assert ended.value.code == 2
-    assert "unrecognized arguments: --what" in capsys.readouterr().err
+    assert "unknown argument --what" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "kept"), [("ledger", True), ("queue", True), ("ledger", False)])

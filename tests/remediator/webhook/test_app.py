@@ -312,6 +312,7 @@ def test_without_the_token_nothing_is_read_or_recorded(webhook: Served, headers:
 
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
+    assert ("no Authorization header" in answer.text) == ("Authorization" not in headers)
     assert webhook.kept() == before[0]
     assert webhook.count("webhook_rejected_total", reason="unauthenticated") == (before[1] or 0) + 1
 
@@ -713,7 +714,7 @@ def test_a_role_it_does_not_have_is_2() -> None:
     code, said = failing("sreve")
 
     assert code == 2
-    assert "invalid choice: 'sreve'" in said[-1]
+    assert "'sreve' is unknown; did you mean serve?" in said[-1]
 
 
 # --- on a ledger that hosts share

@@ -27,7 +27,7 @@ _GPU_SAMPLES: Final[Mapping[int, Struct]] = {
 
 _GPU_SAMPLE_BYTES: Final = 16
 GPU_SAMPLES_MAX: Final = 512
-"""Room for samples of a GPU: a driver keeps about 14 s, five a second."""
+"""A driver keeps about 14 s, five samples a second."""
 
 NOT_AVAILABLE: Final = 2**64 - 1
 

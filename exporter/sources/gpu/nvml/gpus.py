@@ -50,7 +50,7 @@ NO_INSTANCE: Final = 2**32 - 1
 """Value of a list entry without an instance."""
 
 _LISTS: Final = {"Compute": "compute", "Graphics": "graphics", "MPSCompute": "MPS"}
-"""NVML's names of process lists, and ours."""
+"""Process lists."""
 
 _PREFIXES: Final = {
     "utilization": "utilisation: ",

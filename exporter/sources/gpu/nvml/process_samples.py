@@ -65,7 +65,7 @@ class Cursor:
 
 
 def merge(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
-    """Join the lists; `None` if one has an impossible pid. Memory on two lists counts once."""
+    """Join the lists; `None` for an impossible pid. Memory on two lists counts once."""
     found: dict[int, Listed] = {}
     for entry in listed:
         if not 0 < entry.pid <= PID_MAX:
@@ -80,7 +80,7 @@ def merge(listed: Iterable[Listed]) -> Mapping[int, Listed] | None:
 
 
 def measure(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, cursor: Cursor) -> tuple[GpuProcess, ...]:
-    """Attribute samples to listed processes; without samples all are unknown."""
+    """Attribute samples to listed processes."""
     if samples is None:
         return tuple([GpuProcess(pid, None, entry.memory_bytes) for pid, entry in listed.items()])
     done = _done(samples, cursor.seen_us or 0)
@@ -88,7 +88,7 @@ def measure(listed: Mapping[int, Listed], samples: Sequence[Sample] | None, curs
 
 
 def newest_us(whole: Sequence[GpuSample], cursor: Cursor) -> int | None:
-    """The timestamp of the GPU's newest sample."""
+    """Newest timestamp."""
     return max((each.timestamp_us for each in _new(whole, cursor)), default=None)
 
 
