@@ -275,36 +275,39 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class Step:
+    """What to do next in an episode, and why: `message` is for operators and decides nothing."""
+
+    message: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait(Step):
     """Do nothing now. The episode stays open and is checked again.
 
     `asks` is the incarnation that needs approval. `about` is the cause; a new entry is recorded when it changes.
     """
 
     reason: Reason
-    message: str = field(compare=False)
     asks: str | None = None
     about: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Close:
+class Close(Step):
     """Close the episode."""
 
     outcome: Outcome
     reason: Reason
-    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WouldAct:
+class WouldAct(Step):
     """Record what would be done (dry run)."""
 
-    message: str = field(compare=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Begin:
+class Begin(Step):
     """Write the intents.
 
     Args:
@@ -322,100 +325,85 @@ class Begin:
     container_name: str
     settle_key: str | None
     worker_incarnation: str
-    message: str = field(compare=False)
     gpus: tuple[str, ...] = ()
     pids: frozenset[int] = frozenset()
     cgroup: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Withdraw:
+class Withdraw(Step):
     """Withdraw planned intents. The episode is decided again."""
 
     reason: Reason
-    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warn:
+class Warn(Step):
     """Signal the worker's process, which may then write a checkpoint."""
 
-    message: str = field(compare=False)
     signal: str
     listener: ProcessId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fence:
+class Fence(Step):
     """Fence the job."""
 
-    message: str = field(compare=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Stop:
+class Stop(Step):
     """Stop this incarnation of the container."""
 
-    message: str = field(compare=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class Start(Step):
     """Start the container."""
 
-    message: str = field(compare=False)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Quarantine:
+class Quarantine(Step):
     """Quarantine the `lost` GPUs, or all GPUs if a process on them cannot be killed."""
 
     reason: Reason
-    message: str = field(compare=False)
     lost: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Requeue:
+class Requeue(Step):
     """Requeue the fenced job, for `avoid_s` seconds not on its old GPUs. `seen_dead`: its exit is confirmed."""
 
-    message: str = field(compare=False)
     avoid_s: float
     retry: int
     seen_dead: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fail:
+class Fail(Step):
     """Fail the fenced job."""
 
     reason: Reason
-    message: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lose:
+class Lose(Step):
     """Mark these running jobs of a host as lost. They keep their GPUs."""
 
-    message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Return:
+class Return(Step):
     """Mark these lost jobs running again, for one lease."""
 
-    message: str = field(compare=False)
     jobs: tuple[HeldJob, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LockWorker:
+class LockWorker(Step):
     """Lock the worker, requeue its job of the run, and retry its failed items."""
 
     host: str
     worker: str
-    message: str = field(compare=False)
     tell: Literal["administrator"] = "administrator"
 
     @property
@@ -425,12 +413,11 @@ class LockWorker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Migrate:
+class Migrate(Step):
     """Move the run to a worker that has not run it."""
 
     host: str
     worker: str
-    message: str = field(compare=False)
     tell: None = None
 
     @property
@@ -440,10 +427,9 @@ class Migrate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockRun:
+class BlockRun(Step):
     """Block the run's jobs, and stop the running ones."""
 
-    message: str = field(compare=False)
     tell: Literal["submitter"] = "submitter"
 
     @property
@@ -457,33 +443,10 @@ Wrangle = LockWorker | Migrate | BlockRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advance:
+class Advance(Step):
     """Record that an intent reached a stage or is abandoned. `unspent`: it had no effect."""
 
     kind: Kind
     stage: Stage
     reason: Reason
-    message: str = field(compare=False)
     unspent: bool = False
-
-
-Step = (
-    Wait
-    | Close
-    | WouldAct
-    | Begin
-    | Withdraw
-    | Warn
-    | Fence
-    | Stop
-    | Start
-    | Quarantine
-    | Requeue
-    | Fail
-    | Lose
-    | Return
-    | LockWorker
-    | Migrate
-    | BlockRun
-    | Advance
-)

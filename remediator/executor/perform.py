@@ -94,7 +94,7 @@ class Performer:
                 self._restart(episode, step)
             case plan.Quarantine():
                 self._quarantine(episode, step)
-            case plan.Wait() | plan.Lose() | plan.Return() | plan.LockWorker() | plan.Migrate() | plan.BlockRun():
+            case _:
                 raise AssertionError("this step is not performed here")
 
     def _begin(self, episode: Episode, step: plan.Begin) -> None:
