@@ -30,8 +30,6 @@ PARTS_DIR = Path(__file__).resolve().parents[2] / ".parts"
 LISTS_FRESH_S = 12 * 3600
 """Older lists are fetched again: they name versions that mirrors have removed."""
 APT_TIMEOUT_S = 600
-LOCK_TIMEOUT_S = 900
-"""Longer than one fetch, so that a second process waits for the first."""
 BIN_FOLDERS = ("usr/bin", "usr/sbin", "bin", "sbin")
 SYSTEM = Path("/")
 
@@ -362,20 +360,12 @@ def _run(command: Sequence[str], *, cwd: Path | None = None) -> str:
 @contextmanager
 def _hold_lock(path: Path) -> Iterator[None]:
     """Hold a lock file. The kernel releases it when the process ends."""
-    give_up = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("w") as held:
-        waiting = False
-        while True:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > give_up:
-                    raise PartMissing(f"{path} has been locked for {LOCK_TIMEOUT_S} s") from None
-                if not waiting:
-                    _say("waiting for the fetch of another process")
-                waiting = True
-                time.sleep(0.1)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("waiting for the fetch of another process")
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
