@@ -131,11 +131,11 @@ class ServerFacts(ContainerFacts):
     probe_failing_s: float | None
     restart_after_s: float | None
     probe_unknown: str | None
-    cards: list[GpuMemoryFacts] | None = None
+    cards: list[GpuMemoryFacts] | None
     # Other containers that may be recycled, without further facts.
-    unseen: list[str] | None = None
+    unseen: list[str]
     # Missing GPUs with an unknown UUID, not in `gpus`.
-    nameless_gpus: list[str] | None = None
+    nameless_gpus: list[str] | None
 
 
 _Facts = TypeVar("_Facts", WorkerFacts, ServerFacts)

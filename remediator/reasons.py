@@ -132,7 +132,6 @@ class Doubt(StrEnum):
     MEMORY_UNKNOWN = "memory_unknown"
     RANKING_UNKNOWN = "ranking_unknown"
     PROCESSES_UNKNOWN = "processes_unknown"
-    OLD_EXPORTER = "old_exporter"
     NO_MEMORY_HELD = "no_memory_held"
     ROOM = "room"
     NONE_OVER = "none_over"

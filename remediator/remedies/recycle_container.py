@@ -52,10 +52,7 @@ def confirm(seen: ServerFacts, accused: str | None) -> Finding:
     confirmed = [choice.message for choice in choices if choice.victim == accused]
     unlisted = [gpu for gpu in restart_without_job.gpus_of(seen) if (seen.gpu_pids or {}).get(gpu) is None]
     unlisted += seen.nameless_gpus or []
-    if confirmed and seen.nameless_gpus is None:
-        message = "the exporter is too old to report its missing GPUs"
-        return Finding(doubt=Doubt.OLD_EXPORTER, message=f"{message}; {'; '.join(confirmed)}")
-    if confirmed and seen.unseen != []:
+    if confirmed and seen.unseen:
         message = f"{_describe_unseen(seen.unseen)}; {'; '.join(confirmed)}"
         return Finding(doubt=Doubt.RANKING_UNKNOWN, message=message)
     if confirmed and unlisted:
@@ -70,9 +67,7 @@ def confirm(seen: ServerFacts, accused: str | None) -> Finding:
     return Finding(doubt=doubt, message="; ".join(choice.message for choice in choices))
 
 
-def _describe_unseen(names: Sequence[str] | None) -> str:
-    if names is None:
-        return "the exporter is too old to report containers missing from the ranking"
+def _describe_unseen(names: Sequence[str]) -> str:
     listed = ", ".join(sorted(names)[:RANKED_MAX])
     return f"the memory of {listed} is unknown, since the engine does not report it: the ranking is unknown"
 

@@ -153,7 +153,7 @@ def server(**changed: Any) -> ServerFacts:
         probe_unknown=None, gpus=["GPU-0"], gpu_simulated=False, gpu_idle_s=130.0, gpu_unknown=None,
         ram_bytes=2**30, ram_idle_s=130.0, ram_unknown=None,
         io_idle_s=130.0, page_fault_idle_s=130.0, container_cpu_idle_s=130.0, work_unknown=None,
-        gpu_pids={"GPU-0": sorted(PIDS)}, unseen=[], nameless_gpus=[],
+        gpu_pids={"GPU-0": sorted(PIDS)}, cards=None, unseen=[], nameless_gpus=[],
     )  # fmt: skip
     return replace(default, **changed)
 

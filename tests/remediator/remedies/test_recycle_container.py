@@ -190,16 +190,8 @@ CONFIRM: dict[str, tuple[dict[str, Any], Doubt | None]] = {
         {"cards": [card(tenant())], "nameless_gpus": ["7"]},
         Doubt.PROCESSES_UNKNOWN,
     ),
-    "whether it was is not told": (
-        {"cards": [card(tenant())], "nameless_gpus": None},
-        Doubt.OLD_EXPORTER,
-    ),
     "its engine does not tell of another": (
         {"cards": [card(tenant())], "unseen": ["x", "a"]},
-        Doubt.RANKING_UNKNOWN,
-    ),
-    "whether its engine does is not told": (
-        {"cards": [card(tenant())], "unseen": None},
         Doubt.RANKING_UNKNOWN,
     ),
     "its engine does not tell of another, and there is room": (
