@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import psycopg
 from sqlalchemy import Engine, event
@@ -15,6 +16,7 @@ from sqlalchemy import Engine, event
 from gpuwarden.db.migrate import Schema, open_database
 from gpuwarden.queue.schema import QUEUE
 from remediator.ledger.schema import LEDGER
+from testbed.postgres import Postgres
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - tempfile creates the folder in it
 
@@ -58,14 +60,17 @@ def sqlite() -> Iterator[Databases]:
 
 
 @contextmanager
-def postgresql(ledger: str, queue: str) -> Iterator[Databases]:
-    """Two existing, empty databases of a PostgreSQL server, by URL."""
+def postgresql(server: Postgres) -> Iterator[Databases]:
+    """Two databases of a PostgreSQL server, which are dropped afterwards."""
     with ExitStack() as stack:
-        engines = [_open(ledger, LEDGER, stack), _open(queue, QUEUE, stack)]
-        sees = [
-            stack.enter_context(psycopg.connect(url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True))
-            for url in (ledger, queue)
-        ]
+        engines: list[Engine] = []
+        sees: list[Any] = []
+        for schema in (LEDGER, QUEUE):
+            server.create(name := f"{schema.name}_{uuid4().hex}")
+            stack.callback(server.drop, name)
+            engines.append(_open(url := server.url(name), schema, stack))
+            bare = url.replace("postgresql+psycopg:", "postgresql:")
+            sees.append(stack.enter_context(psycopg.connect(bare, autocommit=True)))
         yield Databases(ledger=engines[0], queue=engines[1], see_ledger=sees[0], see_queue=sees[1])
 
 

@@ -38,6 +38,16 @@ ADDRESSED: Final = "only the remediator of a host takes its alerts"
 ASKED_FOR: Final = "truncated alerts are queried"
 
 TOKEN: Final = "0123456789abcdef-token"
+
+
+def web_config_in(folder: Path) -> Path:
+    """A web configuration file of the doors, which asks for the token."""
+    (folder / "token").write_text(TOKEN)
+    file = folder / "web.yml"
+    file.write_text("bearer_token_file: token\n")
+    return file
+
+
 REPEAT_S: Final = 1200.0
 FOREIGN_HOST: Final = "box3"
 """A host without a remediator. Its workers have the names of those of box1."""

@@ -15,7 +15,7 @@ from testbed.postgres import Postgres
 from tests.races import databases
 from tests.races.databases import Databases
 from tests.races.judge import totals
-from tests.races.notifications import TOKEN, Notifications
+from tests.races.notifications import Notifications, web_config_in
 from tests.races.test_races import LOGGERS, Silent, run
 
 EXPECTED = ("accepted", "503", "webhook killed", "refused by webhook", "reconciled", "linked", "fence", "stop", "start",
@@ -30,20 +30,13 @@ def sqlite() -> Iterator[Databases]:
 
 @pytest.fixture(scope="module")
 def postgresql(postgres: Postgres) -> Iterator[Databases]:
-    for name in ("notified_ledger", "notified_queue"):
-        postgres.create(name)
-    with databases.postgresql(postgres.url("notified_ledger"), postgres.url("notified_queue")) as found:
+    with databases.postgresql(postgres) as found:
         yield found
-    for name in ("notified_ledger", "notified_queue"):
-        postgres.drop(name)
 
 
 @pytest.fixture(scope="module")
 def web_config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("door") / "web.yml"
-    file.write_text("bearer_token_file: token\n")
-    file.with_name("token").write_text(TOKEN)
-    return file
+    return web_config_in(tmp_path_factory.mktemp("door"))
 
 
 @pytest.fixture(autouse=True)

@@ -31,12 +31,8 @@ def sqlite() -> Iterator[Databases]:
 
 @pytest.fixture(scope="module")
 def postgresql(postgres: Postgres) -> Iterator[Databases]:
-    for name in ("races_ledger", "races_queue"):
-        postgres.create(name)
-    with databases.postgresql(postgres.url("races_ledger"), postgres.url("races_queue")) as found:
+    with databases.postgresql(postgres) as found:
         yield found
-    for name in ("races_ledger", "races_queue"):
-        postgres.drop(name)
 
 
 @pytest.fixture(autouse=True)

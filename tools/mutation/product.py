@@ -14,7 +14,7 @@ from gpuwarden.queue import claims, outbox, runs, sql, sweeps
 from tests.gpuwarden.queue import test_queue_machine
 from tests.races import databases, test_notifications, test_races
 from tests.races.judge import BrokenError
-from tests.races.notifications import TOKEN
+from tests.races.notifications import web_config_in
 from tools.mutation import notification_bugs, queue_bugs, race_bugs
 
 
@@ -41,11 +41,10 @@ def races() -> Iterator[tuple[str, bool]]:
 def notifications() -> Iterator[tuple[str, bool]]:
     """Each bug of the webhook, and whether its machine finds it by the right rule."""
     with databases.sqlite() as found, tempfile.TemporaryDirectory() as folder:
-        token = Path(folder, "token")
-        token.write_text(TOKEN)
+        web_config_file = web_config_in(Path(folder))
 
         def played(ends: bool) -> None:
-            test_races.run(test_notifications.machine_on(found, token, ends=ends), examples=60)
+            test_races.run(test_notifications.machine_on(found, web_config_file, ends=ends), examples=60)
 
         for name, bug in notification_bugs.MUTANTS.items():
             yield name, _breaks(bug, played)

@@ -405,7 +405,8 @@ class QueueMachine(RuleBasedStateMachine):
         if host is None:
             self.both("lost_hosts.mark_lost", claim.job_id, attempt=claim.attempt, now=self.now)
         else:
-            self.both("lost_hosts.lose_host", host, now=self.now)
+            for job in self.store.lost_hosts.jobs_on(host):
+                self.both("lost_hosts.mark_lost", job.job_id, attempt=job.attempt, now=self.now)
         if work is not None:
             self.submits(Submission(queue="gpu"))
             for place in sorted(GPUS):
@@ -472,7 +473,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(["notifier", "planner"]), pick=PICKS)
     def acknowledge_an_old_one(self, consumer: str, pick: int) -> None:
-        old = self.store.outbox.events_after(0, limit=1 + pick)
+        old = self.store.outbox.events("newcomer", limit=1 + pick)
         if old and old[-1].position < self.model.state.positions.get(consumer, 0):
             self.happened["acknowledged again"] += 1
             self.store.outbox.acknowledge(consumer, old[-1], now=self.now)
@@ -592,12 +593,8 @@ def sqlite() -> Iterator[Databases]:
 
 @pytest.fixture(scope="module")
 def postgresql(postgres: Postgres) -> Iterator[Databases]:
-    for name in ("machine_ledger", "machine_queue"):
-        postgres.create(name)
-    with databases.postgresql(postgres.url("machine_ledger"), postgres.url("machine_queue")) as found:
+    with databases.postgresql(postgres) as found:
         yield found
-    for name in ("machine_ledger", "machine_queue"):
-        postgres.drop(name)
 
 
 def run(found: Databases, *, rounds: int) -> Counter[str]:
