@@ -8,7 +8,6 @@ import errno
 import os
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,8 +24,6 @@ PARTS_READS: Final = 10
 The kernel sums them over all groups below: the most expensive read.
 """
 
-_OWNERS_MAX: Final = 512
-"""Cache size."""
 
 UNIT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_.@\\-]*\.service")
 """A systemd service's name (systemd.unit(5))."""
@@ -85,12 +82,7 @@ def owner(pid: int, *, proc: Path = procfs.PROC) -> tuple[str, str | None] | Non
     Raises:
         OSError: the process ended, or is not readable.
     """
-    return _owner(procfs.read(f"{proc}/{pid}/cgroup"))
-
-
-@lru_cache(maxsize=_OWNERS_MAX)
-def _owner(said: bytes) -> tuple[str, str | None] | None:
-    """Cached: many processes share few groups."""
+    said = procfs.read(f"{proc}/{pid}/cgroup")
     for line in said.decode("utf-8", "surrogateescape").splitlines():
         path = line.split(":", 2)[2]
         found = _CONTAINER_ID.search(path)

@@ -3,7 +3,7 @@
 from sqlalchemy import ColumnElement, and_, case, literal, select
 
 from gpuwarden.db.transactions import reading, writing
-from gpuwarden.job import LEASE_S, JobId, Move, State
+from gpuwarden.job import LEASE_S, Move, State
 from gpuwarden.queue import sql
 from gpuwarden.queue.base import QueueBase
 from gpuwarden.queue.models import HostsJob
@@ -47,16 +47,6 @@ class LostHosts(QueueBase):
         found = sql.transition(Move.RETURN, this, lease_expires_at=_not_before_the_lease(literal(now + LEASE_S)))
         with writing(self._engine) as connection:
             return connection.execute(found).rowcount == 1
-
-    def lose_host(self, host: str, *, now: float) -> list[JobId]:
-        """Mark all running jobs of a host as lost; returns their ids.
-
-        Locks one job at a time: a gang's requeue locks its ranks in another order.
-        """
-        there = select(JOBS.c.job_id, JOBS.c.attempt).where(JOBS.c.host == host, sql.from_sources(Move.LOSE))
-        with reading(self._engine) as connection:
-            found = connection.execute(there.order_by(JOBS.c.job_id)).all()
-        return [JobId(row.job_id) for row in found if self.mark_lost(row.job_id, attempt=row.attempt, now=now)]
 
 
 def _not_before_the_lease(until: ColumnElement[float]) -> ColumnElement[float]:

@@ -5,7 +5,7 @@ All consumers get one order, which the first reader assigns. On PostgreSQL, even
 
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Executable, case, func, literal, select, update
+from sqlalchemy import ColumnElement, Executable, case, func, select, update
 
 from gpuwarden.db.locks import try_advisory_lock
 from gpuwarden.db.transactions import reading, upsert, writing
@@ -26,18 +26,9 @@ class Outbox(QueueBase):
         self.place_events()
         seen = select(CONSUMERS.c.position).where(CONSUMERS.c.consumer == consumer).scalar_subquery()
         with reading(self._engine) as connection:
-            return self._after(connection, func.coalesce(seen, 0), limit)
-
-    def events_after(self, position: int, *, limit: int = BATCH) -> list[Event]:
-        """The next events after a position that the caller keeps."""
-        self.place_events()
-        with reading(self._engine) as connection:
-            return self._after(connection, literal(position), limit)
-
-    def _after(self, connection: Connection, position: ColumnElement[int], limit: int) -> list[Event]:
-        next_ones = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.position > position)
-        rows = connection.execute(next_ones.order_by(DISPATCH_EVENTS.c.position).limit(limit))
-        return [to_event(row) for row in rows]
+            next_ones = select(DISPATCH_EVENTS).where(DISPATCH_EVENTS.c.position > func.coalesce(seen, 0))
+            rows = connection.execute(next_ones.order_by(DISPATCH_EVENTS.c.position).limit(limit))
+            return [to_event(row) for row in rows]
 
     def acknowledge(self, consumer: str, event: Event, *, now: float) -> None:
         """Mark this event and all earlier ones as done for a consumer."""

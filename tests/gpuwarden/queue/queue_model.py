@@ -611,22 +611,11 @@ class LostHosts(_Part):
         job = self._state.jobs[job_id]
         if job.state is not State.RUNNING or job.attempt != attempt:
             return False
-        self._lost(job, now)
-        return True
-
-    def lose_host(self, host: str, *, now: float) -> list[JobId]:
-        its = [
-            job for job in self._state.jobs.values() if job.state is State.RUNNING and (job.place or ("",))[0] == host
-        ]
-        for job in its:
-            self._lost(job, now)
-        return [job.job_id for job in its]
-
-    def _lost(self, job: Task, now: float) -> None:
         known = self._state.queues.get(job.queue)
         self._state.move(job, Move.LOSE)
         hold_s = None if known is None else known.lost_hold_s
         job.lease = None if hold_s is None else max(job.lease or 0.0, now + hold_s)
+        return True
 
 
 class Admin(_Part):
